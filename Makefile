@@ -44,7 +44,7 @@ RACES := build/races
 
 demo: $(RUN)
 	rm -rf $(DEMO)
-	$(PYTHON) -m analysis.experiments.demo --out $(DEMO)
+	$(PYTHON) -m analysis.translation.demo --out $(DEMO)
 
 evidence: $(DEV)
 	$(PYTHON) -m analysis.evidence run --data $(DATA) --tier $(TIER)

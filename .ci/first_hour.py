@@ -90,7 +90,7 @@ def lightning():
     with open(f"{logger.log_dir}/metrics.csv") as file:
         row = list(csv.DictReader(file))[-1]
     assert float(row["dsq/bits"]) == 4
-    assert float(row["dsq/bfp_mib"]) > 0
+    assert float(row["dsq/stash_mib"]) > 0
 
 
 def accelerate():

@@ -1,8 +1,8 @@
 """Measurements with dsq, a room a kind.
 
 evidence/     the suite of real tasks that judges every default and every figure
-experiments/  translations trained by recipe, to BLEU and costs
-stash/        the stash policies side by side
+translation/  a translation model from text to BLEU; the demo
+stash/        what the stash policies keep: bits, who wants a gradient, bytes by malloc
 memory.py     the cost model's peak memory against the measured one
 step_time.py  the cost model's time of a step against the measured one
 published.py  the cost model's throughput against trainings that others published; the fit of its constants

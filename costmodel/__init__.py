@@ -1,7 +1,7 @@
 """Costs of a training: memory, time, DRAM bytes, multiplier work, roofline bound. Imports no torch.
 
 workloads/   shapes of a training step: named models, a Hugging Face config.json, a traced model's file
-model/       operations -> ledger -> traffic, arithmetic, memory -> roofline -> estimate, from first principles
+model/       operations, methods -> ledger -> traffic, entries -> memory, roofline, from first principles
 planning/    does it fit, how long is a step, over how many devices, what would help
 hardware/    peaks and bandwidths, each with its source
 paper/       the calibrated model that reproduces the published tables, and the tables themselves
@@ -23,7 +23,7 @@ def plan(workload: str, hardware: str = "a100-80gb", *, fit: float = 0, qlora: i
         fit: bytes of a device's memory; 0: the hardware's.
         qlora: rank of adapters over weights of 4 bits.
         options: those of `dsq-cost plan`: sequences, tokens, lora, freeze, chunked_loss, eager_attention (fields of
-            `costmodel.workloads.asked.AskedStep`), devices, zero, tensor, pipeline, accumulate, optimiser (fields of
+            `costmodel.workloads.named.AskedStep`), devices, zero, tensor, pipeline, accumulate, optimiser (fields of
             `costmodel.planning.plan.Question`).
     Returns:
         the plan: `answer` in words, `best`, `rows`, and `as_dict()`, which is what `--json` prints.
@@ -32,7 +32,7 @@ def plan(workload: str, hardware: str = "a100-80gb", *, fit: float = 0, qlora: i
     """
     from costmodel.hardware.hardware import load_hardware
     from costmodel.planning.plan import NF4_BITS, Question
-    from costmodel.workloads.asked import AskedStep
+    from costmodel.workloads.named import AskedStep
 
     if qlora and "lora" in options:
         raise ValueError("give lora or qlora, not both: qlora has a rank of its own")

@@ -4,6 +4,9 @@ import difflib
 import re
 from collections.abc import Iterable
 
+#: what names leave out: all but letters and digits, and words of a device's full name, as "NVIDIA A100-SXM4-80GB"
+_LEFT_OUT = re.compile(r"[^a-z0-9]|nvidia|geforce|tesla|amd|instinct|sxm\d?")
+
 
 def completed(kind: str, name: str, known: Iterable[str], otherwise: str = "") -> str:
     """The known name that ``name`` is, whatever its case, dashes and dots, or that alone begins with it or holds it.
@@ -13,8 +16,7 @@ def completed(kind: str, name: str, known: Iterable[str], otherwise: str = "") -
     Raises:
         ValueError: none is meant, or several are; it names the nearest.
     """
-    names = {_plain(one): one for one in known}
-    wanted = _plain(name)
+    names, wanted = {_plain(one): one for one in known}, _plain(name)
     if wanted in names:
         return names[wanted]
     begins = [one for one in names if wanted and one.startswith(wanted)]
@@ -28,14 +30,9 @@ def completed(kind: str, name: str, known: Iterable[str], otherwise: str = "") -
 def suggestion(name: str, known: Iterable[str]) -> str:
     """ "nearest is 'opt_1.3b'; ": the known names that begin with ``name``, or the one that looks like it; "" if none
     does."""
-    names = {_plain(one): one for one in known}
-    begins = [one for one in names if _plain(name) and one.startswith(_plain(name))]
-    near = begins or difflib.get_close_matches(_plain(name), names, n=1)
+    names, wanted = {_plain(one): one for one in known}, _plain(name)
+    near = [one for one in names if wanted and one.startswith(wanted)] or difflib.get_close_matches(wanted, names, n=1)
     return f"nearest is {', '.join(repr(names[one]) for one in near)}; " if near else ""
-
-
-#: what names leave out: all but letters and digits, and words of a device's full name, as "NVIDIA A100-SXM4-80GB"
-_LEFT_OUT = re.compile(r"[^a-z0-9]|nvidia|geforce|tesla|amd|instinct|sxm\d?")
 
 
 def _plain(name: str) -> str:

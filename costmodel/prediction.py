@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from costmodel.model.quantisation import Setup, template
-from costmodel.paper.run_cost import level_costs, run_cost
+from costmodel.model.methods import Setup, template
+from costmodel.paper.calibrated import level_costs, shares, weighed
 from costmodel.workloads import workload_file
 from dsq.arguments import whole_number
 from dsq.precision import Precision
@@ -30,16 +30,14 @@ def predicted(config: Mapping[str, Any], workload: dict[str, Any], total_updates
         raise ValueError(f"config must be a DSQConfig's as_dict(), got {config!r}")
     if not workload_file.is_workload(workload):
         raise ValueError(f"workload must be what dsq.workload.trace gives, got {type(workload)}")
-    total_updates = whole_number("total_updates", total_updates, 0)
-    levels = [Precision(*level) for level in config["levels"]]
-    fmt = template(config["format"], config)
-    of_levels = level_costs(
-        workload_file.parse(workload, "of the run"), [Setup(fmt, level, config["box_axis"]) for level in levels]
-    )
-    of_run = run_cost(of_levels, _shares(config["rise_at"], total_updates))
+    rises = _shares(config["rise_at"], whole_number("total_updates", total_updates, 0))
+    levels, fmt = [Precision(*level) for level in config["levels"]], template(config["format"], config)
+    setups = [Setup(fmt, level, config["box_axis"]) for level in levels]
+    costs = level_costs(workload_file.parse(workload, "of the run"), setups)
+    of_run = [costs[0], costs[-1]] if rises is None else [weighed(costs, shares(rises))]
     lines = []
     for name, cost in (("arithmetic", attrgetter("arithmetic")), ("DRAM", attrgetter("dram"))):
-        parts = [f"{cost(of_level):.4f} at {level}" for of_level, level in zip(of_levels, levels, strict=True)]
+        parts = [f"{cost(of_level):.4f} at {level}" for of_level, level in zip(costs, levels, strict=True)]
         if len(parts) > 1:
             parts.append(f"{' to '.join(f'{cost(one):.4f}' for one in of_run)} in all")
         lines.append(f"{name} {', '.join(parts)}")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from functools import partial
 from itertools import chain, combinations
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +43,6 @@ def measure_hardware(device: torch.device) -> dict[str, Any]:
     copied = seconds(lambda: y.copy_(x))
     a, b = x[:ADDED], y[:ADDED].clone()
     added = seconds(lambda: b.add_(a))
-    on_chip, on_chip_source = _on_chip(device)
     rounds = [(units(device), passes(device)) for _ in range(ROUNDS)]
     peaks, passed = (
         [min(alike, key=_seconds) for alike in zip(*found, strict=True)] for found in zip(*rounds, strict=True)
@@ -54,7 +52,6 @@ def measure_hardware(device: torch.device) -> dict[str, Any]:
         "measured": f"{date.today().isoformat()}, {threads}torch {torch.__version__}",
         "bandwidth": {"gb_per_s": 8e-9 * COPIED / copied, "source": "measured: copy of 256 MiB, read and written"},
         "memory": {"gb": _memory(device) * 1e-9, "source": "as the machine reports it"},
-        "on_chip": {"mb": on_chip * 1e-6, "source": on_chip_source},
         "vector": {"tflops": 1e-12 * ADDED / added, "source": "measured: addition of 16,384 float32 values"},
         "peak": peaks,
         "pass": passed,
@@ -72,17 +69,6 @@ def _memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _on_chip(device: torch.device) -> tuple[int, str]:
-    """Return the bytes of the largest cache, as the system has it."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).L2_cache_size), "level-2 cache, as the driver reports it"
-    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
-    kilobytes = [int(size.removesuffix("K")) for size in sizes]
-    if not kilobytes:
-        return 1 << 20, "assumed: the system does not report its caches"
-    return max(kilobytes) * 1024, "largest cache that /sys reports"
 
 
 # ---- the one way to time

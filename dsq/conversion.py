@@ -5,7 +5,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import nn
@@ -73,7 +72,8 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
                 raise
         _warn_of_little(model, excluded + tied)
     else:
-        warnings.warn(f"model has no product to convert: it stays as it is; {_STASH_ALONE}", stacklevel=2)
+        left = "".join(f"; {it.name or it.kind}: {it.why}" for it in unquantised(model)[:2])
+        warnings.warn(f"model has no product to convert: it stays as it is{left}; {_STASH_ALONE}", stacklevel=2)
     if config.exclude is not None and not excluded:
         warnings.warn(f"exclude={config.exclude!r} matches no layer of the model", stacklevel=2)
     return model
@@ -132,16 +132,13 @@ def check_conversion(model: nn.Module, config: DSQConfig, of: str = "config") ->
         for name, value in layer.conversion.items():
             if getattr(config, name) != value:
                 got = getattr(config, name)
-                raise ValueError(f"{of} must have {name}={value!r}, as the model was converted, got {got!r}")
+                raise ValueError(
+                    f"{of} must have {name}={value!r}, as the model was converted, got {got!r}: say the same to both"
+                )
 
 
 def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
     """Set every converted layer of ``model`` to the precision of ``config.levels[level]``.
-
-    The head, the model's last linear layer, if it has more outputs than a box holds values, reads dy at q3 bits for dx
-    too: [8,4,4,8] is [8,4,8,8] there. The gradient of a softmax over many classes is one peak and many small values
-    that balance it. In a box with the peak q2 bits round the small ones to 0, always to the same side: on a GPT of 65
-    characters the mean of the gradient behind the head moved by .56 of itself, at q3 bits by .05.
 
     Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError for a level that the config
     has not, or a model without converted layers.
@@ -150,17 +147,10 @@ def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
     level = whole_number("level", level, 0, len(config.levels) - 1)
     layers = converted(model)
     if not layers:
-        raise ValueError(f"model has no converted layers; dsq.convert converts them; {_STASH_ALONE}")
-    quantizers, head = config.at(level), _head(model, config)
-    of_head = replace(quantizers, q2=max(quantizers.q2, quantizers.q3, key=lambda fmt: fmt.bits))
+        raise ValueError(f"model has no converted layers: dsq.convert did not run, or found none; {_STASH_ALONE}")
+    quantizers = config.at(level)
     for module in layers.values():
-        module.quantizers = of_head if module is head else quantizers
-
-
-def _head(model: nn.Module, config: DSQConfig) -> nn.Module | None:
-    """Return the last linear layer of ``model`` where others come before it and its outputs fill more than a box."""
-    *before, last = [module for module in model.modules() if isinstance(module, nn.Linear)] or [None]
-    return last if last is not None and before and last.out_features > config.box else None
+        module.quantizers = quantizers
 
 
 def _warn_of_little(model: nn.Module, chosen: int) -> None:

@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.benchmark.utils.timer import timer as wall_clock  # waits for a GPU
 from torch.utils.flop_counter import FlopCounterMode
 
+from dsq.arguments import as_called
 from dsq.command import table
 from dsq.conversion import as_plain, converted
 from dsq.gradient_check import GradientCheck, compare, undisturbed, without_gradients
@@ -102,6 +103,8 @@ def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None 
     Parameters, ``.grad``, buffers and random numbers stay as they are. Attention is counted as its two products, all
     positions, whatever the mask. The seconds are the best of three runs; ``dsq-cost`` predicts those of other hardware.
 
+    One batch whose keys are names of the forward's arguments, as Hugging Face's, is given as keywords.
+
     Raises TypeError where ``model`` is no module, or ``loss`` no function of the result.
     """
     if not isinstance(model, nn.Module):
@@ -109,6 +112,8 @@ def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None 
 
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function of the model's result, got {type(loss).__name__}")
+
+    inputs, keywords = as_called(model.forward, inputs, keywords)
 
     def run(total: Callable[[Tensor], Tensor] = torch.sum) -> Tensor | None:
         result = model(*inputs, **keywords)

@@ -106,9 +106,9 @@ class DynamicPrecision:
 
     def metrics(self) -> dict[str, float]:
         """Return figures for a logger: "dsq/level", "dsq/bits" (q1, at which it stashes), "dsq/stale" (validations
-        without improvement), and what Observation saw. On Linux also MiB of the process, "dsq/process_resident_mib" and
-        "dsq/process_peak_mib"; after ``check`` "dsq/gradient_error", "dsq/gradient_error_of_stash" and
-        "dsq/gradient_cosine", the worst of a parameter.
+        without improvement), "dsq/stash_mib" (dsq/stash/observation.py). On Linux also MiB of the process,
+        "dsq/process_resident_mib" and "dsq/process_peak_mib"; after ``check`` "dsq/gradient_error",
+        "dsq/gradient_error_of_stash" and "dsq/gradient_cosine", the worst of a parameter.
         """
         found = {"level": float(self.scheduler.level), "bits": float(self.scheduler.precision.q1)}
         found["stale"] = float(self.scheduler.stale)

@@ -21,6 +21,7 @@ import mmap
 import os
 import re
 import sys
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,10 @@ _STATUS = Path("/proc/self/status")
 _M_MMAP_THRESHOLD, _LARGE = -3, 2**22
 _HUGE = 2**21  #: bytes of a huge page
 _unwanted = False  #: as the program said
+_TOO_LATE = (
+    "torch made tensors before dsq was imported, as lightning and transformers' Trainer do when they are: "
+    f"import dsq before them, or start Python with {HUGE_PAGES}=1"
+)
 _DECLINED = f"{SWITCH}=0, or the program, leaves them as they are"
 
 
@@ -64,10 +69,13 @@ def _is_declined() -> bool:
 
 @cache
 def suit_a_packed_stash() -> None:
-    """Make both settings where page faults are cheap. Elsewhere the log (INFO) says what to do."""
+    """Make both settings where page faults are cheap. Elsewhere a warning says what to do, or the log (INFO) why."""
     if _is_declined():
         return
-    if why := _missing_huge_pages():
+    why = _missing_huge_pages()
+    if why == _TOO_LATE:  # the one reason that a program can take away
+        warnings.warn(f"the process will not shrink with its stash: {why}", stacklevel=3)
+    elif why:
         logging.getLogger("dsq").info("freed memory stays in the process, as huge pages are missing: %s", why)
     else:
         _set()
@@ -125,4 +133,4 @@ def _missing_huge_pages() -> str:
     # PyTorch puts a block of 2 MiB on a page's border if it read 1; glibc a few bytes behind one
     if torch.UntypedStorage(_HUGE).data_ptr() % mmap.PAGESIZE == 0:
         return ""
-    return f"torch has made tensors: import dsq before that, or start with {HUGE_PAGES}=1"
+    return _TOO_LATE

@@ -157,7 +157,7 @@ class PrecisionScheduler:
         self.level, self.best, self.stale, self.work = level, best, stale, work
 
     def history(self) -> dict[str, Any]:
-        """Return the work at each level, as plain data: what ``dsq-cost estimate --history`` weighs its mean by."""
+        """Return the work at each level, as plain data."""
         levels = [
             {"precision": list(precision), "updates": work.updates, "tokens": work.tokens}
             for precision, work in zip(self.levels, self.work, strict=True)

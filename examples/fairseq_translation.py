@@ -59,10 +59,7 @@ def main(epochs: int = 40) -> list[dict]:
         for validation in history["validations"][:: max(epochs // 10, 1)]:
             print("update {update}: level {level}, validation loss {loss:.3f}".format(**validation))
         for level in filter(lambda level: level["updates"], history["levels"]):
-            print(
-                f"{level['precision']}: {level['updates']} updates, stash of a step "
-                f"{level['stash_bytes_fp32']} bytes in fp32, {level['stash_bytes']} packed"
-            )
+            print(f"{level['precision']}: {level['updates']} updates")
         translated = dsq("generate", data, "--path", run / "checkpoint_best.pt", "--beam", "4", "--cpu")
         print(*[line for line in translated.splitlines() if line[:2] in ("S-", "T-", "D-")][:6], sep="\n")
         print(translated.splitlines()[-1])

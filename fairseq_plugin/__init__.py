@@ -6,7 +6,6 @@ flags.py        the --dsq-* flags
 tasks.py        what DSQ adds to a task
 extension.py    where it enters fairseq: tasks, parsers, checkpoints, trainer
 state.py        DSQ in a model: conversion, the run's state in checkpoints, loading
-stash.py        measures the stash of training steps
 record.py       writes dsq_history.json and dsq_workload.json
 checkpoints.py  writes checkpoints whole, and checks them; a folder is one run's
 commands.py     dsq-preprocess, dsq-train, dsq-generate and the rest, and what users are told

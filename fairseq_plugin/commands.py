@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
-from unittest import mock
 
 from dsq.command import fail
 
@@ -44,27 +43,6 @@ _MISTAKES = {
 }
 
 
-def check_training(arguments: list[str]) -> None:
-    """Raise ValueError, in dsq-train's own words, where it would not read ``arguments``; nothing runs or is written."""
-    if not _installed():
-        raise ValueError(INSTALL)
-    options = importlib.import_module("fairseq.options")
-    from fairseq_plugin.flags import config_of
-
-    with mock.patch.object(argparse.ArgumentParser, "error", _raise):
-        config_of(options.parse_args_and_arch(options.get_training_parser(), arguments), log=False)
-
-
-def _raise(_: argparse.ArgumentParser, message: str) -> NoReturn:
-    raise ValueError(message)
-
-
-def _installed() -> bool:
-    import fairseq_plugin
-
-    return hasattr(fairseq_plugin, "shims")
-
-
 def explain(error: BaseException) -> str | None:
     """Return a line for the user on ``error`` or its cause; None if neither is a mistake that is known here."""
     for cause in _causes(error):
@@ -84,7 +62,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _run(command: str) -> None:
     prog = f"dsq-{command}"
-    if not _installed():
+    if not hasattr(importlib.import_module("fairseq_plugin"), "shims"):
         fail(prog, INSTALL)
     from fairseq_plugin import checkpoints
 

@@ -11,7 +11,6 @@ from torch import distributed, nn
 
 import dsq.workload
 from dsq.command import write_text
-from fairseq_plugin import stash
 from fairseq_plugin.flags import InputError
 from fairseq_plugin.state import DSQState
 
@@ -25,13 +24,12 @@ logger = logging.getLogger(__name__)
 def history(state: DSQState) -> dict[str, Any]:
     """The run so far, as data for JSON.
 
-    ``levels`` has for each level its precision, updates and tokens (by which ``dsq-cost estimate --history`` weighs its
-    mean) and the mean of the stash over the training steps in which it was measured; ``validations`` the update, level
-    and loss of each one.
+    ``levels`` has for each level its precision, updates and tokens; ``validations`` the update, level and loss of each
+    one.
     """
     config = state.config.as_dict()
     del config["levels"]
-    levels = stash.history(state.scheduler, state.stash)
+    levels = state.scheduler.history()["levels"]
     return {
         **config,
         "level": state.scheduler.level,

@@ -16,7 +16,6 @@ from torch import nn
 import dsq
 from dsq.precision import levels_text, parse_levels
 from fairseq_plugin.flags import InputError, flag_of, quiet
-from fairseq_plugin.stash import Measured
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ _FREE = {"patience", "threshold", "rise_at", "eval_full_precision"}
 
 
 class DSQState(nn.Module):
-    """The schedule of a run, the work and the stash at each level, and every validation loss. No parameters."""
+    """The schedule of a run, the work at each level, and every validation loss. No parameters."""
 
     def __init__(self, config: dsq.DSQConfig) -> None:
         super().__init__()
@@ -37,7 +36,6 @@ class DSQState(nn.Module):
         #: as of a run without end, in which no fraction comes to pass, until ``set_total_updates``
         self.scheduler = quiet(config.scheduler, sys.maxsize)
         self.trained_level = 0  #: the level of the last update: a checkpoint may already hold the next update's
-        self.stash = [Measured() for _ in config.levels]
         self.validations: list[dict[str, Any]] = []  #: update, level and loss of each validation
 
     def set_total_updates(self, total: int) -> None:
@@ -71,14 +69,12 @@ class DSQState(nn.Module):
             "config": self.config.as_dict(),
             "scheduler": self.scheduler.state_dict(),
             "trained_level": self.trained_level,
-            "stash": [dict(measured) for measured in self.stash],
             "validations": list(self.validations),
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.scheduler.load_state_dict(state["scheduler"])
         self.trained_level = state["trained_level"]
-        self.stash = [Measured(measured or {}) for measured in state["stash"]]
         self.validations = list(state["validations"])
 
 

@@ -17,7 +17,7 @@ from fairseq.tasks import FairseqTask
 import dsq
 from costmodel.prediction import predicted
 from dsq.precision import levels_text
-from fairseq_plugin import stash
+from dsq.stash.observation import Observation
 from fairseq_plugin.flags import config_of
 from fairseq_plugin.record import write_history, write_workload
 from fairseq_plugin.state import DSQState, prepare, state_of
@@ -34,6 +34,7 @@ class DSQTask(FairseqTask):
     dsq_updates = 0  #: updates of the run that are made with DSQ, from the first epoch on; 0: nothing bounds them
     dsq_state: DSQState | None = None
     _dsq_model: Callable[[], Any]  #: weak, as the trainer has the model
+    _dsq_observation: Observation
     _validation_is_new = False
     _described = False
 
@@ -55,6 +56,7 @@ class DSQTask(FairseqTask):
         self.dsq_state = state_of(model)
         self._dsq_model = weakref.ref(model)
         if self.dsq_state is not None:
+            self._dsq_observation = Observation(model)
             levels = levels_text(self.dsq_state.config.levels)
             logger.info("DSQ: %d linears converted, levels %s", len(dsq.converted(model)), levels)
         return model
@@ -63,7 +65,7 @@ class DSQTask(FairseqTask):
         state = self.dsq_state
         if state is None:
             return super().train_step(sample, model, *args, **kwargs)
-        with self._described_once(state), stash.sampled(state.stash, state.scheduler, model):
+        with self._described_once(state):
             return super().train_step(sample, model, *args, **kwargs)
 
     @contextlib.contextmanager
@@ -95,7 +97,9 @@ class DSQTask(FairseqTask):
             before = state.scheduler.level
             if state.record(int(sum(output.get("ntokens", 0) for output in logging_outputs))):
                 rise(state, self._dsq_model(), before, state.scheduler.updates, "as --dsq-rise-at says")
-        metrics.log_scalar("dsq_level", state.scheduler.level, weight=0, priority=150)
+        seen = {"level": state.scheduler.level, **self._dsq_observation.metrics()}
+        for name, value in seen.items():
+            metrics.log_scalar(f"dsq_{name}", value, weight=0, priority=150, round=2)
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
         super().begin_valid_epoch(epoch, model)
@@ -107,6 +111,7 @@ class DSQTask(FairseqTask):
         if self.dsq_state is None or not self._validation_is_new:  # called for each valid subset: the first one counts
             return
         self._validation_is_new = False
+        self._dsq_observation.begin()
         # stats["loss"] is rounded for the log; the meter is not, and it has summed up all workers
         step_schedule(self.dsq_state, model, stats["num_updates"], float(agg["loss"].avg))
         write_history(self.dsq_state, self.dsq_save_dir)

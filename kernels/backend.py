@@ -81,10 +81,6 @@ class Operand:
     transposed: bool = False  #: its transpose is multiplied
     seed: int = 0  #: added to the product's seed: random numbers of its own
 
-    def stored_transposed(self) -> "Operand":
-        """Return this operand for a matrix that is stored as the transpose of the present one."""
-        return replace(self, axis=-1 - self.axis, transposed=not self.transposed)
-
     def __str__(self) -> str:
         return f"{self.format or '-'} {self.axis} {int(self.transposed)} {self.seed}"
 
@@ -153,16 +149,14 @@ class LinearMatMuls(NamedTuple):
         """How x is kept for the backward."""
         return self.weight_gradient.b
 
-    def of_stored_transpose(self) -> "LinearMatMuls":
-        """Return these products for a w that comes as (K, N), as other libraries keep it."""
-        return _of_stored_transpose(self)
-
 
 @lru_cache(maxsize=256)
-def _of_stored_transpose(matmuls: LinearMatMuls) -> LinearMatMuls:
-    output, input_gradient, weight_gradient = matmuls
-    output, input_gradient = (replace(it, b=it.b.stored_transposed()) for it in (output, input_gradient))
-    return LinearMatMuls(output, input_gradient, weight_gradient)
+def of_stored_transpose(matmuls: LinearMatMuls) -> LinearMatMuls:
+    """The same products for a w that comes as (K, N), as other libraries keep it."""
+    output, input_gradient = (
+        replace(it, b=replace(it.b, axis=-1 - it.b.axis, transposed=not it.b.transposed)) for it in matmuls[:2]
+    )
+    return matmuls._replace(output=output, input_gradient=input_gradient)
 
 
 class Dtypes(NamedTuple):
@@ -248,12 +242,10 @@ class Backend:
     unpack: Callable[[Tensor, Tensor, Format, Layout, torch.dtype], Tensor]
     #: (values (N,), low, high, nan_is_open) -> bits
     pack_mask: Callable[[Tensor, float, float, bool], Tensor]
-    #: (bits, count, closed, open, dtype) -> values
-    unpack_mask: Callable[[Tensor, int, float, float, torch.dtype], Tensor]
+    #: (bits, count, dtype) -> values: 0 and 1
+    unpack_mask: Callable[[Tensor, int, torch.dtype], Tensor]
     #: (bits, values) -> values
     apply_mask: Callable[[Tensor, Tensor], Tensor]
-    #: (values, in place) -> ReLU of them, bits of the result's mask
-    relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]]
     #: (values, bits, groups, running ranges, seed) -> codes in those ranges, which are moved by the values first, in
     #: place; None: each group is one run, of a range of its own
     affine_pack: Callable[[Tensor, int, Groups, Running | None, int | None], AffineCodes]
@@ -266,3 +258,11 @@ class Backend:
     linear: FusedLinear | None = None  #: None: a linear layer runs kernel by kernel
     #: PyTorch's fused attention by kernels of this backend, while inside; None: it has none that is faster
     attention: Callable[[], AbstractContextManager[None]] | None = None
+    #: (float32 values, in place) -> ReLU of them, bits of the result's mask; None: PyTorch's, then ``pack_mask``
+    relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]] | None = None
+    #: lengths of boxes that quantise, pack and unpack take (0: one scale for the tensor); None: any
+    boxes: frozenset[int] | None = None
+
+    def serves(self, fmt: Format) -> bool:
+        """Whether quantise, pack and unpack take the format here."""
+        return type(fmt) in self.formats and (self.boxes is None or fmt.box in self.boxes)

@@ -8,7 +8,7 @@ Tests, analysis/gpu and backends from outside the package all take their cases f
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,6 @@ from dsq.kernels.backend import (
     DTYPES,
     AffineCodes,
     Backend,
-    Codes,
     Dtypes,
     Groups,
     Layer,
@@ -34,21 +33,15 @@ from dsq.kernels.tuning import prepared
 
 def failures(backend: Backend, device: torch.device) -> Iterator[str]:
     """Everything in which ``backend`` on ``device`` is not what a backend must be; nothing where it conforms."""
-    for case in cases(backend.formats):
-        wrong = disagreements(backend, case, device)
-        if wrong:
-            yield f"{case}: {' '.join(wrong)}"
-    for trials in (
+    trials = itertools.chain(
+        ((str(case), disagreements(backend, case, device)) for case in cases(backend)),
         foreign_disagreements(backend, device),
         mask_disagreements(backend, device),
         affine_disagreements(backend, device),
+        ((str(product), product_disagreements(backend, product, device)) for product in products()),
         linear_disagreements(backend, device),
-    ):
-        yield from (f"{what}: {differs}" for what, differs in trials if differs)
-    for product in products():
-        wrong = product_disagreements(backend, product, device)
-        if wrong:
-            yield f"{product}: {' '.join(wrong)}"
+    )
+    yield from (f"{what}: {wrong}" for what, wrong in trials if wrong)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -63,9 +56,9 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b)
 
 
-def differing(*results: tuple[str, Tensor, Tensor]) -> list[str]:
-    """The names of those, of (name, expected, what the backend gave), in which the two differ."""
-    return [name for name, expected, found in results if not same_bits(expected, found.cpu())]
+def differing(**results: tuple[Tensor, Tensor]) -> str:
+    """The names of the results in which (expected, what the backend gave) differ, in one text: "" if none does."""
+    return " ".join(name for name, (expected, found) in results.items() if not same_bits(expected, found.cpu()))
 
 
 # ---- quantise, pack and unpack: every width, axis, rounding and dtype, on values full of edges
@@ -88,13 +81,14 @@ class Case:
         return f"{shape} dim {self.dim} {self.format} {types} seed {self.seed}"
 
 
-def cases(formats: Iterable[type[Format]], rows: int = 21, columns: int = 140) -> Iterator[Case]:
-    """Yield each format's widths, axes, roundings and types, and shapes that tiles, boxes and bytes do not divide."""
-    for kind in sorted(formats, key=lambda kind: kind.name):
+def cases(backend: Backend, rows: int = 21, columns: int = 140) -> Iterator[Case]:
+    """Yield the widths, axes, roundings and types of each format that the backend serves, and shapes that tiles, boxes
+    and bytes do not divide."""
+    for kind in sorted(backend.formats, key=lambda kind: kind.name):
         if "box" in options(kind.name):
-            yield from _cases_of_boxes(kind, rows, columns)
+            yield from (case for case in _cases_of_boxes(kind, rows, columns) if backend.serves(case.format))
         elif kind is FixedPoint:
-            yield from _cases_of_one_box(rows, columns)
+            yield from _cases_of_fixed_point(rows, columns)
 
 
 def _cases_of_boxes(format: Callable[..., Format], rows: int, columns: int) -> Iterator[Case]:
@@ -118,15 +112,14 @@ def _cases_of_boxes(format: Callable[..., Format], rows: int, columns: int) -> I
     yield Case((4, rows, 2, 40), 1, format(4, 16))
 
 
-def _cases_of_one_box(rows: int, columns: int) -> Iterator[Case]:
+def _cases_of_fixed_point(rows: int, columns: int) -> Iterator[Case]:
     for exponent in (None, 3, -127, 127):
-
-        def format(bits: int, exponent: int | None = exponent) -> Format:
-            return FixedPoint(bits, None if exponent is None else bits - 2 - exponent)
-
-        yield Case((rows, columns), -1, format(8))
-        yield Case((3, rows, columns), 0, format(16), torch.float16, torch.bfloat16, seed=1)
-        yield Case((rows, 128), -1, format(4), torch.bfloat16, torch.float16, seed=2)
+        four, eight, sixteen = (
+            FixedPoint(bits, None if exponent is None else bits - 2 - exponent) for bits in (4, 8, 16)
+        )
+        yield Case((rows, columns), -1, eight)
+        yield Case((3, rows, columns), 0, sixteen, torch.float16, torch.bfloat16, seed=1)
+        yield Case((rows, 128), -1, four, torch.bfloat16, torch.float16, seed=2)
     for shape in ((), (1,), (300,), (rows, 1), (1, columns), (0, 16), (16, 0)):
         yield Case(shape, -1, FixedPoint(5), seed=3)
     yield Case((rows, 40), 1, FixedPoint(4))
@@ -157,23 +150,19 @@ def edges(case: Case) -> Tensor:
     return x.reshape(case.shape).to(case.dtype)
 
 
-def disagreements(backend: Backend, case: Case, device: torch.device, x: Tensor | None = None) -> list[str]:
-    """The operations in which ``backend`` on ``device`` differs from the reference on the CPU: empty where every bit
+def disagreements(backend: Backend, case: Case, device: torch.device, x: Tensor | None = None) -> str:
+    """The operations in which ``backend`` on ``device`` differs from the reference on the CPU: "" where every bit
     agrees. ``x``: a tensor of the case's shape and dtype; None: ``edges``."""
-    x, layout = edges(case) if x is None else x, Layout.of(case.shape, case.dim)
-    codes, scales = REFERENCE.pack(x, case.format, layout, case.seed)
-    y = REFERENCE.quantize(x, case.format, layout, case.seed, case.out)
-    z = REFERENCE.unpack(codes, scales, case.format, layout, case.out)
-
-    on_device = x.to(device)
-    found_codes, found_scales = backend.pack(on_device, case.format, layout, case.seed)
-    found_y = backend.quantize(on_device, case.format, layout, case.seed, case.out)
-    found_z = backend.unpack(codes.to(device), scales.to(device), case.format, layout, case.out)
+    x, how = edges(case) if x is None else x, (case.format, Layout.of(case.shape, case.dim))
+    codes, scales = REFERENCE.pack(x, *how, case.seed)
+    found_codes, found_scales = backend.pack(x.to(device), *how, case.seed)
+    rounded = REFERENCE.quantize(x, *how, case.seed, case.out)
+    unpacked = REFERENCE.unpack(codes, scales, *how, case.out)
     return differing(
-        ("codes", codes, found_codes),
-        ("scales", scales, found_scales),
-        ("quantize", y, found_y),
-        ("unpack", z, found_z),
+        codes=(codes, found_codes),
+        scales=(scales, found_scales),
+        quantize=(rounded, backend.quantize(x.to(device), *how, case.seed, case.out)),
+        unpack=(unpacked, backend.unpack(codes.to(device), scales.to(device), *how, case.out)),
     )
 
 
@@ -192,8 +181,7 @@ def foreign_disagreements(backend: Backend, device: torch.device) -> Iterator[tu
             codes, scales = (torch.randint(low, high, s, generator=generator, dtype=torch.uint8) for s in shapes)
             expected = REFERENCE.unpack(codes, scales, fmt, layout, torch.float32)
             found = backend.unpack(codes.to(device), scales.to(device), fmt, layout, torch.float32)
-            wrong = " ".join(differing(("unpack", expected, found)))
-            yield f"foreign bytes from {low} to {high - 1} of {fmt} dim {dim}", wrong
+            yield f"foreign bytes from {low} to {high - 1} of {fmt} dim {dim}", differing(unpack=(expected, found))
 
 
 # ---- masks and affine codes
@@ -201,19 +189,16 @@ def foreign_disagreements(backend: Backend, device: torch.device) -> Iterator[tu
 
 def mask_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
     """Try the masks: yield what was tried, and where ``backend`` differs from the reference ("": nowhere)."""
-    for dtype in (*DTYPES, torch.bool):
-        for count in (0, 1, 8, 31, 2048, 4100):
-            x = edges(Case((count,), -1, BFP(4, 16), torch.float32 if dtype is torch.bool else dtype)).to(dtype)
-            for low, high, nan_is_open in ((0.0, math.nan, True), (-0.1, 0.1, False), (-math.inf, 0.0, True)):
-                bits = REFERENCE.pack_mask(x, low, high, nan_is_open)
-                found = backend.pack_mask(x.to(device), low, high, nan_is_open)
-                y = REFERENCE.unpack_mask(bits, count, low, 1 / 0.9, dtype)
-                found_y = backend.unpack_mask(bits.to(device), count, low, 1 / 0.9, dtype)
-                pairs = [("pack", bits, found), ("unpack", y, found_y)]
-                if dtype is not torch.bool:
-                    found_x = backend.apply_mask(bits.to(device), x.to(device))
-                    pairs.append(("apply", REFERENCE.apply_mask(bits, x), found_x))
-                yield f"mask of {count} {dtype} between {low} and {high}", " ".join(differing(*pairs))
+    limits = (0.0, math.nan, True), (-0.1, 0.1, False), (-math.inf, 0.0, True)
+    for dtype, count, given in itertools.product((*DTYPES, torch.bool), (0, 1, 8, 31, 2048, 4100), limits):
+        x = edges(Case((count,), -1, BFP(4, 16), torch.float32 if dtype is torch.bool else dtype)).to(dtype)
+        bits = REFERENCE.pack_mask(x, *given)
+        pairs = {"pack": (bits, backend.pack_mask(x.to(device), *given))}
+        if dtype is not torch.bool:
+            on_device, y = bits.to(device), REFERENCE.unpack_mask(bits, count, dtype)
+            pairs["unpack"] = y, backend.unpack_mask(on_device, count, dtype)
+            pairs["apply"] = REFERENCE.apply_mask(bits, x), backend.apply_mask(on_device, x.to(device))
+        yield f"mask of {count} {dtype} between {given[0]} and {given[1]}", differing(**pairs)
 
 
 #: (values, groups) of affine codes: runs that tiles divide and others, several groups a tile, a short last run
@@ -244,16 +229,16 @@ def affine_disagreements(backend: Backend, device: torch.device) -> Iterator[tup
         found = backend.affine_pack(x.to(device), bits, groups, moving, seed)
         moved = AffineCodes(*(part.to(device) for part in packed))
         found_y = backend.affine_unpack(moved, bits, groups, count, dtype)
-        results = [
-            ("codes", packed.codes, found.codes),
-            ("ranges", packed.ranges, found.ranges),
-            ("unpack", y, found_y),
-        ]
+        pairs = {
+            "codes": (packed.codes, found.codes),
+            "ranges": (packed.ranges, found.ranges),
+            "unpack": (y, found_y),
+        }
         if running is not None and moving is not None:
-            results.append(("running ranges", running.alpha_beta, moving.alpha_beta))
+            pairs["running"] = running.alpha_beta, moving.alpha_beta
         # + 0: which of its zeros is a group's smallest value is not said
-        wrong = differing(*((name, expected + 0, got + 0) for name, expected, got in results))
-        yield f"affine codes of {count} {dtype} in {groups}, {bits} bits, seed {seed}", " ".join(wrong)
+        wrong = differing(**{name: (expected + 0, got + 0) for name, (expected, got) in pairs.items()})
+        yield f"affine codes of {count} {dtype} in {groups}, {bits} bits, seed {seed}", wrong
 
 
 # ---- products of two matrices: exact but for float32's rounding of their sums
@@ -294,7 +279,7 @@ def products() -> Iterator[Product]:
             yield Product(rows, depth, columns, MatMul(a, b), spread)
 
 
-def product_disagreements(backend: Backend, product: Product, device: torch.device) -> list[str]:
+def product_disagreements(backend: Backend, product: Product, device: torch.device) -> str:
     """The kernels whose result is further from the sum of the exact products of the quantised values than float32's
     rounding of the sums explains."""
     generator, matmul = torch.Generator().manual_seed(0), product.matmul
@@ -303,27 +288,31 @@ def product_disagreements(backend: Backend, product: Product, device: torch.devi
     if product.spread:
         a_MK, b_KN = _spread_out(a_MK, product.spread, generator), _spread_out(b_KN.t(), product.spread, generator).t()
         a_MK[0, 0] = torch.nan
-    operands = (matmul.a, a_MK), (matmul.b, b_KN)
-    x, w = ((t.t() if operand.transposed else t).contiguous() for operand, t in operands)
+    x, w = ((t.t() if op.transposed else t).contiguous() for op, t in ((matmul.a, a_MK), (matmul.b, b_KN)))
     bias = torch.randn(product.columns, generator=generator)
-    exact, bound = exact_and_bound(matmul, x, w, bias)
     wrong = []
     for gemm in (gemm for gemm in backend.gemms if gemm.fits(matmul, torch.float32)):
-        left, right = prepared(gemm, matmul, x, w, REFERENCE)
-        found = gemm.run(matmul, _moved(left, device), _moved(right, device), bias.to(device)).cpu().double()
-        near = ((found - exact).abs() <= bound) | (found.isnan() & exact.isnan())
-        if found.shape != exact.shape or not bool(near.all()):
+        found = gemm.run(matmul, *prepared(gemm, matmul, x.to(device), w.to(device), REFERENCE), bias.to(device))
+        if not _is_product(found, matmul, x, w, bias):
             wrong.append(gemm.name)
-    return wrong
+    return " ".join(wrong)
 
 
-def exact_and_bound(matmul: MatMul, a: Tensor, b: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """The product in float64, and how far from it sums in float32 may be."""
-    operands = prepared(FLOAT64, matmul, a, b, REFERENCE)
+def _is_product(found: Tensor, matmul: MatMul, a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
+    """Whether ``found`` is as near to the product in float64 as sums in float32 allow, one rounding to its dtype and
+    one to the grid of the result."""
+    operands = prepared(FLOAT64, matmul, a.float(), b.float(), REFERENCE)
     a_MK, b_KN = (values.double() for values in operands if isinstance(values, Tensor))
-    offset = bias.double()
+    offset, found = torch.zeros(()) if bias is None else bias.double(), found.cpu()
+    exact = a_MK @ b_KN + offset
     bound = (a_MK.abs() @ b_KN.abs() + offset.abs()) * (a_MK.shape[1] + 2) * 2.0**-23
-    return a_MK @ b_KN + offset, bound
+    if found.dtype is not torch.float32:
+        limits = torch.finfo(found.dtype)
+        bound += exact.abs() * limits.eps / 2 + limits.smallest_normal * limits.eps
+    if matmul.result is not None:  # a step of a row's largest value
+        bound += exact.abs().amax(-1, keepdim=True) * 2.0 ** (2 - matmul.result.bits)
+    near = ((found.double() - exact).abs() <= bound) | (found.isnan() & exact.isnan())
+    return found.shape == exact.shape and bool(near.all())
 
 
 def _spread_out(x_VK: Tensor, binades: int, generator: torch.Generator) -> Tensor:
@@ -332,10 +321,6 @@ def _spread_out(x_VK: Tensor, binades: int, generator: torch.Generator) -> Tenso
     down = torch.randint(0, binades + 1, (rows, -(-depth // 16)), generator=generator)
     down_VK = down.repeat_interleave(16, 1)[:, :depth]
     return torch.where(down_VK == binades, 0.0, x_VK * torch.exp2(-down_VK))
-
-
-def _moved(x: Tensor | Codes, device: torch.device) -> Tensor | Codes:
-    return Codes(x.codes.to(device), x.scales.to(device), x.shape) if isinstance(x, Codes) else x.to(device)
 
 
 # ---- the passes of a linear layer, each in one call
@@ -355,12 +340,13 @@ def linear_disagreements(backend: Backend, device: torch.device) -> Iterator[tup
     The stash has to be the reference's; y, dx and dw the sums of exact products, up to float32's rounding of the sums
     and one rounding to their dtype.
     """
-    generator = torch.Generator().manual_seed(0)
-    shapes = (37, 600), (70, 600), (37, 70), (70,)
-    given = [torch.randn(shape, generator=generator) for shape in shapes]
-    kernels = itertools.takewhile(lambda gemm: gemm is not TORCH, backend.gemms if backend.linear else ())
+    linear, generator = backend.linear, torch.Generator().manual_seed(0)
+    if linear is None:
+        return
+    given = [torch.randn(shape, generator=generator) for shape in ((37, 600), (70, 600), (37, 70), (70,))]
+    gemms = itertools.takewhile(lambda gemm: gemm is not TORCH, backend.gemms)
     kinds: tuple[Callable[[int], Format], ...] = (BFP, SignedBFP, SignedNVInt)
-    for kind, widths, dtypes, gemm in itertools.product(kinds, _WIDTHS, _LAYERS, tuple(kernels)):
+    for kind, widths, dtypes, gemm in itertools.product(kinds, _WIDTHS, _LAYERS, tuple(gemms)):
         q0, q1, q2, q3 = (kind(2).at(bits) for bits in widths)
         matmuls = LinearMatMuls(
             MatMul(Operand(q0, -1), Operand(q0, -1, transposed=True)),
@@ -371,38 +357,19 @@ def linear_disagreements(backend: Backend, device: torch.device) -> Iterator[tup
             continue
         x, w, dy, bias = (t.to(dtype) for t, dtype in zip(given, (*dtypes, dtypes.w), strict=True))
         layer = Layer(matmuls, dtypes, x.shape, w.shape, False)
-        y, stash, dx, dw = _passes(backend, device, layer, gemm.name, x, w, dy, bias)
+        forward, backward = linear.forward(layer, gemm.name), linear.backward(layer, (gemm.name, gemm.name))
+        assert forward is not None
+        assert backward is not None
+        y, stash = forward(x.to(device), w.to(device), bias.to(device), None, True)
+        dx, dw = backward(dy.to(device), w.to(device), stash, None)
         expected = REFERENCE.pack(x, q1, Layout.of(x.shape, 0), None)
         same = stash is not None and all(map(same_bits, expected, (stash.codes.cpu(), stash.scales.cpu())))
         wrong = [] if same else ["stash"]
-        products = (("y", y, x, w, bias), ("dx", dx, dy, w, None), ("dw", dw, dy, x, None))
-        for (name, found, left, right, offset), matmul, dtype in zip(
-            products, matmuls, (dtypes.y, *dtypes[:2]), strict=True
+        for name, found, dtype, matmul, *operands in (
+            ("y", y, dtypes.y, matmuls.output, x, w, bias),
+            ("dx", dx, dtypes.x, matmuls.input_gradient, dy, w, None),
+            ("dw", dw, dtypes.w, matmuls.weight_gradient, dy, x, None),
         ):
-            if found is None or found.dtype != dtype or not _is_product(found.cpu(), matmul, left, right, offset):
+            if found is None or found.dtype != dtype or not _is_product(found, matmul, *operands):
                 wrong.append(name)
         yield f"layer of {dtypes} at {q0} {q1} {q2} {q3} by {gemm.name}", " ".join(wrong)
-
-
-def _passes(
-    backend: Backend, device: torch.device, layer: Layer, gemm: str, *tensors: Tensor
-) -> tuple[Tensor, Codes | None, Tensor | None, Tensor | None]:
-    """y, the stash, dx and dw of x, w, dy and a bias."""
-    assert backend.linear is not None
-    x, w, dy, bias = (t.to(device) for t in tensors)
-    forward, backward = backend.linear.forward(layer, gemm), backend.linear.backward(layer, (gemm, gemm))
-    assert forward is not None
-    assert backward is not None
-    y, stash = forward(x, w, bias, None, True)
-    return y, stash, *backward(dy, w, stash, None)
-
-
-def _is_product(found: Tensor, matmul: MatMul, a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
-    """Whether ``found`` is as near to the product in float64 as one rounding to its dtype, and to the grid of the
-    result, allow after sums in float32."""
-    exact, bound = exact_and_bound(matmul, a.float(), b.float(), torch.zeros(()) if bias is None else bias)
-    limits = torch.finfo(found.dtype)
-    bound += exact.abs() * limits.eps / 2 + limits.smallest_normal * limits.eps
-    if matmul.result is not None:  # a step of a row's largest value
-        bound += exact.abs().amax(-1, keepdim=True) * 2.0 ** (2 - matmul.result.bits)
-    return found.shape == exact.shape and bool(((found.double() - exact).abs() <= bound).all())

@@ -6,6 +6,7 @@ which is what compilers, modes and tensor subclasses see; a plain tensor goes st
 costs more than a small kernel.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn import functional as F
 
 from dsq.formats import Format, Layout, parse_format
 from dsq.kernels.backend import (
@@ -91,7 +93,7 @@ def fused_attention() -> Iterator[bool]:
 def codec_for(device: torch.device, fmt: Format) -> Backend:
     """The backend that quantises, packs and unpacks ``fmt`` on the device."""
     backend = _backends.get(device.type) or _load(device.type)
-    return backend if type(fmt) in backend.formats else REFERENCE
+    return backend if backend.serves(fmt) else REFERENCE
 
 
 @lru_cache(maxsize=256)
@@ -239,16 +241,17 @@ def pack_mask(x: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
     return backend_of(x.dtype, x).pack_mask(x.detach().contiguous().view(-1), low, high, nan_is_open)
 
 
-def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
-    """``count`` values of ``dtype``, (count,): ``open`` where the bit is 1, else ``closed``."""
-    _check_mask(bits, count)
-    return backend_of(dtype, bits).unpack_mask(bits.contiguous(), count, closed, open, dtype)
+def unpack_mask(bits: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """The bits as ``count`` values 0 and 1 of ``dtype`` (of FLOATS), (count,)."""
+    check_types(dtype)
+    _check_bytes("bits", bits, count)
+    return backend_of(dtype, bits).unpack_mask(bits.contiguous(), count, dtype)
 
 
 def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
     """``x`` (of FLOATS, any shape) where the bit is 1, else 0."""
     check_types(x.dtype)
-    _check_mask(bits, x.numel())
+    _check_bytes("bits", bits, x.numel())
     if bits.device != x.device:
         raise ValueError(f"bits and x must be on one device, got {bits.device} and {x.device}")
     return backend_of(x.dtype, bits, x).apply_mask(bits.contiguous(), x.detach().contiguous())
@@ -256,12 +259,17 @@ def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
 
 def relu(x: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
     """PyTorch's ReLU of ``x`` (of FLOATS), and the mask of the result: above 0, or NaN."""
-    return (backend_of(x.dtype, x) if x.is_contiguous() else REFERENCE).relu(x, in_place)
+    backend = backend_of(x.dtype, x)
+    if backend.relu is not None and x.dtype is torch.float32 and x.is_contiguous():
+        return backend.relu(x, in_place)
+    y = F.relu(x, in_place)
+    return y, pack_mask(y, 0.0, math.nan, True)
 
 
-def _check_mask(bits: Tensor, count: int) -> None:
-    if bits.shape != ((count + 7) // 8,) or bits.dtype != torch.uint8:
-        raise ValueError(f"bits must be uint8 ({(count + 7) // 8},), got {bits.dtype} {tuple(bits.shape)}")
+def _check_bytes(name: str, stream: Tensor, bits: int) -> None:
+    """Raise ValueError for what is not the bytes of so many bits: saved-tensor hooks may give back anything."""
+    if stream.shape != ((bits + 7) // 8,) or stream.dtype != torch.uint8:
+        raise ValueError(f"{name} must be uint8 ({(bits + 7) // 8},), got {stream.dtype} {tuple(stream.shape)}")
 
 
 def affine_pack(
@@ -274,16 +282,16 @@ def affine_pack(
     wide = torch.promote_types(x.dtype, torch.float32)
     if x.numel() == 0:  # of no group, perhaps
         return AffineCodes(x.new_empty(0, dtype=torch.uint8), x.new_zeros(2, groups.number, dtype=wide))
-    _check_groups(bits, groups)
-    if running is not None:
-        ranges = running.alpha_beta
-        _check_ranges(ranges, groups)
-        if ranges.dtype != wide or ranges.device != x.device or not ranges.is_contiguous():
+    assert 1 <= bits <= 8, bits
+    if running is None:
+        assert groups.number == -(-x.numel() // groups.run), groups
+    else:  # a policy's state, which a checkpoint may hold
+        ranges, wanted = running.alpha_beta, ((2, groups.number), wide, x.device)
+        if (ranges.shape, ranges.dtype, ranges.device) != wanted or not ranges.is_contiguous():
             raise ValueError(
-                f"running ranges must be contiguous {wide} on {x.device}, got {ranges.dtype} on {ranges.device}"
+                f"running ranges must be contiguous {wide} {wanted[0]} on {x.device}, got {ranges.dtype} "
+                f"{tuple(ranges.shape)} on {ranges.device}"
             )
-    elif groups.number != -(-x.numel() // groups.run):
-        raise ValueError(f"each of the {groups.number} groups must be one run of {groups.run} of {x.numel()} values")
     x = (x.detach() if x.requires_grad else x).contiguous()
     return backend_of(x.dtype, x).affine_pack(x, bits, groups, running, seed)
 
@@ -294,19 +302,9 @@ def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dt
     codes, ranges = packed
     if count == 0:
         return codes.new_empty(0, dtype=dtype)
-    _check_groups(bits, groups)
-    _check_ranges(ranges, groups)
-    if codes.shape != ((count * bits + 7) // 8,) or codes.dtype != torch.uint8:
-        raise ValueError(f"codes must be uint8 ({(count * bits + 7) // 8},), got {codes.dtype} {tuple(codes.shape)}")
+    _check_bytes("codes", codes, count * bits)
+    if ranges.shape != (2, groups.number) or ranges.dtype not in (torch.float32, torch.float64):
+        shape = (2, groups.number)
+        raise ValueError(f"ranges must be float32 {shape}, got {ranges.dtype} {tuple(ranges.shape)}")
     contiguous, wide = AffineCodes(codes.contiguous(), ranges.contiguous()), torch.promote_types(dtype, ranges.dtype)
     return backend_of(wide, codes, ranges).affine_unpack(contiguous, bits, groups, count, dtype)
-
-
-def _check_groups(bits: int, groups: Groups) -> None:
-    if not 1 <= bits <= 8 or groups.run < 1 or groups.number < 1:
-        raise ValueError(f"bits must be 1 to 8, and runs and groups at least 1, got {bits} and {groups}")
-
-
-def _check_ranges(ranges: Tensor, groups: Groups) -> None:
-    if ranges.shape != (2, groups.number):
-        raise ValueError(f"ranges must have the shape (2, {groups.number}), got {tuple(ranges.shape)}")

@@ -104,35 +104,27 @@ def timed(
 
 def size_class(sizes: Sizes, device_type: str = "cpu") -> Sizes:
     """``sizes`` rounded up to three bits, the largest halved until the product is one that such a device times."""
-    rounded = [_up_to_three_bits(size) for size in sizes]
+    steps = (1 << max((size - 1).bit_length() - 3, 0) for size in sizes)
+    rounded = [-(-size // step) * step for size, step in zip(sizes, steps, strict=True)]
     while math.prod(rounded) > (MEASURED if device_type == "cpu" else MEASURED_ELSEWHERE):
         rounded[rounded.index(max(rounded))] //= 2
     rows, columns, depth = rounded
     return rows, columns, depth
 
 
-def _up_to_three_bits(size: int) -> int:
-    step = 1 << max((size - 1).bit_length() - 3, 0)
-    return -(-size // step) * step
-
-
 def prepared(
     gemm: GemmKernel, matmul: MatMul, a: Tensor, b: Tensor, backend: Backend
 ) -> tuple[Tensor | Codes, Tensor | Codes]:
     """``a`` and ``b`` quantised by ``backend``, as ``gemm`` takes them: values, or packed."""
-    return _prepared(gemm, gemm.a_dtype, matmul.a, a, backend), _prepared(gemm, gemm.b_dtype, matmul.b, b, backend)
 
+    def one(x: Tensor, operand: Operand, dtype: torch.dtype | None) -> Tensor | Codes:
+        fmt, layout = operand.format, Layout.of(x.shape, operand.axis)
+        if fmt is not None and gemm.packed:
+            return Codes(*backend.pack(x, fmt, layout, None), x.shape)
+        values = x if fmt is None else backend.quantize(x, fmt, layout, None, dtype or x.dtype)
+        return values.t() if operand.transposed else values
 
-def _prepared(
-    gemm: GemmKernel, dtype: torch.dtype | None, operand: Operand, x: Tensor, backend: Backend
-) -> Tensor | Codes:
-    if operand.format is None:
-        return x.t() if operand.transposed else x
-    layout = Layout.of(x.shape, operand.axis)
-    if gemm.packed:
-        return Codes(*backend.pack(x, operand.format, layout, None), x.shape)
-    values = backend.quantize(x, operand.format, layout, None, dtype or x.dtype)
-    return values.t() if operand.transposed else values
+    return one(a, matmul.a, gemm.a_dtype), one(b, matmul.b, gemm.b_dtype)
 
 
 def _text(matmul: MatMul) -> str:
@@ -158,12 +150,9 @@ def _file() -> Path:
 
 def _known(gemms: Sequence[GemmKernel], key: str) -> GemmKernel | None:
     """The choice in the file; None where there is none that can be read."""
-    try:
-        if not _file().is_file():  # a FIFO would wait for a writer for ever
-            return None
-        lines = _file().read_bytes().splitlines()
-    except (OSError, RuntimeError):
-        return None
+    lines: list[bytes] = []
+    with suppress(OSError, RuntimeError):
+        lines = _file().read_bytes().splitlines() if _file().is_file() else []  # a FIFO would wait for ever
     choices = {_line(key, gemm.name).encode(): gemm for gemm in gemms}
     return next((choices[line] for line in lines if line in choices), None)
 

@@ -16,13 +16,11 @@ RACES = {
     "product": "kernels.product",
     "step": "steps.six_blocks",
     "narrow": "steps.narrow",
-    "formats": "steps.formats",
     "tiny": "steps.tiny",
     "policies": "steps.policies",
-    "gpt": "steps.gpt_steps",
 }
 #: part -> a function of the folder that its CSV goes to
-TABLES = {"stash": "stash.run", "format_errors": "kernels.format_errors"}
+TABLES = {"format_errors": "kernels.format_errors"}
 SHOWN = {"contestant": "", "ms": ".4g", "ratio": ".3f", "best/best": ".3f", "stray": ".0%"}
 
 

@@ -1,11 +1,12 @@
 """The suite of real tasks by which every default and every figure is judged.
 
 suite.toml    settings, tasks and tiers; suite.py reads them
+paper.toml    the same of DSQ's paper, at its own sizes
 __main__.py   the command: run, table, one
 session.py    the runs that are missing, each a process, and the ledger (../results/evidence.csv)
 loop.py       PyTorch's loop, under one setting
 problems.py   what the loop trains: a language model, sentences, a pretrained encoder, images
 graphs.py     GCN and GAT on citation graphs
-translation.py  fairseq's translation models, by analysis.experiments.train
+translation.py  fairseq's translation models, by analysis.translation.training
 comparison.py the ledger -> docs/evidence.md: differences to fp32 of the same seed, with their intervals
 """

@@ -3,14 +3,16 @@
     python -m analysis.evidence run --tier 1 --data ../data
     python -m analysis.evidence run --tier 2 --tasks mrpc rte --settings fp32 "[8,4,4,8]"
     python -m analysis.evidence table
+    python -m analysis.evidence run --suite analysis/evidence/paper.toml --ledger runs/paper.csv --tier 0 --seeds 1
 
-Tier 0: three translations and a language model, fp32, bf16 autocast and [8,4,4,8]; tier 1: a task of each kind; tier 2:
+Tier 0: three translations and a language model, fp32, bf16 autocast and [8,4,8,8]; tier 1: a task of each kind; tier 2:
 all tasks; tier 3: all methods; tier 4: few bits on one task, from which dsq.DSQConfig warns; tiers 5 to 7: what the
 papers of GACT, Mesa and WTA-CRS compare. A tier includes those below it. What is in the ledger is not run again.
 """
 
 import json
 import sys
+from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,14 +20,12 @@ from analysis import ROOT
 from analysis.evidence.comparison import PAGE, page
 from analysis.evidence.ledger import LEDGER, read_rows
 from analysis.evidence.session import Session
-from analysis.evidence.suite import load_suite, locate
+from analysis.evidence.suite import SUITE, Suite, load_suite, locate
 from dsq.command import OneLineParser, count, guarded, write_text
-
-PROG = "python -m analysis.evidence"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = OneLineParser(prog=PROG, description=__doc__)
+    parser = OneLineParser(prog="python -m analysis.evidence", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     runner = commands.add_parser("run", help="run what the ledger lacks")
     runner.add_argument("--tier", type=int, default=1, metavar="N", help="default: %(default)s")
@@ -39,45 +39,53 @@ def main(arguments: list[str] | None = None) -> int:
     runner.add_argument("--jobs", type=count, default=1, metavar="N", help="runs at a time (default: %(default)s)")
     runner.add_argument("--again", action="store_true", help="run what is in the ledger too, in place of its rows")
     writer = commands.add_parser("table", help="write docs/evidence.md from the ledger")
-    for command in (runner, writer):
-        command.add_argument("--ledger", type=Path, default=LEDGER, metavar="FILE.csv")
-    writer.add_argument("--out", type=Path, default=PAGE, metavar="FILE.md")
     one = commands.add_parser("one", help="train once, in this process, on one thread, past the ledger")
     for name, kind in (("--task", str), ("--setting", str), ("--seed", int), ("--work", Path)):
         one.add_argument(name, type=kind, required=True)
     one.add_argument("--data", type=Path, nargs="+", required=True, metavar="DIR")
     one.add_argument("--out", type=Path, required=True, metavar="RESULT.json")
+    for command in (runner, writer, one):
+        command.add_argument("--suite", type=Path, default=SUITE, metavar="FILE.toml", help="default: suite.toml")
+    for command in (runner, writer):
+        command.add_argument("--ledger", type=Path, default=LEDGER, metavar="FILE.csv")
+    writer.add_argument("--out", type=Path, default=PAGE, metavar="FILE.md")
     given = parser.parse_args(arguments)
-    suite = load_suite()
 
-    def train() -> None:
-        import torch
+    work = {"run": run, "table": write, "one": train}[given.command]
+    return guarded(parser.prog, lambda: work(given, load_suite(given.suite)))
 
-        from analysis.evidence.problems import run_once
 
-        torch.set_num_threads(1)
-        asked = suite.run(given.task, given.setting, given.seed)
-        result = run_once(asked.task, asked.setting, given.seed, locate(asked.task, given.data), given.work)
-        write_text(given.out, json.dumps(asdict(result)))
+def run(given: Namespace, suite: Suite) -> None:
+    """Run what is asked for and the ledger lacks."""
+    for name in given.tasks or ():
+        suite.run(name, next(iter(suite.settings)), 1)
+    for name in given.settings or ():
+        suite.run(next(iter(suite.tasks)), name, 1)
+    planned = [
+        one
+        for one in suite.runs(given.tier)
+        if (not given.tasks or one.task.name in given.tasks)
+        and (not given.settings or one.setting.name in given.settings)
+        and (not given.seeds or one.seed in given.seeds)
+    ]
+    Session(suite, given.data, given.work, given.ledger).go(planned, given.jobs, given.again)
 
-    def run() -> None:
-        for name in given.tasks or ():
-            suite.run(name, next(iter(suite.settings)), 1)
-        for name in given.settings or ():
-            suite.run(next(iter(suite.tasks)), name, 1)
-        planned = [
-            one
-            for one in suite.runs(given.tier)
-            if (not given.tasks or one.task.name in given.tasks)
-            and (not given.settings or one.setting.name in given.settings)
-            and (not given.seeds or one.seed in given.seeds)
-        ]
-        Session(suite, given.data, given.work, given.ledger).go(planned, given.jobs, given.again)
 
-    def write() -> None:
-        write_text(given.out, page(suite, read_rows(given.ledger, suite)))
+def write(given: Namespace, suite: Suite) -> None:
+    """Write the page of a ledger."""
+    write_text(given.out, page(suite, read_rows(given.ledger, suite)))
 
-    return guarded(PROG, {"run": run, "table": write, "one": train}[given.command])
+
+def train(given: Namespace, suite: Suite) -> None:
+    """Train once in this process."""
+    import torch
+
+    from analysis.evidence.problems import run_once
+
+    torch.set_num_threads(1)
+    asked = suite.run(given.task, given.setting, given.seed)
+    result = run_once(asked.task, asked.setting, given.seed, locate(asked.task, given.data), given.work)
+    write_text(given.out, json.dumps(asdict(result)))
 
 
 if __name__ == "__main__":

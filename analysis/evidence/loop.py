@@ -94,7 +94,7 @@ def convert(model: nn.Module, setting: Setting, updates: int) -> dsq.DynamicPrec
     if not setting.levels:
         return None
     rises = {} if setting.rise_at is None else {"rise_at": setting.rise_at}
-    how = {"stash": setting.stash, "format": setting.format, "rounding": setting.rounding}
+    how = {"stash": setting.stash, "format": setting.format, "rounding": setting.rounding, **setting.options}
     config = dsq.DSQConfig(setting.levels, **how, **rises)  # type: ignore[arg-type]
     return dsq.DynamicPrecision(model, config, updates)
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from analysis.evidence import graphs
 from analysis.evidence.loop import Problem, Result, train
 from analysis.evidence.suite import Setting, Task
-from analysis.experiments.text import LabelledSentences, read_labelled, read_tables, train_bpe
 from analysis.models import GPT, Classifier, encoder, resnet20
+from analysis.translation.text import LabelledSentences, read_labelled, train_bpe
 
 #: windows, sentences or images of a batch that is judged
 JUDGED = 200
@@ -83,7 +83,7 @@ def _tokens(texts: Sequence[str], vocab: int) -> tuple[int, list[Tensor]]:
 
 def sentences(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Problem:
     """The classifier from random weights; a batch holds sentences of one length."""
-    train, dev, words, classes = read_sentences(files[0].parent, _name(files))
+    train, dev, words, classes = read_sentences(files)
     model = Classifier(words, classes, task.sizes["width"], task.sizes["blocks"])
 
     def predict(batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -117,9 +117,9 @@ class Sentences:
             yield torch.tensor(samples), words, torch.tensor([self.labels[sample] for sample in samples])
 
 
-def read_sentences(folder: Path, task: str) -> tuple[Sentences, Sentences, int, int]:
+def read_sentences(files: Sequence[Path]) -> tuple[Sentences, Sentences, int, int]:
     """(train, dev, size of the vocabulary, classes). Words: those seen three times in train, and one for the rest."""
-    tables = [read_labelled(folder, task, split) for split in ("train", "dev")]
+    tables = [read_labelled(file) for file in files]
     texts = [_texts(table) for table in tables]
     seen = Counter(word for text in texts[0] for word in text)
     number = {word: index + 1 for index, word in enumerate(word for word, count in seen.items() if count >= 3)}
@@ -140,9 +140,8 @@ def finetuning(task: Task, generator: torch.Generator, files: Sequence[Path]) ->
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
 
-    folder = files[-1].parent
-    tables = read_tables(files[0].parent, _name(files))
-    classes = sorted(set(tables["train"].labels))
+    *tables, folder = *map(read_labelled, files[:2]), files[2].parent
+    classes = sorted(set(tables[0].labels))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(classes))
 
@@ -151,7 +150,7 @@ def finetuning(task: Task, generator: torch.Generator, files: Sequence[Path]) ->
         columns = [pieces[name] for name in pieces] + [list(map(classes.index, table.labels))]
         return [dict(zip([*pieces, "labels"], one, strict=True)) for one in zip(*columns, strict=True)]
 
-    train, dev = samples(tables["train"]), sorted(samples(tables["valid"]), key=lambda one: len(one["input_ids"]))
+    train, dev = samples(tables[0]), sorted(samples(tables[1]), key=lambda one: len(one["input_ids"]))
 
     def batch(chosen: Sequence[dict[str, Any]]) -> Any:
         return tokenizer.pad(list(chosen), return_tensors="pt")
@@ -219,8 +218,3 @@ def _shuffled(samples: int, size: int, generator: torch.Generator) -> Iterator[T
     while True:
         order = torch.randperm(samples, generator=generator)
         yield from order[: samples // size * size].split(size)
-
-
-def _name(files: Sequence[Path]) -> str:
-    """Return the name of the tables of sentences."""
-    return files[0].name.partition(".")[0]

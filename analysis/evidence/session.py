@@ -83,7 +83,16 @@ class Session:
     def _train(self, run: Run, result: Path) -> tuple[int, struct_rusage]:
         """The exit status of the run's process, and what it and its own processes used: seconds of a core, memory."""
         given = ["--task", run.task.name, "--setting", run.setting.name, "--seed", str(run.seed)]
-        given += ["--work", str(self.work), "--out", str(result), "--data", *map(str, self.roots)]
+        given += [
+            "--suite",
+            str(self.suite.path.resolve()),
+            "--work",
+            str(self.work),
+            "--out",
+            str(result),
+            "--data",
+            *map(str, self.roots),
+        ]
         with self._log(run).open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "analysis.evidence", "one", *given],

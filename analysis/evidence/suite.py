@@ -3,12 +3,12 @@
 import hashlib
 import itertools
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dsq.command import read_toml
 from dsq.formats import DEFAULT
 
 SUITE = Path(__file__).with_name("suite.toml")
@@ -32,6 +32,7 @@ class Setting:
     autocast: bool = False  #: PyTorch's own, to bfloat16
     #: options by policy, in the order in which they are applied: dsq.stash.policies(), or "packed_checkpoint"
     policies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  #: further fields of DSQConfig
     version: int = 1  #: of the code behind it
 
 
@@ -47,7 +48,9 @@ class Task:
     rate: float  #: the highest learning rate
     batch: int = 0  #: tokens (translation), else samples of an update; 0: all
     dropout: float = 0.0
-    source: str = "de"  #: of a translation
+    source: str = "de"  #: language of a translation
+    target: str = "en"  #: language of a translation
+    flags: Mapping[str, Any] = field(default_factory=dict)  #: of a translation: dsq-train's, over translation.py's own
     sizes: Mapping[str, int] = field(default_factory=dict)  #: of the model and of the cut of the data
 
     @property
@@ -80,6 +83,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Suite:
+    path: Path
     tasks: Mapping[str, Task]
     settings: Mapping[str, Setting]
     tiers: tuple[Tier, ...]
@@ -105,8 +109,8 @@ class Suite:
 
 def load_suite(path: Path = SUITE) -> Suite:
     """Read a suite. Raises ValueError, which names the file, for what it cannot mean."""
+    content = read_toml(path)
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
         tables = {kind: {table["name"]: table for table in content[kind]} for kind in ("tasks", "settings")}
         tasks = {name: Task(**{**table, "files": tuple(table["files"])}) for name, table in tables["tasks"].items()}
         settings = {name: Setting(**table) for name, table in tables["settings"].items()}
@@ -121,7 +125,7 @@ def load_suite(path: Path = SUITE) -> Suite:
         for task in tasks
         for setting in settings
     }
-    return Suite(tasks, settings, tiers, definitions)
+    return Suite(path, tasks, settings, tiers, definitions)
 
 
 def locate(task: Task, roots: Sequence[Path]) -> list[Path]:

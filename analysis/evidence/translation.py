@@ -1,48 +1,39 @@
-"""Fairseq's translation models, by analysis.experiments.train.
+"""Fairseq's translation models, by analysis.translation.training.
 
 Autocast and policies act on training and validation; the test text is translated by the trained weights in float32, a
 converted model's at its last level.
 """
 
-import contextlib
 import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 from analysis.evidence.loop import Result
 from analysis.evidence.suite import Setting, Task
-from analysis.experiments.data import Data
-from analysis.experiments.text import read_lines
-from analysis.experiments.train import FLOAT, Training, run
-from dsq.command import make_folder, turn_at, write_text
+from analysis.translation.text import read_pairs
+from analysis.translation.training import SPLITS, Text, prepare, train
 
 USER = Path(__file__).with_name("fairseq_user") / "dsq_evidence"
 #: the variable of the environment that USER reads
 SETTING = "DSQ_EVIDENCE_SETTING"
-SPLITS = ("train", "valid", "test")
 
 
 def translate(task: Task, setting: Setting, seed: int, files: Sequence[Path], work: Path) -> Result:
-    """Train and translate. The data are prepared once, in a folder of ``work``, for all runs of the same files."""
-    prepared = work / f"{files[0].name.partition('.')[0]} {task.sizes.get('pairs', 'all')}"
-    make_folder(prepared)
-    with tempfile.TemporaryDirectory(dir=work, prefix="fairseq-") as folder, _environment(setting):
-        with turn_at(prepared):
-            _write_text(task, files, prepared / "text")
-        columns = f"{task.source},en"
-        vocab = task.sizes.get("vocab", 4000)
-        training = Training(
-            Data("parallel", str(prepared / "text"), source=task.source, columns=columns, vocab=vocab),
-            levels=setting.levels or FLOAT,
-            flags=tuple(flags(task, setting, seed)),
-            prepared=str(prepared),
-        )
-        results = run(training, Path(folder) / "run")
-    return Result(math.log(2) * results["valid_loss"][-1][1], results["bleu"])
+    """Train and translate. The text is prepared once, in a folder of ``work``, for all runs on it."""
+    wanted = [task.sizes.get("pairs" if split == "train" else "held_out") for split in SPLITS]
+    pairs = {split: read_pairs(file, some) for split, file, some in zip(SPLITS, files, wanted, strict=True)}
+    text = Text(pairs, task.source, task.target, task.sizes.get("vocab", 4000))
+    binary, user = prepare(text, work), {SETTING: json.dumps(asdict(setting))}
+    with tempfile.TemporaryDirectory(dir=work, prefix="fairseq-") as folder, patch.dict(os.environ, user):
+        given = flags(task, setting, seed)
+        found = train(text, binary, Path(folder) / "run", setting.levels, given, task.sizes.get("beam", 4))
+    return Result(math.log(2) * found.valid_losses[-1][1], found.bleu)
 
 
 def flags(task: Task, setting: Setting, seed: int) -> list[str]:
@@ -50,30 +41,18 @@ def flags(task: Task, setting: Setting, seed: int) -> list[str]:
     schedule = {"lr": task.rate, "lr-scheduler": "polynomial_decay", "warmup-updates": task.updates // 3}
     length = {"total-num-update": task.updates, "max-update": task.updates, "max-epoch": 0}
     data = {"max-tokens": task.batch, "validate-interval": 1000, "validate-interval-updates": task.updates // 3}
-    given = {**schedule, **length, **data, "dropout": task.dropout or 0.1, "seed": seed}
+    given = {"cpu": True, **schedule, **length, **data, "dropout": task.dropout or 0.1, "seed": seed, **task.flags}
+    given |= {f"{name.replace('_', '-')}": value for name, value in task.sizes.items() if "coder" in name}
     if setting.levels:
-        given |= {"dsq-stash": setting.stash, "dsq-format": setting.format, "dsq-rounding": setting.rounding}
-    if setting.rise_at is not None:
-        given["dsq-rise-at"] = setting.rise_at
-    extra = ["--user-dir", str(USER)] if setting.autocast or setting.policies else []
-    sizes = [f"--{name.replace('_', '-')}={value}" for name, value in task.sizes.items() if "coder" in name]
-    return ["--cpu", *sizes, *extra, *(word for name, value in given.items() for word in (f"--{name}", str(value)))]
+        options = {"stash": setting.stash, "format": setting.format, "rounding": setting.rounding, **setting.options}
+        options |= {} if setting.rise_at is None else {"rise-at": setting.rise_at}
+        given |= {f"dsq-{name}": value for name, value in options.items()}
+    if setting.autocast or setting.policies:
+        given["user-dir"] = USER
+    return _words(given)
 
 
-def _write_text(task: Task, files: Sequence[Path], folder: Path) -> None:
-    """Write each split of the task's cut: every n-th pair, so that the cut is as long and as short as the whole."""
-    folder.mkdir(exist_ok=True)
-    for split, file in zip(SPLITS, files, strict=True):
-        pairs = [line for line in read_lines(file) if line]
-        wanted = task.sizes.get("pairs" if split == "train" else "held_out", len(pairs))
-        write_text(folder / f"{split}.tsv", "\n".join(pairs[:: len(pairs) // wanted][:wanted]) + "\n")
-
-
-@contextlib.contextmanager
-def _environment(setting: Setting) -> Iterator[None]:
-    """Tell the user directory which setting it is to put on the model."""
-    os.environ[SETTING] = json.dumps(asdict(setting))
-    try:
-        yield
-    finally:
-        del os.environ[SETTING]
+def _words(given: Mapping[str, Any]) -> list[str]:
+    """Flags as words: True stands for a flag without a value, False for none."""
+    pairs = [(f"--{name}", value) for name, value in given.items() if value is not False]
+    return [word for name, value in pairs for word in ([name] if value is True else [name, str(value)])]

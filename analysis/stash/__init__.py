@@ -1,7 +1,7 @@
-"""The stash policies side by side.
+"""What the stash policies keep, measured from outside, and beside the papers.
 
-compare.py    every policy on an encoder, a ResNet-20, checkpoints and compiled blocks (setups.py): bytes, time, error
 bits.py       the bits of the table of operations against the error of the gradient
-calls.py      Python calls of a warm step
+wanted.py     selective differentiation by who wants a gradient, on its paper's architectures
 allocator.py  what malloc holds
+calls.py      Python calls of a warm step: of one linear layer, and of Linear, LayerNorm, GELU, Linear
 """

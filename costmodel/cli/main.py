@@ -4,16 +4,14 @@ Nothing here needs numpy, for --help to be quick.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import TypeAlias, get_args
 
 from costmodel.hardware.hardware import DEFAULT_HARDWARE, profile_names
-from costmodel.model.quantisation import format_names, sizes
-from costmodel.workloads.asked import ADAPTED, DEFAULT_MODEL
-from costmodel.workloads.named import names
+from costmodel.model.methods import format_names, sizes
+from costmodel.workloads.named import ADAPTED, DEFAULT_MODEL, names
 from dsq import __version__
 from dsq.command import OneLineParser, check_writable, guarded, write_text
 from dsq.formats import DEFAULT, BoxAxis
@@ -29,25 +27,12 @@ EXAMPLES = {
     "estimate": (
         '"[16,4,4,16]" "[2,2,2,16]" fixed:[16,16,16,16]',
         '"[4,3,3,8] [8,4,4,8]" --rise-at 0.8 --profile paper',
-        '"[8,4,4,16]" --workload config.json --sequences 8 --tokens 1024 --json',
-        "--history run/dsq_history.json --profile paper",
     ),
     "table": ("", "7 --hardware h100", "1 --csv --output table1.csv"),
-    "roofline": (
-        '"[16,4,4,16]" "[2,2,2,16]" fixed:[16,16,16,16] --picture roofline.png',
-        "float:[16,16,16,16] --workload opt_1.3b --hardware h200 --picture opt.svg",
-    ),
-    "explain": (
-        '"[16,4,4,16]" --workload opt_1.3b',
-        '"[16,4,4,16]" --operation fc1',
-    ),
+    "roofline": ('"[16,4,4,16]" "[2,2,2,16]" fixed:[16,16,16,16] --picture roofline.png',),
     "calibrate": ("mine.toml",),
     "trace": ("path/to/config.json traced.json --sequences 4 --tokens 512",),
 }
-#: the unit of the paper's tables
-FIXED_32 = "fixed:[32,32,32,32]"
-#: the precision of most trainings today
-BF16 = "float:[16,16,16,16]"
 PRECISION_HELP = "[q0,q1,q2,q3], or with its own format: bfp:[16,4,4,16], fixed:[16,16,16,16], float:[16,16,16,16]"
 
 Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
@@ -64,16 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def answer(arguments: argparse.Namespace) -> None:
     """Print or write what one command finds. Raises ValueError for bad input, before anything is written."""
-    pictures = {"picture": (".png", ".svg"), "html": (".html",)}
-    written = {"output": arguments.output} | {name: getattr(arguments, name, None) for name in pictures}
-    for name, path in written.items():
-        if path:
+    ends = {"output": ("",), "picture": (".png", ".svg"), "html": (".html",)}
+    for name, accepted in ends.items():
+        if path := getattr(arguments, name, None):
             check_writable(path)
-        if path and not path.endswith(pictures.get(name, "")):
-            raise ValueError(f"{name} {path} must end in {' or '.join(pictures[name])}")
-    files = [os.path.realpath(path) for path in written.values() if path]
-    if len(set(files)) < len(files):
-        raise ValueError(f"{', '.join(name for name, path in written.items() if path)} are one file: name several")
+            if not path.endswith(accepted):
+                raise ValueError(f"{name} {path} must end in {' or '.join(accepted)}")
+    if arguments.output and arguments.output.endswith((*ends["picture"], *ends["html"])):
+        raise ValueError(f"output {arguments.output} is for text: give --picture or --html")
     report = import_module(f"costmodel.cli.commands.{arguments.command}").run(arguments)
     text = report.json() if arguments.json else report.csv() if arguments.csv else report.table()
     if arguments.output:
@@ -91,7 +74,7 @@ def parser() -> OneLineParser:
     _examples(top, [f"{name} {examples[0]}" for name, examples in EXAMPLES.items()])
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
-    for add in (_plan, _estimate, _table, _roofline, _explain, _calibrate, _trace):
+    for add in (_plan, _estimate, _table, _roofline, _calibrate, _trace):
         add(commands)
     return top
 
@@ -108,56 +91,42 @@ def _plan(commands: Commands) -> None:
     _int(group, "tensor", 1, "devices that share each layer (tensor and sequence parallel)")
     _int(group, "pipeline", 1, "devices in a pipeline of layers (1F1B)")
     _int(group, "accumulate", 1, "batches of a step on each device")
-    text = "memory of a device, e.g. 80GB or 24GiB (default: the hardware's)"
-    group.add_argument("--fit", metavar="SIZE", help=text)
+    _text(group, "fit", "SIZE", "memory of a device, e.g. 80GB or 24GiB (default: the hardware's)")
     _int(group, "qlora", None, "as --lora, over weights of 4 bits (NF4, with scales quantised too)")
     text = "adam (default), adam-8bit (bitsandbytes), adam-16bit (all in 16 bits), adam-8bit-16bit (8 bits over "
     text += "weights of 16), adafactor (factored), sgd"
     group.add_argument("--optimiser", "--optimizer", default="adam", metavar="NAME", help=text)
-    text = "the optimiser's state, and master weights, lie in the host's memory"
-    group.add_argument("--offload", action="store_true", help=text)
+    _flag(group, "offload", "the optimiser's state, and master weights, lie in the host's memory")
     text = "the optimiser updates each layer's weights in the backward, as soon as their gradients are there"
-    group.add_argument("--in-backward", action="store_true", help=text)
+    _flag(group, "in-backward", text)
     text = "time against memory of all methods, and the best one's memory over the step, as .png or .svg"
-    command.add_argument("--picture", metavar="FILE", help=text)
-    command.add_argument("--html", metavar="FILE", help="the same as a page to explore, in one .html file")
+    _text(command, "picture", "FILE", text)
+    _text(command, "html", "FILE", "the same as a page to explore, in one .html file")
 
 
 def _estimate(commands: Commands) -> None:
-    command = _command(commands, "estimate", "cost one or more precisions, or a finished run from its history")
-    command.add_argument("precision", nargs="*", help=PRECISION_HELP)
-    text = "JSON record of work per level (dsq.PrecisionScheduler.history); layers that its exclude matches count as "
-    text += "unconverted, or those of --exclude where that is given"
-    command.add_argument("--history", metavar="FILE", help=text)
+    command = _command(commands, "estimate", "cost one or more precisions, or a run that rises from one to the next")
+    command.add_argument("precision", nargs="+", help=PRECISION_HELP)
     text = "the precisions are the levels of a run, each but the first from such a fraction of it on: 0.8, or '0.2 0.8'"
-    command.add_argument("--rise-at", metavar="FRACTIONS", help=text)
-    text = f"what figures are relative to, e.g. {BF16} (default: {FIXED_32})"
-    command.add_argument("--relative-to", default=FIXED_32, metavar="PRECISION", help=text)
+    _text(command, "rise-at", "FRACTIONS", text)
+    text = "what figures are relative to, e.g. float:[16,16,16,16] (default: fixed-point 32)"
+    _text(command, "relative-to", "PRECISION", text, "fixed:[32,32,32,32]")
     text = "first-principles: tensors actually moved; paper: the calibrated model of tables 1 and 6"
     profiles = ("first-principles", "paper")
     command.add_argument("--profile", choices=profiles, default=profiles[0], help=text)
 
 
 def _table(commands: Commands) -> None:
-    summary = "the paper's tables 1, 6 and 7 beside ours, with residuals"
-    command = _command(commands, "table", summary, workload=False)
+    command = _command(commands, "table", "the paper's tables 1, 6 and 7 beside ours, with residuals", workload=False)
     command.add_argument("table", nargs="*", type=int, metavar="number", help="1, 6, 7 (default: all)")
     _hardware(command, "for table 7")
 
 
 def _roofline(commands: Commands) -> None:
-    summary = "intensity, bound and time floor of each operation class, and the picture"
-    command = _command(commands, "roofline", summary)
+    command = _command(commands, "roofline", "intensity, bound and time of each operation class, and the picture")
     command.add_argument("precision", nargs="+", help=PRECISION_HELP)
-    text = "a row and a dot for each operation (fc1, softmax) instead of each class"
-    command.add_argument("--per-operation", action="store_true", help=text)
-    command.add_argument("--picture", metavar="FILE", help="write the roofline as .png or .svg")
-
-
-def _explain(commands: Commands) -> None:
-    command = _command(commands, "explain", "one configuration, tensor by tensor: where each byte goes")
-    command.add_argument("precision", help=PRECISION_HELP)
-    command.add_argument("--operation", metavar="REGEX", help="only operations whose name matches")
+    _flag(command, "per-operation", "a row and a dot for each operation (fc1, softmax) instead of each class")
+    _text(command, "picture", "FILE", "write the roofline as .png or .svg")
 
 
 def _calibrate(commands: Commands) -> None:
@@ -186,8 +155,8 @@ def _command(commands: Commands, name: str, summary: str, workload: bool = True)
         _format(command)
     out = command.add_argument_group("output")
     kinds = out.add_mutually_exclusive_group()
-    kinds.add_argument("--json", action="store_true", help="JSON instead of a table")
-    kinds.add_argument("--csv", action="store_true", help="CSV instead of a table (the first table)")
+    _flag(kinds, "json", "JSON instead of a table")
+    _flag(kinds, "csv", "CSV instead of a table (the first table)")
     out.add_argument("--output", "-o", metavar="FILE", help="write there instead of to the terminal")
     return command
 
@@ -201,37 +170,41 @@ def _int(group: Group, name: str, default: int | None, text: str, *aliases: str)
     group.add_argument(f"--{name}", *aliases, type=int, default=default, metavar="N", help=text)
 
 
+def _text(group: Group, name: str, meant: str, text: str, default: str | None = None) -> None:
+    group.add_argument(f"--{name}", metavar=meant, help=text, default=default)
+
+
+def _flag(group: Group, name: str, text: str) -> None:
+    group.add_argument(f"--{name}", action="store_true", help=text)
+
+
 def _hardware(group: Group, purpose: str) -> None:
-    text = f"{purpose} (default: {DEFAULT_HARDWARE})"
-    group.add_argument("--hardware", default=DEFAULT_HARDWARE, metavar="NAME|FILE", help=text)
-    text = "datasheet rates: every efficiency of the hardware file counts as 1"
-    group.add_argument("--datasheet", action="store_true", help=text)
+    _text(group, "hardware", "NAME|FILE", f"{purpose} (default: {DEFAULT_HARDWARE})", DEFAULT_HARDWARE)
 
 
 def _workload(command: argparse.ArgumentParser) -> None:
-    """The fields of workloads.asked.AskedStep."""
+    """The fields of workloads.named.AskedStep."""
     group = command.add_argument_group("workload and hardware")
     text = f"{', '.join(names())}; or a Hugging Face config.json, or a folder that has one; or a workload file of "
     text += f"dsq-cost trace or dsq.workload.trace (default: {DEFAULT_MODEL})"
-    group.add_argument("--workload", default=DEFAULT_MODEL, metavar="NAME|FILE", help=text)
+    _text(group, "workload", "NAME|FILE", text, DEFAULT_MODEL)
     _int(group, "sequences", None, "sequences a batch (default: the workload's)", "--batch-size")
     _int(group, "tokens", None, "tokens a sequence (default: the workload's)")
     _int(group, "source-length", None, "encoder tokens a sequence, where both sides differ")
     _int(group, "target-length", None, "decoder tokens a sequence")
     _hardware(group, f"{', '.join(profile_names())}, or a .toml file")
     _int(group, "lora", None, "train adapters of this rank alone (LoRA), over frozen 16-bit weights")
-    text = "the layers that have adapters (default: all linear layers of all blocks)"
-    group.add_argument("--lora-layers", default=ADAPTED, metavar="REGEX", help=text)
-    group.add_argument("--freeze", metavar="REGEX", help="layers whose parameters are not trained")
-    text = "logits are made 1,024 tokens at a time, with their gradient (Liger-Kernel, torchtune)"
-    group.add_argument("--chunked-loss", action="store_true", help=text)
+    _text(
+        group, "lora-layers", "REGEX", "layers that have adapters (default: all linear layers of all blocks)", ADAPTED
+    )
+    _text(group, "freeze", "REGEX", "layers whose parameters are not trained")
+    _flag(
+        group, "chunked-loss", "logits are made 1,024 tokens at a time, with their gradient (Liger-Kernel, torchtune)"
+    )
     attention = group.add_mutually_exclusive_group()
     text = "attention's scores stay on chip and are made again (default for models of transformers)"
-    attention.add_argument("--fused-attention", action="store_true", help=text)
-    text = "attention's scores are stored (default for fairseq's models)"
-    attention.add_argument("--eager-attention", action="store_true", help=text)
-    text = "leave out softmax, norms, activations, embeddings, loss and optimiser"
-    group.add_argument("--gemms-only", action="store_true", help=text)
+    _flag(attention, "fused-attention", text)
+    _flag(attention, "eager-attention", "attention's scores are stored (default for fairseq's models)")
 
 
 def _format(command: argparse.ArgumentParser) -> None:
@@ -246,9 +219,6 @@ def _format(command: argparse.ArgumentParser) -> None:
         _int(group, flag, None, f"{flag.replace('-', ' ')} (default: {', '.join(stated)})")
     text = "axis of the boxes (default: contraction)"
     group.add_argument("--box-axis", default="contraction", choices=get_args(BoxAxis), help=text)
-    group.add_argument("--exclude", metavar="REGEX", help="layers left unconverted, e.g. output_projection")
-    text = "convert an output projection that shares its weight with a table too"
-    group.add_argument("--tied", action="store_true", help=text)
-    group.add_argument("--quantise-attention", action="store_true", help="quantise attention's two products too")
+    _text(group, "exclude", "REGEX", "layers left unconverted, e.g. output_projection")
     text = "bits of what no quantiser touches (default: 16 where q0..q3 fit); 32: a model in float32 around the layers"
     group.add_argument("--container", type=int, choices=(16, 32), help=text)

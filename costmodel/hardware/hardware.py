@@ -2,7 +2,7 @@
 fields stand in docs/cost-model.md ("A hardware file").
 
 A stated figure may have an `efficiency`, the share that programs reach, with its `efficiency_source`. The rate is then
-the figure times its efficiency (--datasheet takes 1).
+the figure times its efficiency.
 
 `holds` says the widest operand of each format that the datatype multiplies exactly; two numbers are the wider operand
 and the other, as bfp = [16, 4]. A format that it does not name is held where its significands are: those of a format
@@ -12,12 +12,10 @@ and widths above 16 bits, which are kept as floats, are not split. A measured pe
 of those that hold a product the first counts.
 """
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from costmodel.hardware.efficiency import IDEAL, MEASURED, TYPICAL, Efficiency
 from costmodel.names import completed
 from dsq.command import read_toml
 from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
@@ -25,8 +23,40 @@ from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
 DEFAULT_HARDWARE = "a100-80gb"
 _PROFILES = Path(__file__).with_name("profiles")
 NANO, MICRO = 1e-9, 1e-6
-#: largest figure of a file: sums of larger ones overflow
-LARGEST = 1e100
+#: of the figures of a file: what is made of others overflows
+SMALLEST, LARGEST = 1e-30, 1e30
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Shares of a device's rates that a step reaches: the constants of the time model.
+
+    `python -m analysis.published fit` fits `memory` and `exposed`, and the share of attention that the files of the
+    A100 and the H100 state, to one half of the published trainings; the other half judges them (docs/cost-model.md).
+    """
+
+    #: rate at which a step's kernels move tensors, as a share of the file's bandwidth: PyTorch's kernels move some
+    #: more often than the ledger counts
+    memory: float = 0.62
+    #: share of the shorter of a kernel's two times, of computing and of moving, that the longer does not hide
+    serial: float = 1
+    #: copies in 16 bits that quantising an operand writes, where units multiply floats
+    copies: float = 1
+    #: share of the time of sending that a step waits for, though it computes meanwhile
+    exposed: float = 0.74
+    #: least seconds of a kernel: PyTorch does not launch one sooner (assumed)
+    launch: float = 8 * MICRO
+    #: seconds of each hop of a message that goes round a ring of devices, inside a node and between two nodes
+    #: (NVIDIA/nccl, src/graph/tuning.cc: ring, protocol Simple)
+    hop: float = 3.4 * MICRO
+    hop_between_nodes: float = 14 * MICRO
+    #: eight of ten steps take between these multiples of the expected time (published trainings that were not fitted)
+    low: float = 0.93
+    high: float = 1.08
+
+
+#: for rates that were measured, which leave nothing out: python -m analysis.step_time gives low and high
+MEASURED = Efficiency(memory=1, serial=0, copies=0, exposed=1, launch=0, hop=0, hop_between_nodes=0, low=1.0, high=1.15)
 
 
 @dataclass(frozen=True)
@@ -105,7 +135,6 @@ class Pass:
 class Hardware:
     name: str
     bandwidth: float  #: DRAM bytes a second that programs reach
-    on_chip_bytes: float  #: memory of products' tiles; infinite: each operand is read once
     vector_flops: float  #: elementwise operations a second
     peaks: tuple[Peak, ...]
     sources: dict[str, str]
@@ -117,7 +146,7 @@ class Hardware:
     network: float = 0  #: bytes a second from a node to other nodes, each way; 0: not stated
     node: int = 0  #: devices of a node, between which the link runs; 0: all
     attention: float = 1  #: rate of a fused attention kernel, as a share of a product's best rate by itself
-    efficiency: Efficiency = IDEAL  #: shares of the rates that steps reach
+    efficiency: Efficiency = Efficiency()  #: shares of the rates that steps reach
     passes: dict[tuple[str, int, str], Pass] = field(default_factory=dict)  #: (kind, container bits, phase)
     _found: dict[tuple[Format, Format], Rate] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -144,8 +173,6 @@ class Hardware:
         """The source of its times, in words."""
         if self.measured:
             return f"measured ({self.measured})"
-        if self.efficiency == IDEAL:
-            return "estimated, at datasheet rates: real steps take longer"
         parts = [f"{peak.datatype} {peak.flops / peak.stated:.2f}" for peak in self.peaks]
         parts.append(f"DRAM {self.bandwidth / self.stated_bandwidth:.2f}")
         parts += [f"a step's kernels {self.efficiency.memory:.2f} of it", f"fused attention {self.attention:.2f}"]
@@ -157,72 +184,57 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in _PROFILES.glob("*.toml"))
 
 
-def load_hardware(name: str, datasheet: bool = False) -> Hardware:
-    """A named profile, or the TOML file at a path; `datasheet`: every efficiency is 1.
-
-    Raises ValueError that names a missing or mistyped field."""
+def load_hardware(name: str) -> Hardware:
+    """A named profile, or the TOML file at a path. Raises ValueError that names a missing or mistyped field."""
     path = Path(name)
     if path.suffix != ".toml":
         name = completed("hardware", name, profile_names(), ", or a .toml file")
         path = _PROFILES / f"{name}.toml"
     data = read_toml(path, f"hardware file {name}")
     try:
-        return _hardware(data, datasheet)
+        return _hardware(data)
     except ValueError as error:
         raise ValueError(f"hardware file {name}: field {error}") from None
 
 
-def _hardware(data: dict[str, Any], datasheet: bool) -> Hardware:
+def _hardware(data: dict[str, Any]) -> Hardware:
     peaks = _field(data, "peak", list)
     if not peaks:
         raise ValueError("peak must list at least one datatype")
-    parts = [
-        "bandwidth",
-        "vector",
-        *(part for part in ("on_chip", "memory", "link", "host", "network") if part in data),
-    ]
     measured = _field(data, "measured", str) if "measured" in data else ""
     passes = _field(data, "pass", list) if "pass" in data else []
-
-    def reached(part: str) -> float:
-        """Bytes a second; 0: not stated."""
-        return 1e9 * _number(data, f"{part}.gb_per_s") * _efficiency(data, part, datasheet) if part in data else 0
-
     _field(data, "bandwidth", dict)
+    optional = [part for part in ("memory", "link", "host", "network") if part in data]
+    rates = dict.fromkeys(("bandwidth", "link", "host", "network"), 0.0)  # bytes a second; 0: not stated
+    for part in (name for name in rates if name in data):
+        rates[part] = 1e9 * _number(data, f"{part}.gb_per_s") * _efficiency(data, part)
     return Hardware(
         name=_field(data, "name", str),
-        bandwidth=reached("bandwidth"),
-        on_chip_bytes=1e6 * _number(data, "on_chip.mb") if "on_chip" in data else math.inf,
+        **rates,
         vector_flops=1e12 * _number(data, "vector.tflops"),
-        peaks=tuple(_peak(entry, f"peak[{index}]", datasheet, bool(measured)) for index, entry in enumerate(peaks)),
-        sources={part: _source(data, part) for part in parts},
+        peaks=tuple(_peak(entry, f"peak[{index}]", bool(measured)) for index, entry in enumerate(peaks)),
+        sources={part: _source(data, part) for part in ("bandwidth", "vector", *optional)},
         memory_bytes=1e9 * _number(data, "memory.gb") if "memory" in data else 0,
-        link=reached("link"),
-        host=reached("host"),
-        network=reached("network"),
         node=int(_number(data, "network.devices")) if "network" in data else 0,
-        attention=_efficiency(data, "attention", datasheet) if "attention" in data else 1,
-        efficiency=MEASURED if measured else IDEAL if datasheet else TYPICAL,
+        attention=_efficiency(data, "attention") if "attention" in data else 1,
+        efficiency=MEASURED if measured else Efficiency(),
         measured=measured,
         stated_bandwidth=0 if measured else 1e9 * _number(data, "bandwidth.gb_per_s"),
         passes=dict(_pass(entry, f"pass[{index}]") for index, entry in enumerate(passes)),
     )
 
 
-def _peak(entry: Any, label: str, datasheet: bool, measured: bool) -> Peak:
+def _peak(entry: Any, label: str, measured: bool) -> Peak:
     data, flops = {label: entry}, 1e12 * _number({label: entry}, f"{label}.tflops")
-
-    def optional(name: str, unit: float) -> float:
-        return unit * _number(data, f"{label}.{name}") if name in entry else 0
-
+    times = {name: _number(data, f"{label}.{name}") if name in entry else 0 for name in ("ns_per_value", "us_per_call")}
     return Peak(
         datatype=_field(data, f"{label}.datatype", str),
-        flops=flops * _efficiency(data, label, datasheet),
+        flops=flops * _efficiency(data, label),
         holds=_holds(_field(data, f"{label}.holds", dict), label),
         source=_source(data, label),
         stated=0 if measured else flops,
-        per_value=optional("ns_per_value", NANO),
-        per_call=optional("us_per_call", MICRO),
+        per_value=NANO * times["ns_per_value"],
+        per_call=MICRO * times["us_per_call"],
     )
 
 
@@ -244,8 +256,8 @@ def _pass(entry: Any, label: str) -> tuple[tuple[str, int, str], Pass]:
     return (kind, int(_number(data, f"{label}.bits")), phase), Pass(NANO * per_value, MICRO * per_call)
 
 
-def _efficiency(data: dict[str, Any], part: str, datasheet: bool) -> float:
-    if datasheet or "efficiency" not in data[part]:
+def _efficiency(data: dict[str, Any], part: str) -> float:
+    if "efficiency" not in data[part]:
         return 1
     efficiency = _number(data, f"{part}.efficiency")
     if efficiency > 1:
@@ -275,6 +287,6 @@ def _field(data: Any, dotted: str, kind: type) -> Any:
 
 def _number(data: Any, dotted: str, zero: bool = False) -> float:
     value = _field(data, dotted, object)
-    if type(value) not in (int, float) or not 0 <= value <= LARGEST or (value == 0 and not zero):
-        raise ValueError(f"{dotted} must be a positive number up to {LARGEST:g}, not {value!r}")
+    if type(value) not in (int, float) or not (SMALLEST <= value <= LARGEST or (zero and value == 0)):
+        raise ValueError(f"{dotted} must be a number from {SMALLEST:g} to {LARGEST:g}, not {value!r}")
     return float(value)

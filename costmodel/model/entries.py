@@ -8,9 +8,8 @@ from enum import IntEnum
 from functools import cache, lru_cache
 
 from costmodel.model.ledger import BATCH, BEFORE, MADE_AGAIN, STATE_BITS, Stored
+from costmodel.model.methods import Setup, Stash
 from costmodel.model.operations import CAST, CHUNK, ENCODER_OUT, Gemm, Group, Operation, Pointwise, Workload
-from costmodel.model.policies import Stash
-from costmodel.model.quantisation import Setup
 from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from dsq.formats import WIDEST, Identity
 from dsq.kept import FEW
@@ -39,21 +38,31 @@ _DURING_BACKWARD = ("dy", "dx", "dx, df", "d gate, up", "da, db", "their sum")
 
 
 @dataclass(frozen=True)
-class KeptTensor:
-    """A tensor that an operation keeps from the forward for the backward, as a policy may pack it."""
+class Tensor:
+    """One of an operation's tensors, and its sizes."""
 
+    stored: Stored
     category: Category
-    bytes: float
-    packed: float  #: values that are packed; 0: kept as it is
-    known_by: str = ""  #: the operation's field that names it for others that keep it too; empty: none does
-    coded: bool = False  #: whether it is a stash, which layers with the same input share
+    values: float
+    plain: float  #: bytes
+    size: float  #: bytes as the policy keeps it
+    known_by: str  #: the operation's field that names it for others that keep it too; empty: none does
+
+    @property
+    def packed(self) -> bool:
+        return self.size < self.plain
+
+    @property
+    def packed_values(self) -> float:
+        """Values that are packed, but for one number a row."""
+        return self.values if self.packed and self.stored.shape not in ("rows", "M") else 0.0
 
 
 @dataclass(frozen=True)
 class Alike:
     """Bytes that each operation of a group holds, not knowing what its neighbours keep already."""
 
-    kept: tuple[KeptTensor, ...]
+    kept: tuple[Tensor, ...]
     entering: float  #: of the operation's input, as a recomputed layer keeps it; 0: it has none
     added: float  #: of a bias of scores that is shared by all layers
     made: float  #: of y, while it is made
@@ -76,31 +85,27 @@ class LedgerEntry:
     again: list[float] = field(default_factory=list)  #: values of each tensor that the backward makes again
 
 
+def layer_of(op: Operation) -> str:
+    """The name of the operation's layer, as "decoder.layers.3."; empty: it is in none of the alike layers, which
+    recomputation runs again."""
+    return _layer(op.name)
+
+
 @cache
 def _layer(name: str) -> str:
     match = _LAYER.match(name)
     return match[0] if match else ""
 
 
-def in_layer(op: Operation) -> bool:
-    """Whether the operation belongs to one of the alike layers, which recomputation runs again."""
-    return bool(_layer(op.name))
-
-
 def results_kept(workload: Workload) -> frozenset[str]:
     """The products whose results selective recomputation keeps, by name: in each layer fused attention's, and those of
     the first, third, fifth... linear layer (torchtitan's default)."""
     kept, linear = [], dict[str, int]()
-    for op in filter(in_layer, workload.gemms):
-        linear[_layer(op.name)] = linear.get(_layer(op.name), 0) + op.weight
-        if op.on_chip or (op.weight and linear[_layer(op.name)] % 2):
+    for op in filter(layer_of, workload.gemms):
+        linear[layer_of(op)] = linear.get(layer_of(op), 0) + op.weight
+        if op.on_chip or (op.weight and linear[layer_of(op)] % 2):
             kept.append(op.name)
     return frozenset(kept)
-
-
-def layer_of(op: Operation) -> str:
-    """The name of the operation's layer, as "decoder.layers.3."; empty: it is in none."""
-    return _layer(op.name)
 
 
 @lru_cache(maxsize=16)  # devices and ZeRO change nothing here
@@ -125,17 +130,18 @@ def entries_of(
     seen: set[tuple[object, ...]] = set() if setup.autocast else {(False, BATCH)}  # the batch is there before the step
     again = made_again(workload, policy) if policy and policy.bits else frozenset[str]()
     for op in workload.operations:
-        entry = LedgerEntry(op, _layer(op.name), alike[op.name])
+        entry = LedgerEntry(op, layer_of(op), alike[op.name])
         if op.name in biased and isinstance(op, Gemm) and op.on_chip == "x":
             scores = op.batch * op.M * op.K * STATE_BITS / 8
             entry.alike = replace(entry.alike, temporary=entry.alike.temporary + _SCORES_AGAIN * scores)
-        for kept in entry.alike.kept:
-            if kept.packed and kept.known_by == "input" and _input(op) in again:
-                kept = replace(kept, bytes=0.0)
-            if _new(op, kept, seen):
-                entry.kept[kept.category] += kept.bytes
-                if kept.packed and not (recompute and entry.layer):
-                    (entry.packed if kept.bytes else entry.again).append(kept.packed)
+        for tensor in entry.alike.kept:
+            size, packed = tensor.size, tensor.packed_values
+            if packed and tensor.known_by == "input" and op.input in again:
+                size = 0.0
+            if _new(op, tensor, size, seen):
+                entry.kept[tensor.category] += size
+                if packed and not (recompute and entry.layer):
+                    (entry.packed if size else entry.again).append(packed)
         for what, size in _given(entry) if recompute and entry.layer else ():
             if size and what not in seen:
                 seen.add(what)
@@ -150,13 +156,13 @@ def _given(entry: LedgerEntry) -> Iterator[tuple[tuple[object, ...], float]]:
     stack = entry.layer.partition(".")[0]
     yield (entry.layer,), entry.alike.entering
     yield (stack, "added", entry.alike.added), entry.alike.added
-    if isinstance(entry.op, Gemm) and entry.op.input == ENCODER_OUT:
+    if entry.op.input == ENCODER_OUT:
         yield (stack, ENCODER_OUT), entry.alike.entering
 
 
 def made_again(workload: Workload, policy: Stash) -> frozenset[str]:
     """The inputs of products that a policy makes again of what the operation before keeps, by name."""
-    makers = {op.name: "" if isinstance(op, Gemm) else op.kind for op in workload.operations}
+    makers = {op.name: op.kind for op in workload.operations}
     found, latest = set(), ""
     for op in workload.operations:
         if isinstance(op, Pointwise):
@@ -168,83 +174,60 @@ def made_again(workload: Workload, policy: Stash) -> frozenset[str]:
     return frozenset(found - {""})
 
 
-def _input(op: Operation) -> str:
-    return op.input if isinstance(op, Gemm) else ""
-
-
-def _new(op: Operation, kept: KeptTensor, seen: set[tuple[object, ...]]) -> bool:
-    """Whether no operation before keeps this very tensor: an x by its `input`, a y by its maker's name."""
-    name = kept.known_by and getattr(op, kept.known_by).removesuffix(CAST)
+def _new(op: Operation, tensor: Tensor, size: float, seen: set[tuple[object, ...]]) -> bool:
+    """Whether no operation before keeps this very tensor: an x by its `input`, a y by its maker's name. Layers with the
+    same input share its stash."""
+    name = tensor.known_by and getattr(op, tensor.known_by).removesuffix(CAST)
     if not name:
         return True
-    key = (kept.coded or bool(kept.packed), name, int(kept.bytes))
+    key = (tensor.stored.name == "stash" or bool(tensor.packed_values), name, int(size))
     there = key in seen or key[:2] in seen
     seen.add(key)
     return not there
 
 
-@dataclass(frozen=True)
-class _Tensor:
-    """One of an operation's tensors, and its sizes."""
-
-    stored: Stored
-    category: Category
-    values: float
-    plain: float  #: bytes
-    size: float  #: bytes as the policy keeps it
-
-    @property
-    def packed(self) -> bool:
-        return self.size < self.plain
-
-    def as_boundary(self, policy: Stash | None) -> float:
-        """Bytes of the tensor as the input of a recomputed layer."""
-        if not policy or self.values <= FEW:
-            return self.plain
-        return min(self.plain, self.values * policy.code_bits("boundary") / 8)
-
-
 def _alike(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, int]) -> Alike:
     op = group.operation
     tensors = list(_sized(group, setup, policy, widths))
-    kept = [tensor for tensor in tensors if tensor.stored.kept and _needed(op, tensor.stored)]
+    kept = tuple(tensor for tensor in tensors if tensor.stored.kept and _needed(op, tensor.stored))
     packed = [tensor for tensor in kept if tensor.packed]
     given = next((tensor for tensor in tensors if tensor.stored.written == BEFORE and tensor.plain), None)
-    entering = given.as_boundary(policy) if given else 0.0
+    entering = given.plain if given else 0.0
+    if given and policy and given.values > FEW:
+        entering = min(entering, given.values * policy.code_bits("boundary") / 8)
     added = sum(tensor.size for tensor in tensors if tensor.stored.shape == "bias")  # masks are there from step to step
     made = _made(tensors) + sum(tensor.plain for tensor in packed)
     temporary = _during_backward(op, tensors, setup) + sum(tensor.plain / tensor.stored.times for tensor in packed)
-    if policy and policy.bits and getattr(op, "kind", "") == "tied":
+    if policy and policy.bits and op.kind == "tied":
         temporary = 0.0  # a row's gradient is a tensor of its own, to which autograd adds the table's in place
     if isinstance(op, Pointwise) and op.kind == "chunked loss":
         made += sum(tensor.plain for tensor in tensors) * min(1, CHUNK / op.rows)
     if not op.backward:  # nothing keeps its input, and it holds what it needs while y is made
         made, temporary = made + (given.plain if given else 0.0) + temporary, 0.0
-    updated = op.trains and getattr(op, "kind", "") != "adam"
-    gradients = op.parameters * STATE_BITS / 8 if updated else 0.0
-    stream = made if isinstance(op, Pointwise) and op.kind == "residual" else 0.0
+    gradients = op.parameters * STATE_BITS / 8 if op.trains and op.kind != "adam" else 0.0
+    stream = made if op.kind == "residual" else 0.0
     result = sum(tensor.plain for tensor in tensors if tensor.stored.name in ("y", "logsumexp"))
-    keeps = tuple(_kept(op, tensor, setup) for tensor in kept)
-    return Alike(keeps, entering, added, made, temporary, gradients, stream, result)
+    return Alike(kept, entering, added, made, temporary, gradients, stream, result)
 
 
-def _sized(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, int]) -> Iterator[_Tensor]:
+def _sized(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, int]) -> Iterator[Tensor]:
+    op = group.operation
     for stored in tensors_of(group, setup):
-        plain = stored.times * float(layout_bytes(group, stored, setup, widths)[0])
-        values = plain * 8 / (float(widths[stored.width]) or 1)
-        category = _category(group.operation, stored)
+        plain = float(stored.times * layout_bytes(group, stored, setup, widths))
+        values = plain * 8 / (widths[stored.width] or 1)
+        category = _category(op, stored)
         packs = policy is not None and category is not Category.STASH
-        size = policy.keeps(group.operation, stored, plain, values) if policy and packs else plain
-        yield _Tensor(stored, category, values, plain, size)
+        size = policy.keeps(op, stored, plain, values) if policy and packs else plain
+        yield Tensor(stored, category, values, plain, size, _known_by(op, stored, setup.autocast))
 
 
-def _made(tensors: list[_Tensor]) -> float:
+def _made(tensors: list[Tensor]) -> float:
     """Bytes that are there while y is made: y, where nothing keeps it, and the logits."""
     made = sum(tensor.plain for tensor in tensors if tensor.stored.name == "y" and not tensor.stored.kept)
     return made + sum(tensor.plain for tensor in tensors if tensor.stored.name == "log p")
 
 
-def _during_backward(op: Operation, tensors: list[_Tensor], setup: Setup) -> float:
+def _during_backward(op: Operation, tensors: list[Tensor], setup: Setup) -> float:
     """Bytes that the backward holds for a while, unpacked tensors aside."""
     bytes_ = 0.0
     for tensor in tensors:
@@ -255,21 +238,13 @@ def _during_backward(op: Operation, tensors: list[_Tensor], setup: Setup) -> flo
     if isinstance(op, Gemm) and op.weight and op.weights == 1 and setup.autocast:  # the gradients of its copies
         bytes_ += op.parameters * 2 + (op.M * op.K * STATE_BITS / 8 if op.stream else 0)
     if isinstance(op, Gemm) and _multiplies_copies(op, setup):
-        bytes_ += op.M * (op.K + op.N) * float(setup.container_bits) / 8
+        bytes_ += op.M * (op.K + op.N) * setup.container_bits / 8
     return bytes_
-
-
-def _kept(op: Operation, tensor: _Tensor, setup: Setup) -> KeptTensor:
-    packed = tensor.values if tensor.packed and tensor.stored.shape not in ("rows", "M") else 0.0  # no number a row
-    known_by = _known_by(op, tensor.stored, setup.autocast)
-    return KeptTensor(tensor.category, tensor.size, packed, known_by, coded=tensor.stored.name == "stash")
 
 
 def _multiplies_copies(op: Gemm, setup: Setup) -> bool:
     """Whether codes are multiplied as 16-bit floats, which needs copies of both operands beyond scratch memory."""
-    return (
-        op.quantised and op.weight and not isinstance(setup.format, Identity) and float(setup.container_bits) < WIDEST
-    )
+    return op.quantised and op.weight and not isinstance(setup.format, Identity) and setup.container_bits < WIDEST
 
 
 def _needed(op: Operation, stored: Stored) -> bool:
@@ -286,7 +261,7 @@ def _known_by(op: Operation, stored: Stored, autocast: bool) -> str:
 
 
 def _category(op: Operation, stored: Stored) -> Category:
-    if not isinstance(op, Gemm) and op.kind in LOSSES:
+    if op.kind in LOSSES:
         return Category.LOGITS
     if stored.name == "w" and isinstance(op, Gemm) and op.weight:
         return Category.PARAMETERS  # autocast's copy

@@ -35,7 +35,6 @@ class Read:
 
     phase: str
     name: str = ""  #: the reader's name for it; empty: the tensor's own
-    reread: str = ""  #: the output axis it lacks: a matrix product reads it once for every tile along it
     needs: str = ""  #: happens only if this field of the operation is true ("x_grad", "w_grad")
 
 
@@ -49,7 +48,6 @@ class Stored:
     written: str  #: FORWARD, BACKWARD or UPDATE: by this operation; else BEFORE, AFTER, BATCH
     reads: tuple[Read, ...] = ()
     kept: bool = False  #: from the forward to the backward
-    boxes: str = "columns"  #: the axis boxes run along, of a packed one
     needs: str = ""  #: exists only if this field of the operation is true
     times: int = 1  #: number of such tensors
     coded: Coded = ""  #: how a policy keeps it
@@ -66,19 +64,13 @@ _W = Stored(
     "NK",
     "w",  # the working copy, which the optimiser writes
     UPDATE,
-    (Read(FORWARD, reread="M"), Read(BACKWARD, "w (for dx)", "M", "x_grad")),
+    (Read(FORWARD), Read(BACKWARD, "w (for dx)", "x_grad")),
 )
-_DY = Stored(
-    "dy",
-    "MN",
-    "a",
-    AFTER,
-    (Read(BACKWARD, "dy (for dx)", "K", "x_grad"), Read(BACKWARD, "dy (for dw)", "K", "w_grad")),
-)
+_DY = Stored("dy", "MN", "a", AFTER, (Read(BACKWARD, "dy (for dx)", "x_grad"), Read(BACKWARD, "dy (for dw)", "w_grad")))
 _Y = Stored("y", "MN", "a", FORWARD)
 _DX = Stored("dx", "MK", "a", BACKWARD, needs="x_grad")
-_X_READ, _X_AGAIN = Read(FORWARD, reread="N"), Read(BACKWARD, "x (for dw)", "N", "w_grad")
-_STASH_READ = (Read(BACKWARD, reread="N", needs="w_grad"),)
+_X_READ, _X_AGAIN = Read(FORWARD), Read(BACKWARD, "x (for dw)", "w_grad")
+_STASH_READ = (Read(BACKWARD, needs="w_grad"),)
 _DW = Stored("dw", "NK", "state", BACKWARD, needs="w_grad")
 
 #: a linear layer that keeps x itself
@@ -86,7 +78,7 @@ LINEAR = (Stored("x", "MK", "a", BEFORE, (_X_READ, _X_AGAIN), kept=True, coded="
 #: a converted one: it packs x at q1
 CONVERTED = (
     Stored("x", "MK", "a", BEFORE, (_X_READ,)),
-    Stored("stash", "MK", "q1", FORWARD, _STASH_READ, kept=True, boxes="rows", needs="w_grad"),
+    Stored("stash", "MK", "q1", FORWARD, _STASH_READ, kept=True, needs="w_grad"),
     *(_W, _Y, _DY, _DX, _DW),
 )
 #: attention's products: activations on both sides, each read again for the other's gradient
@@ -98,18 +90,9 @@ PRODUCT = (
 )
 CONVERTED_PRODUCT = (
     Stored("x", "MK", "a", BEFORE, (_X_READ,)),
-    Stored("w", "NK", "a", BEFORE, (Read(FORWARD, reread="M"),)),
-    Stored("stash", "MK", "q1", FORWARD, _STASH_READ, kept=True, boxes="rows", needs="w_grad"),
-    Stored(
-        "stash of w",
-        "NK",
-        "q1",
-        FORWARD,
-        (Read(BACKWARD, reread="M", needs="x_grad"),),
-        kept=True,
-        boxes="rows",
-        needs="x_grad",
-    ),
+    Stored("w", "NK", "a", BEFORE, (Read(FORWARD),)),
+    Stored("stash", "MK", "q1", FORWARD, _STASH_READ, kept=True, needs="w_grad"),
+    Stored("stash of w", "NK", "q1", FORWARD, (Read(BACKWARD, needs="x_grad"),), kept=True, needs="x_grad"),
     *(_Y, _DY, _DX),
     Stored("dw", "NK", "a", BACKWARD, needs="w_grad"),
 )
@@ -312,10 +295,7 @@ def _uncast(tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
 
 
 # T5's: it keeps x as it came too, where that is narrower
-POINTWISE["late rms"] = (
-    replace(_PX_KEPT, name="x as it came", width="narrow", coded="factor"),
-    *POINTWISE["rms"],
-)
+POINTWISE["late rms"] = (replace(_PX_KEPT, name="x as it came", width="narrow", coded="factor"), *POINTWISE["rms"])
 # scores' learned bias: distances of all positions, which the table keeps
 POINTWISE["position bias"] = (
     Stored("distances", "rows", "ids", FORWARD, (Read(FORWARD), Read(BACKWARD)), kept=True),

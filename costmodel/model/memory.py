@@ -14,59 +14,12 @@ import numpy.typing as npt
 
 from costmodel.model.entries import CATEGORIES, Category, LedgerEntry, entries_of, layer_of, results_kept
 from costmodel.model.ledger import STATE_BITS
+from costmodel.model.methods import BF16, OPTIMISERS, Method, Setup
 from costmodel.model.operations import ENCODER_OUT, Gemm, Operation, Workload
-from costmodel.model.policies import Stash
-from costmodel.model.quantisation import BF16, Setup
 from costmodel.model.traffic import widths_of
 from dsq.formats import WIDEST
 
 Rows = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Optimiser:
-    """State that an optimiser keeps, and traffic of its update."""
-
-    state: float  #: bytes a parameter
-    traffic: float = 1  #: bytes that its update moves, as a share of Adam's
-    master: bool = True  #: whether it updates fp32 weights; else 16-bit weights by 16-bit gradients
-
-
-#: names -> optimisers. 8 bits: a scale of 4 bytes for 256 values (bitsandbytes). factored: Adafactor without a first
-#: moment, a row and a column for a matrix (Shazeer and Stern, 2018)
-OPTIMISERS = {
-    "adam": Optimiser(8),
-    "adam-8bit": Optimiser(2 + 2 * 4 / 256, 18 / 30),
-    "adam-16bit": Optimiser(4, 14 / 30, master=False),
-    "adam-8bit-16bit": Optimiser(2 + 2 * 4 / 256, 10 / 30, master=False),
-    "adafactor": Optimiser(0, 18 / 30),
-    "sgd": Optimiser(0, 14 / 30),
-}
-
-
-@dataclass(frozen=True)
-class Method:
-    """A way to train: at a precision, with what is kept, over so many devices."""
-
-    name: str
-    setup: Setup
-    stash: Stash | None = None  #: a policy of dsq.stash
-    recompute: bool = False  #: a layer keeps its input alone and runs its forward again
-    selective: bool = False  #: but for the products whose results it keeps too (entries.results_kept)
-    in_flight: int = 1  #: micro-batches whose forward is kept at once, by the first stage of a pipeline
-    zero: int = 0  #: 1: the optimiser's state is shared out, 2: and gradients, 3: and parameters
-    devices: int = 1
-    accumulates: bool = False  #: gradients of earlier micro-batches are there, and each new one beside its sum
-    optimiser: str = "adam"  #: a key of OPTIMISERS
-    offload: bool = False  #: its state, with the master weights beside a working copy, lies in the host's memory
-    in_backward: bool = False  #: a layer's weights are updated, and its gradients freed, as soon as they are there
-    base_bits: float = 0  #: bits of a layer's frozen weights, which are multiplied as 16 bits; 0: as all weights
-    trusted: bool = True  #: trainings support it (docs/evidence.md); else a table shows it, and no advice names it
-
-    def shared_by(self, stage: int) -> int:
-        """Number of devices that share what ZeRO shares from this stage on: 1 the optimiser's state and its update, 2
-        the gradients, 3 the parameters."""
-        return self.devices if self.zero >= stage else 1
 
 
 @dataclass(frozen=True)
@@ -164,7 +117,8 @@ def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Rows, R
     backward = left[starts] + held[1:] - held[starts]
     rows = np.concatenate([left[1:], backward[::-1], none])
     gradients = sum(entry.alike.gradients for entry in entries) * method.accumulates
-    wide = np.array([_widened(entry, method) for entry in entries])
+    # the 16-bit copy that a weight of few bits is multiplied as
+    wide = np.array([2.0 * entry.op.parameters * is_base(entry.op, method) for entry in entries])
     extra = [(gradients, entry.alike.made) for entry in entries] + _beside(entries, method, gradients)
     rows[:, Category.GRADIENTS], rows[:, Category.TEMPORARY] = np.array([*extra, (extra[-1][0], 0.0)]).T
     rows[:-1, Category.TEMPORARY] += np.concatenate([wide, wide[::-1]])
@@ -182,7 +136,7 @@ def _beside(entries: list[LedgerEntry], method: Method, gradients: float) -> lis
         if op.name.startswith("encoder."):
             encoder_gradient = 0.0
         stream = alike.stream or stream  # the gradient that passes by the branch
-        if isinstance(op, Gemm) or op.kind != "tied":  # there the gradient of the table still waits
+        if op.kind != "tied":  # there the gradient of the table still waits
             new = alike.gradients if method.accumulates else 0.0
         gradients = (0 if method.in_backward else gradients) + (0 if method.accumulates else alike.gradients)
         beside = waiting + encoder_gradient + new + (stream if entry.layer else 0.0)
@@ -197,11 +151,6 @@ def _beside(entries: list[LedgerEntry], method: Method, gradients: float) -> lis
 def saved_bytes(workload: Workload, setup: Setup) -> float:
     """Bytes that the whole model keeps for the backward, converted layers' stash included."""
     return sum(sum(entry.kept) for entry in entries_of(workload, setup))
-
-
-def _widened(entry: LedgerEntry, method: Method) -> float:
-    """Bytes of the 16-bit copy that a weight of few bits is multiplied as."""
-    return entry.op.parameters * 2.0 if is_base(entry.op, method) else 0.0
 
 
 def is_base(op: Operation, method: Method) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from dsq.arguments import pattern
 
@@ -24,6 +24,8 @@ class Gemm:
     A linear layer has batch 1, M tokens, K in-features, N out-features and a weight; attention's two products have
     activations on both sides and a batch of heads.
     """
+
+    kind: ClassVar[str] = ""
 
     name: str
     M: int
@@ -78,6 +80,8 @@ class Gemm:
 @dataclass(frozen=True)
 class Pointwise:
     """A pass over a (rows, width) tensor that multiplies no matrices: a norm, softmax, activation, loss..."""
+
+    input: ClassVar[str] = ""
 
     name: str
     kind: str  #: a key of ledger.POINTWISE
@@ -148,7 +152,7 @@ class Workload:
         nothing kept for it, no update; and no backward at all before the first layer that trains. Raises ValueError,
         also where nothing is left to train."""
         regex = pattern("freeze", frozen)
-        changed = self._training(tuple(_frozen(op) if regex.search(op.name) else op for op in self.operations))
+        changed = self._training([_frozen(op) if regex.search(op.name) else op for op in self.operations])
         if not changed.trained:
             raise ValueError(f"freeze {frozen!r} leaves nothing to train: give a narrower expression")
         return changed
@@ -171,16 +175,15 @@ class Workload:
                 operations.append(Pointwise(own, "adapter", op.M, op.N))
         if len(operations) == len(self.operations):
             raise ValueError(f"lora_layers {layers!r} matches no linear layer of {self.name}")
-        return self._training(tuple(operations))
+        return self._training(operations)
 
-    def _training(self, operations: tuple[Operation, ...]) -> "Workload":
+    def _training(self, operations: list[Operation]) -> "Workload":
         """The operations as a workload whose optimiser updates what trains, and whose backward ends there."""
-        changed = replace(self, operations=_from_the_first_that_trains(operations))
-        updated = (
-            replace(op, rows=changed.trained) if isinstance(op, Pointwise) and op.kind == "adam" else op
-            for op in changed.operations
-        )
-        return replace(self, operations=tuple(op for op in updated if isinstance(op, Gemm) or op.rows))
+        operations = _from_the_first_that_trains(operations)
+        trained = sum(op.parameters for op in operations if op.trains)
+        update = [replace(op, rows=trained) for op in operations if isinstance(op, Pointwise) and op.kind == "adam"]
+        kept = [op for op in operations if op.kind != "adam"]
+        return replace(self, operations=(*kept, *(update if trained else [])))
 
     def chunking_loss(self) -> "Workload":
         """The workload with logits made CHUNK tokens at a time, and their gradient at once (Liger-Kernel): they are
@@ -192,19 +195,6 @@ class Workload:
             return replace(op, on_chip="y") if op.name == "output_projection" else op
 
         return replace(self, operations=tuple(map(chunk, self.operations)))
-
-    def quantising_attention(self) -> "Workload":
-        """The workload with attention's two products quantised like linear layers. Fused ones come apart, as dsq's do:
-        their scores are stored, and the softmax keeps its result."""
-        operations: list[Operation] = []
-        for op in self.operations:
-            if isinstance(op, Gemm) and not op.weight:
-                if op.on_chip == "x":
-                    scores, prefix = (op.batch * op.M, op.K, "attention"), op.name.rpartition(".")[0]
-                    operations += [Pointwise(f"{prefix}.{kind}", kind, *scores) for kind in ("scale", "softmax")]
-                op = replace(op, quantised=True, on_chip="", recompute=0)
-            operations.append(op)
-        return replace(self, operations=tuple(operations))
 
     def fusing_attention(self, biased: bool = False) -> "Workload":
         """The workload with attention's scores kept on chip and made again in the backward, as fused kernels do.
@@ -235,11 +225,6 @@ class Workload:
         """The workload as recomputed layers run it."""
         return self._with_gemms(lambda gemm: replace(gemm, on_chip="", recompute=0) if gemm.fused_once else gemm)
 
-    def gemms_only(self) -> "Workload":
-        """The workload with its matrix products alone. Parameters of other operations count, but nothing moves them."""
-        rest = self.parameters - sum(gemm.parameters for gemm in self.gemms)
-        return replace(self, operations=(*self.gemms, Pointwise("rest", "parameters", 1, 1, parameters=rest)))
-
     def _with_gemms(self, change: Callable[[Gemm], Gemm]) -> "Workload":
         changed = (change(op) if isinstance(op, Gemm) else op for op in self.operations)
         return replace(self, operations=tuple(changed))
@@ -267,13 +252,13 @@ def _frozen(op: Operation) -> Operation:
     return replace(op, trained=False) if op.parameters else op
 
 
-def _from_the_first_that_trains(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+def _from_the_first_that_trains(operations: list[Operation]) -> list[Operation]:
     """The operations; those before the first that trains have no backward."""
     trained = [index for index, op in enumerate(operations) if op.trains and (isinstance(op, Gemm) or op.parameters)]
     first = trained[0] if trained else len(operations)
     start = operations[first].name if trained else ""
     # tensors that need no gradient: what the first of them reads, and an encoder's output where nothing in it trains
-    inputs = {getattr(op, "input", "") for op in operations[first : first + 1]} - {""}
+    inputs = {op.input for op in operations[first : first + 1]} - {""}
     inputs |= set() if start.startswith("encoder.") else {ENCODER_OUT}
 
     def cut(index: int, op: Operation) -> Operation:
@@ -282,14 +267,14 @@ def _from_the_first_that_trains(operations: tuple[Operation, ...]) -> tuple[Oper
             return replace(op, w_grad=False, recompute=0) if index < first else op
         return replace(op, backward=False) if index < first and op.kind != "tied" else op
 
-    return tuple(cut(index, op) for index, op in enumerate(operations))
+    return [cut(index, op) for index, op in enumerate(operations)]
 
 
 def _softmax_follows(operations: tuple[Operation, ...], biased: bool) -> bool:
     """Whether a softmax comes before the next matrix product, and before it no learned bias unless ``biased``."""
     for op in operations:
         if isinstance(op, Gemm) or op.kind == "softmax" or (op.kind == "bias" and not biased):
-            return not isinstance(op, Gemm) and op.kind == "softmax"
+            return op.kind == "softmax"
     return False
 
 

@@ -4,7 +4,7 @@ A kernel is one operation's forward, backward or update. Its floor is max(operat
 matrix products run the fastest way their operands multiply exactly (Hardware.rate), fused attention at a share of that
 rate, pointwise passes at the vector rate with one operation a value moved. In a real step a kernel takes longer: it
 reaches a share of the bandwidth, computes little while it moves, and is no shorter than a launch
-(hardware/efficiency.py; not with --datasheet). On hardware that was measured, it takes what such a product or pass was
+(hardware.Efficiency). On hardware that was measured, it takes what such a product or pass was
 measured to take, its memory included. A class's time is the sum over its kernels; it is memory-bound if its bytes alone
 take longer than its operations.
 """
@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from costmodel.hardware.hardware import Hardware, Rate
-from costmodel.model.arithmetic import CostedMatMul
-from costmodel.model.operations import CLASSES, Gemm, Group
-from costmodel.model.quantisation import at_width
-from costmodel.model.traffic import Transfer
+from costmodel.model.memory import saved_bytes
+from costmodel.model.methods import Setup, at_width
+from costmodel.model.operations import CLASSES, Gemm, Group, Workload
+from costmodel.model.traffic import CostedMatMul, Transfer, arithmetic_cost, matmuls, total_stash_bytes, transfers
 from dsq.formats import WIDEST, Identity
 
 FLOPS_PER_MAC = 2
@@ -185,3 +185,31 @@ def _product_seconds(matmul: CostedMatMul, hardware: Hardware) -> float:
     assert isinstance(op, Gemm)
     share = hardware.attention if op.on_chip and not op.weight else 1
     return _rate(matmul, hardware).seconds(FLOPS_PER_MAC * matmul.total_macs / share, matmul.values * count, count)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Costs of one training step."""
+
+    dram_bytes: int
+    stash_bytes: int  #: held by converted layers between forward and backward
+    saved_bytes: float  #: held by the whole model, converted layers included
+    arithmetic: float  #: in fixed-point 32 x 32 multiply-accumulates
+    classes: dict[str, Floor]
+
+    @property
+    def total(self) -> Floor:
+        return sum(self.classes.values(), start=ZERO)
+
+
+def evaluate(workload: Workload, setup: Setup, hardware: Hardware) -> Estimate:
+    """Cost of one training step. Raises ValueError if the hardware lacks a datatype."""
+    moved = transfers(workload, setup)
+    multiplied = matmuls(workload, setup)
+    return Estimate(
+        dram_bytes=sum(transfer.total for transfer in moved),
+        stash_bytes=total_stash_bytes(workload, setup),
+        saved_bytes=saved_bytes(workload, setup),
+        arithmetic=arithmetic_cost(multiplied),
+        classes=floors(moved, multiplied, hardware, setup.container_bits),
+    )

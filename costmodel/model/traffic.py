@@ -1,16 +1,16 @@
-"""Every byte a training step moves between DRAM and the chip: the ledger's tensors, each written once and read by each
-of its readers as often as the tile model says.
+"""What a training step moves and multiplies.
+
+Bytes that move between DRAM and the chip: the ledger's tensors, each written once and read once by each of its readers.
 
 The container width `a` is 16 bits when all of q0..q3 fit, else 32; master weights, their gradients and Adam's moments
 have 32, and the working copy of the weights that products read has `a`. Elementwise passes are not fused with their
 neighbours.
 
-Cache reuse is a stated model, output-stationary square tiles. Half the on-chip memory S (bytes) holds a t x t tile of
-fp32 sums, the other half streams the operands, so t = floor(sqrt(S / 8)). Each row of tiles streams the second operand
-once, each column of tiles the first. Widths play no part: sums are fp32 in every precision.
+A training step multiplies, in each linear layer, q0 x q0 (forward), q2 x q1 (dx = Q2(dy) Q1(w)) and q3 x q1
+(dw = Q3(dy)^T Q1(x)); of attention's products, where they are quantised, both gradients take Q2(dy). Matrix products no
+quantiser touches multiply containers of width a as floating point.
 """
 
-import math
 from dataclasses import dataclass
 from math import prod
 
@@ -26,39 +26,25 @@ from costmodel.model.ledger import (
     of_gemm,
     under_autocast,
 )
+from costmodel.model.methods import Setup, at_width
 from costmodel.model.operations import Gemm, Group, Pointwise, Workload
-from costmodel.model.quantisation import Setup, at_width
-from dsq.formats import MAX_PACKED_BITS, WIDEST, Identity
+from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity
 
-ACCUMULATOR_BYTES = 4
 #: the operand of Gemm.on_chip -> its shape
 _ON_CHIP = {"x": "MK", "y": "MN", "": ""}
 
 
-def tile_edge(on_chip_bytes: float) -> int:
-    """t = floor(sqrt(S / 2 / 4)), at least 1. An infinite S reads each operand once."""
-    return 2**62 if math.isinf(on_chip_bytes) else max(1, math.isqrt(int(on_chip_bytes) // (2 * ACCUMULATOR_BYTES)))
-
-
-def reads(other_dimension: int, edge: int) -> int:
-    """How often an operand is read: once for every tile along the output dimension it does not have."""
-    return -(-other_dimension // edge)
-
-
 @dataclass(frozen=True)
 class Transfer:
-    """One named tensor's traffic: `bytes` is per operation and includes `times` reads."""
+    """One named tensor's traffic, of each operation of a group of alike ones."""
 
     group: Group
     tensor: str
     phase: str
-    direction: str
-    shape: tuple[int, ...]
-    width: str
+    direction: str  #: "read" or "write"
     bits: int
-    times: int
     bytes: int
-    scales: int = 0  #: the part of `bytes` that is no codes
+    elements: int
 
     @property
     def total(self) -> int:
@@ -68,16 +54,16 @@ class Transfer:
     @property
     def values(self) -> int:
         """Values moved by the whole group."""
-        return self.times * prod(self.shape) * self.group.count
+        return self.elements * self.group.count
 
 
-def transfers(workload: Workload, setup: Setup, on_chip_bytes: float) -> list[Transfer]:
+def transfers(workload: Workload, setup: Setup) -> list[Transfer]:
     """Every tensor moved in one training step."""
-    edge, widths = tile_edge(on_chip_bytes), widths_of(setup)
+    widths = widths_of(setup)
     listed: list[Transfer] = []
     for group in workload.groups:
         for stored in tensors_of(group, setup):
-            listed += _moves(group, stored, setup, widths, edge)
+            listed += _moves(group, stored, setup, widths)
     return listed
 
 
@@ -105,14 +91,13 @@ def tensors_of(group: Group, setup: Setup) -> list[Stored]:
     return [stored for stored in listed if stored.shape != on_chip and (not stored.needs or getattr(op, stored.needs))]
 
 
-def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -> tuple[int, int]:
-    """Bytes of one such tensor, and the part of them that is no codes."""
+def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -> int:
+    """Bytes of one such tensor."""
     outer, rows, columns = _shape(group, stored)
     bits = widths[stored.width]
     if not stored.width.startswith("q"):
-        return outer * rows * columns * bits // 8, 0
-    fmt, layout = at_width(setup.format, bits), setup.layout(outer, rows, columns, stored.boxes)
-    return fmt.nbytes(layout), fmt.scale_bytes(layout)
+        return outer * rows * columns * bits // 8
+    return at_width(setup.format, bits).nbytes(setup.layout(outer, rows, columns))
 
 
 def stash_bytes(gemm: Gemm, setup: Setup) -> int:
@@ -120,7 +105,7 @@ def stash_bytes(gemm: Gemm, setup: Setup) -> int:
     itself."""
     if isinstance(setup.format, Identity):
         return gemm.batch * gemm.M * gemm.K * setup.container_bits // 8
-    return at_width(setup.format, setup.precision.q1).nbytes(setup.layout(gemm.batch, gemm.M, gemm.K, "rows"))
+    return at_width(setup.format, setup.precision.q1).nbytes(setup.layout(gemm.batch, gemm.M, gemm.K))
 
 
 def total_stash_bytes(workload: Workload, setup: Setup) -> int:
@@ -150,39 +135,90 @@ def _shape(group: Group, stored: Stored) -> tuple[int, int, int]:
     return (1, op.rows, op.width) if stored.shape == "values" else (1, getattr(op, stored.shape), 1)
 
 
-def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int], edge: int) -> list[Transfer]:
+def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -> list[Transfer]:
     op = group.operation
-    size, scales = layout_bytes(group, stored, setup, widths)
-    bits = widths[stored.width]
-    outer, rows, columns = _shape(group, stored)
-    shape = (outer, rows, columns) if outer > 1 else (rows, columns) if min(rows, columns) > 1 else (rows * columns,)
+    size = stored.times * layout_bytes(group, stored, setup, widths)
+    bits, elements = widths[stored.width], stored.times * prod(_shape(group, stored))
     moved = []
-
-    def move(name: str, phase: str, direction: str, times: int, there: int = 1) -> None:
-        size_moved, scales_moved = size * times * there, scales * times * there
-        moved.append(
-            Transfer(group, name, phase, direction, shape, stored.width, bits, times, size_moved, scales_moved)
-        )
-
-    packed = stored.width.startswith("q")
     if stored.own and not (stored.written == UPDATE and isinstance(op, Gemm)) and not _parameter(stored, op):
-        there = 1
-        if packed:  # above 16 bits dsq keeps x itself, and a shared input is stashed once: nothing is written
-            there = int(bits <= MAX_PACKED_BITS and (group.owner or stored.name != "stash"))
+        there = True
+        if stored.width.startswith("q"):  # above 16 bits dsq keeps x itself, and a shared input is stashed once
+            there = bits <= MAX_PACKED_BITS and (group.owner or stored.name != "stash")
         elif stored.width == "w":  # where the container has 32 bits, the master weights serve
-            there = int(bits < WIDEST)
+            there = bits < WIDEST
         if there:
-            move(stored.name, stored.written, "write", stored.times, there)
+            moved.append(Transfer(group, stored.name, stored.written, "write", bits, size, elements))
     for read in stored.reads:
-        if read.needs and not getattr(op, read.needs):
-            continue
-        times = stored.times
-        if read.reread and isinstance(op, Gemm):
-            times *= reads({"M": -(-op.M // op.weights), "K": op.K, "N": op.N}[read.reread], edge)
-        move(read.name or stored.name, read.phase, "read", times)
+        if not read.needs or getattr(op, read.needs):
+            moved.append(Transfer(group, read.name or stored.name, read.phase, "read", bits, size, elements))
     return moved
 
 
 def _parameter(stored: Stored, op: object) -> bool:
     """A parameter, which the optimiser writes for the operation that reads it."""
     return stored.written == UPDATE and isinstance(op, Pointwise) and op.kind != "adam"
+
+
+# ---- what it multiplies
+
+
+@dataclass(frozen=True)
+class CostedMatMul:
+    """One matrix product of a group of operations: its multiply-accumulates, operand widths and format."""
+
+    group: Group
+    name: str  #: "forward", "dx", "dw" or "recompute"
+    macs: int  #: multiply-accumulates of one operation of the group
+    m1: int
+    m2: int
+    format: Format
+
+    @property
+    def total_macs(self) -> int:
+        return self.macs * self.group.count
+
+    @property
+    def values(self) -> int:
+        """Values in the operands and the result of one operation of the group."""
+        op = self.group.operation
+        assert isinstance(op, Gemm)
+        return op.batch * (op.M * op.K + op.weights * op.N * op.K + op.M * op.N)
+
+    @property
+    def operand_values(self) -> int:
+        """Values in the two operands of one operation of the group."""
+        op = self.group.operation
+        assert isinstance(op, Gemm)
+        x, w, y = op.M * op.K, op.weights * op.N * op.K, op.M * op.N
+        return op.batch * {"dx": y + w, "dw": y + x}.get(self.name, x + w)
+
+    @property
+    def operands(self) -> tuple[int, int]:
+        """Widths that the multiplier sees: all of a code, the significand of a float."""
+        first, second = (at_width(self.format, bits) for bits in (self.m1, self.m2))
+        return first.multiplier_bits, second.multiplier_bits
+
+
+def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
+    """Every matrix product of one training step."""
+    q, container = setup.precision, setup.container_bits
+    listed = []
+    for group in workload.groups:
+        op = group.operation
+        if not isinstance(op, Gemm):
+            continue
+        pairs = [("forward", q.q0, q.q0)]
+        pairs += [("dx", q.q2, q.q1)] if op.x_grad else []
+        pairs += [("dw", q.q3 if op.weight else q.q2, q.q1)] if op.w_grad else []
+        pairs += [("recompute", q.q0, q.q0)] * op.recompute
+        for name, m1, m2 in pairs:
+            if op.quantised:
+                listed.append(CostedMatMul(group, name, op.macs, m1, m2, setup.format))
+            else:
+                listed.append(CostedMatMul(group, name, op.macs, container, container, Identity()))
+    return listed
+
+
+def arithmetic_cost(listed: list[CostedMatMul]) -> float:
+    """Cost of the matrix products in fixed-point 32 x 32 multiply-accumulates."""
+    return sum((matmul.total_macs * matmul.format.law.cost(*matmul.operands) for matmul in listed), start=0.0)

@@ -5,58 +5,37 @@ matrix products cost K * (m1 * m2)^p (the law of the format) at the widths of MA
 32. No attention, norms, caches or optimiser: figure 2 draws a linear layer, and the published ratios leave no room.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from costmodel.model.estimate import REFERENCE
+from costmodel.model.methods import Setup
 from costmodel.model.operations import Gemm, Workload
-from costmodel.model.quantisation import Setup
-from dsq.formats import WIDEST, Format, Identity
+from dsq.formats import WIDEST, FixedPoint, Format, Identity
 
 #: a box (values and exponent) is stored in whole words of this many bits; it makes BFP 32 cost 36 bits a value
 #: (1.13x) and BFP 16 20 (0.63x)
 WORD_BITS = 64
 
 
-@dataclass(frozen=True)
-class PaperTensor:
-    name: str
-    phase: str
-    direction: str
-    shape: str  #: its axes, of M (tokens), K (in-features), N (out-features)
-    width: str
-    source: str
-
-
-#: the tensors that cross the DRAM boundary, each once
+#: axes and width of the tensors that cross the DRAM boundary, each once: M tokens, K in-features, N out-features
 TENSORS = (
-    PaperTensor("x", "forward", "read", "MK", "q0", "figure 2: x_l enters the forward product"),
-    PaperTensor("w", "forward", "read", "NK", "q0", "figure 2: w_l enters the forward product"),
-    PaperTensor("y", "forward", "write", "MN", "q0", "figure 2: x_(l+1), the next layer's input"),
-    PaperTensor("stash", "forward", "write", "MK", "q1", "section 3: intermediate results are stashed in DRAM"),
-    PaperTensor("stash", "backward", "read", "MK", "q1", "figure 2: x_l is the quantised version fetched from DRAM"),
-    PaperTensor("w", "backward", "read", "NK", "q1", "section 2: the work 'includes quantization of stashed weights'"),
-    PaperTensor("dy", "backward", "read", "MN", "q2", "figure 2: dx_(l+1) is fetched from DRAM"),
-    PaperTensor("dx", "backward", "write", "MK", "q3", "section 3: dx_l is always flushed to DRAM"),
+    ("MK", "q0"),  # x, read in the forward: x_l enters the forward product (figure 2)
+    ("NK", "q0"),  # w, read in the forward: w_l enters the forward product (figure 2)
+    ("MN", "q0"),  # y, written: x_(l+1), the next layer's input (figure 2)
+    ("MK", "q1"),  # the stash, written: intermediate results are stashed in DRAM (section 3)
+    ("MK", "q1"),  # the stash, read in the backward: x_l is the quantised version fetched from DRAM (figure 2)
+    ("NK", "q1"),  # w, read in the backward: the work "includes quantization of stashed weights" (section 2)
+    ("MN", "q2"),  # dy, read: dx_(l+1) is fetched from DRAM (figure 2)
+    ("MK", "q3"),  # dx, written: dx_l is always flushed to DRAM (section 3)
 )
-
-
-@dataclass(frozen=True)
-class PaperMatMul:
-    name: str
-    widths: tuple[str, str]
-    source: str
-
-
-#: operand widths each matrix product's multipliers are built for
+#: operand widths that each matrix product's multipliers are built for
 MATMULS = (
-    PaperMatMul("forward", ("q0", "q0"), "section 3: q0 sets the arithmetic density of the forward pass"),
-    PaperMatMul(
-        "dx",
-        ("q2", "q0"),
-        "section 3: q2 sets the first backward product; w's port keeps the forward's width "
-        "(4x4 would make fixed [16,4,4,16] 0.109x, not 0.13x)",
-    ),
-    PaperMatMul("dw", ("q3", "q1"), "section 3: q3 sets the second backward product; x is read at q1"),
+    ("q0", "q0"),  # forward: q0 sets the arithmetic density of the forward pass (section 3)
+    # dx: q2 sets the first backward product (section 3); w's port keeps the forward's width (4x4 would make fixed
+    # [16,4,4,16] 0.109x, not 0.13x)
+    ("q2", "q0"),
+    ("q3", "q1"),  # dw: q3 sets the second backward product; x is read at q1 (section 3)
 )
 
 
@@ -68,11 +47,7 @@ FITTED_ARITHMETIC = {
     "bfp [16,16,16,16]": "p bfp",
     "fixed [16,4,4,16]": "MATMULS",
 }
-FITTED_DRAM = {
-    "fixed [32,32,32,32]": "unit",
-    "bfp [32,32,32,32]": "WORD_BITS",
-    "fixed [16,4,4,16]": "TENSORS",
-}
+FITTED_DRAM = {"fixed [32,32,32,32]": "unit", "bfp [32,32,32,32]": "WORD_BITS", "fixed [16,4,4,16]": "TENSORS"}
 
 
 def stored_bits(bits: int, template: Format) -> float:
@@ -91,19 +66,43 @@ def dram(workload: Workload, setup: Setup) -> float:
     layers = [gemm for gemm in workload.gemms if gemm.weight]
     if not layers:
         raise ValueError(f"workload {workload.name!r} has no linear layer, and the paper profile costs nothing else")
-    values = [sum(_values(gemm, tensor.shape) for gemm in layers) for tensor in TENSORS]
-    stored = [stored_bits(getattr(setup.precision, tensor.width), setup.format) for tensor in TENSORS]
-    bits = sum((count * width for count, width in zip(values, stored, strict=True)), start=0.0)
+    values = [sum(_values(gemm, shape) for gemm in layers) for shape, _ in TENSORS]
+    stored = [stored_bits(getattr(setup.precision, width), setup.format) for _, width in TENSORS]
+    bits = sum(count * width for count, width in zip(values, stored, strict=True))
     return bits / (sum(values) * WIDEST)
 
 
 def arithmetic(setup: Setup) -> float:
     """Cost of a multiply-accumulate, the mean of the three matrix products, relative to a fixed-point 32 x 32 one."""
-    pairs = ([getattr(setup.precision, width) for width in matmul.widths] for matmul in MATMULS)
+    pairs = ([getattr(setup.precision, width) for width in widths] for widths in MATMULS)
     costs = sum((setup.format.law.cost(*pair) for pair in pairs), start=0.0)
-    return float(costs / len(MATMULS) / REFERENCE.format.law.cost(WIDEST, WIDEST))
+    return float(costs / len(MATMULS) / FixedPoint.law.cost(WIDEST, WIDEST))
 
 
 def _values(gemm: Gemm, shape: str) -> int:
     size = {"M": gemm.M, "K": gemm.K, "N": gemm.N}
     return size[shape[0]] * size[shape[1]] * (gemm.weights if shape == "NK" else 1)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Costs relative to fixed-point 32."""
+
+    arithmetic: float
+    dram: float
+
+
+def level_costs(workload: Workload, setups: Sequence[Setup]) -> list[Cost]:
+    """The cost of a step at each level."""
+    return [Cost(arithmetic(setup), dram(workload, setup)) for setup in setups]
+
+
+def weighed(costs: Sequence[Cost], shares: Sequence[float]) -> Cost:
+    """The mean of the levels' costs by their shares of the work."""
+    pairs = list(zip(costs, shares, strict=True))
+    return Cost(sum(it.arithmetic * share for it, share in pairs), sum(it.dram * share for it, share in pairs))
+
+
+def shares(rises: Sequence[float]) -> list[float]:
+    """Each level's share of a run whose levels but the first begin at these shares of it."""
+    return [after - before for before, after in pairwise((0.0, *rises, 1.0))]

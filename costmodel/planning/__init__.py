@@ -1,6 +1,1 @@
-"""Answers to the questions of users.
-
-methods.py, step.py  the methods of training that are compared; how long a step takes
-batch.py             how large the batch may be
-parallel.py          a step over several devices
-"""
+"""Answers to the questions of users: plan.py; how long a step takes: step.py."""

@@ -7,14 +7,12 @@ from typing import Any
 
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.entries import CATEGORIES
-from costmodel.model.memory import OPTIMISERS, Memory, Method
+from costmodel.model.memory import Memory
+from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, OPTIMISERS, POLICIES, Method, Setup
 from costmodel.model.operations import Workload
-from costmodel.model.policies import POLICIES
-from costmodel.model.quantisation import AUTOCAST, BF16, DSQ, FP32, Setup
-from costmodel.planning.parallel import Stages, sharded_memory, sharded_step
-from costmodel.planning.step import Step, communication_bytes, packing_is_measured
-from costmodel.workloads.asked import AskedStep
-from costmodel.workloads.shard import Shard
+from costmodel.planning.step import Stages, Step, communication_bytes, packing_is_measured, sharded_memory, sharded_step
+from costmodel.workloads.named import AskedStep
+from costmodel.workloads.transformer import Shard
 from costmodel.workloads.workload_file import states_its_sizes
 from dsq.arguments import choice, whole_number
 from dsq.precision import DEFAULT_LEVELS, Precision
@@ -27,6 +25,8 @@ GROWTH = 6
 NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 #: advice names what makes a step this much quicker, a token
 WORTH_IT = 1.05
+#: options of a question that its answer repeats
+ASKED = ("devices", "zero", "tensor", "pipeline", "accumulate", "optimiser", "offload", "in_backward")
 #: batches that advice tries
 MOST_ADVISED = 64
 _SHORT = dict(
@@ -37,12 +37,13 @@ _BOUNDS = {"compute": "arithmetic", "memory": "memory bandwidth", "link": "the l
 #: the levels of the paper's schedule that end it, and ours
 LEVELS = (Precision(16, 4, 4, 16), Precision(4, 4, 4, 8), *DEFAULT_LEVELS)
 #: a level and a policy of dsq -> the setting of docs/evidence.md whose trainings support it, which a test holds
-TRUSTED = {"dsq [8,4,4,8]": "[8,4,4,8]", "bfp 4": "[8,4,4,8] all"}
+TRUSTED = {"dsq [8,4,8,8]": "[8,4,8,8]", "dsq [8,4,8,8] all": "[8,4,8,8] all", "bfp 4": "[8,4,8,8] all"}
 USUAL = (
     Method("fp32", FP32),
     Method("bf16 autocast", AUTOCAST),
     Method("bf16", BF16),
     *(Method(f"dsq {level}", Setup(DSQ, level), trusted=f"dsq {level}" in TRUSTED) for level in LEVELS),
+    *(Method(f"dsq {level} all", Setup(DSQ, level), stash=POLICIES["bfp 4"]) for level in DEFAULT_LEVELS),
     *(Method(f"bf16, {name}", BF16, stash=it, trusted=name in TRUSTED) for name, it in POLICIES.items()),
     Method("bf16, selective recompute", BF16, recompute=True, selective=True),
     Method("bf16, recompute", BF16, recompute=True),
@@ -269,9 +270,7 @@ class Plan:
         facts |= {"trained": workload.trained, "macs": workload.macs, "source": workload.source}
         facts |= {"hardware": question.hardware.name, "rates": question.hardware.rates}
         facts |= {"hardware_sources": question.hardware.sources, "budget_bytes": question.memory}
-        facts |= {name: getattr(question, name) for name in ("devices", "zero", "tensor", "pipeline", "accumulate")}
-        facts |= {name: getattr(question, name) for name in ("optimiser", "offload", "in_backward")}
-        facts |= {"best": self.best.method.name}
+        facts |= {name: getattr(question, name) for name in ASKED} | {"best": self.best.method.name}
         methods = [row.record() for row in self.rows]
         return {"answer": self.answer, **facts, "methods": methods, "notes": self.notes}
 
@@ -281,6 +280,8 @@ class Plan:
         notes = [f"the peak comes at the {'; '.join(dict.fromkeys(row.memory.cause for row in rows))}."]
         if question.sized and (lacking := question.step.positions_lacking()):
             notes.append(lacking)
+        if question.step.stores_scores():
+            notes.append("attention's scores are stored: with --fused-attention they stay on chip.")
         if question.devices * question.shard.devices > 1:
             parts = [f"{question.devices} data parallel, ZeRO {question.zero}", str(question.shard)]
             notes.append(f"{', '.join(filter(None, parts))}: memory and time of one device, tokens/s of all together.")
@@ -301,21 +302,26 @@ class Plan:
 def _changes(question: Question) -> Iterator[tuple[str, Question]]:
     """Changes that need less memory, the least change first, each with its option."""
     step = question.step
+    if step.stores_scores():
+        yield "--fused-attention", replace(question, step=replace(step, fused_attention=True))
     if question.sized and (step.sequences or 1) > 1:
         yield "--sequences 1", replace(question, step=replace(step, sequences=1))
-    if not step.chunked_loss and any(getattr(op, "kind", "").startswith("loss") for op in step.build().operations):
+    if not step.chunked_loss and any(op.kind.startswith("loss") for op in step.build().operations):
         yield "--chunked-loss", replace(question, step=replace(step, chunked_loss=True))
     if question.optimiser == "adam" and step.lora is None:
         yield "--optimiser adam-8bit", replace(question, optimiser="adam-8bit")
         yield "--optimiser adam-16bit", replace(question, optimiser="adam-16bit")
         if question.hardware.host and not question.offload:
             yield "--offload", replace(question, offload=True)
+            if question.zero < 2 and question.accumulate * question.pipeline == 1:  # torchtune's, on one device
+                changed = replace(question, optimiser="adam-8bit-16bit", offload=True, in_backward=True)
+                yield "--optimiser adam-8bit-16bit --offload --in-backward", changed
+    if question.sized and step.lora is None and not question.methods:
+        yield "--lora 16", replace(question, step=replace(step, lora=16, freeze=None))
     if question.hardware.link and question.shard.devices == 1:
         for devices in (2, 4, 8):
             if devices > question.devices:
                 yield f"--devices {devices} --zero 3", replace(question, devices=devices, zero=3)
-    if question.sized and step.lora is None and not question.methods:
-        yield "--lora 16", replace(question, step=replace(step, lora=16, freeze=None))
     if question.sized and not question.base_bits and not question.methods:
         lora = replace(step, lora=step.lora or 16, freeze=None)
         yield f"--qlora {lora.lora}", replace(question, step=lora, base_bits=NF4_BITS)

@@ -1,17 +1,19 @@
-"""How long a step takes: what it computes, packs, updates and sends."""
+"""How long a step takes: what it computes, packs, updates and sends; on one device, over data-parallel ones (ZeRO),
+tensor-parallel ones (with sequence parallelism) and a pipeline of stages (1F1B)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from costmodel.hardware.hardware import Hardware, Pass
-from costmodel.model.arithmetic import matmuls
-from costmodel.model.entries import in_layer, layer_of, results_kept
+from costmodel.model.entries import layer_of, results_kept
 from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
-from costmodel.model.memory import OPTIMISERS, Method, in_host, is_base, packed_values
+from costmodel.model.memory import Memory, in_host, is_base, packed_values, peak_memory
+from costmodel.model.methods import BF16, OPTIMISERS, Method
 from costmodel.model.operations import Gemm, Operation, Workload
-from costmodel.model.quantisation import BF16
 from costmodel.model.roofline import step_floor
-from costmodel.model.traffic import transfers
+from costmodel.model.traffic import matmuls, transfers
+from costmodel.workloads.transformer import Shard
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,14 @@ def step_time(workload: Workload, method: Method, hardware: Hardware, micro_batc
     """Time of a step of so many batches on each device. Raises ValueError where several devices have no link."""
     setup = BF16 if method.zero == 3 and method.setup.autocast else method.setup  # FSDP's mixed precision casts all
     method = replace(method, setup=setup)
-    moved, multiplied = transfers(workload, method.setup, hardware.on_chip_bytes), matmuls(workload, method.setup)
+    moved, multiplied = transfers(workload, method.setup), matmuls(workload, method.setup)
     container, updated = method.setup.container_bits, [transfer for transfer in moved if transfer.phase == UPDATE]
     passes = step_floor([t for t in moved if t.phase != UPDATE], multiplied, hardware, container)
     update = step_floor(updated, [], hardware, container) / (method.shared_by(1) / OPTIMISERS[method.optimiser].traffic)
     updating = max(float(update.seconds), _paging_seconds(workload, method, hardware))
     seconds = float(passes.seconds) + _widening_seconds(workload, method, hardware)
     if method.recompute:
-        seconds += _forward_again(workload.recomputing_layers(), method, hardware, in_layer)
+        seconds += _forward_again(workload.recomputing_layers(), method, hardware, layer_of)
     if method.stash and method.stash.bits:  # which keeps no result of fused attention, and runs it again
         seconds += _forward_again(workload, method, hardware, _is_fused)
     bound = "memory" if (passes + update).memory_bound else "compute"
@@ -122,14 +124,14 @@ def _is_fused(op: Operation) -> bool:
 
 
 def _forward_again(
-    workload: Workload, method: Method, hardware: Hardware, chosen: Callable[[Operation], bool]
+    workload: Workload, method: Method, hardware: Hardware, chosen: Callable[[Operation], object]
 ) -> float:
     """Seconds of the forward of the chosen operations, but for those whose results selective recomputation keeps."""
     results = results_kept(workload) if method.selective else ()
     again = replace(
         workload, operations=tuple(op for op in workload.operations if chosen(op) and op.name not in results)
     )
-    moved = [t for t in transfers(again, method.setup, hardware.on_chip_bytes) if t.phase == FORWARD]
+    moved = [t for t in transfers(again, method.setup) if t.phase == FORWARD]
     multiplied = [product for product in matmuls(again, method.setup) if product.name == "forward"]
     return float(step_floor(moved, multiplied, hardware, method.setup.container_bits).seconds)
 
@@ -154,3 +156,47 @@ def communication_bytes(workload: Workload, method: Method, micro_batches: int =
     few = sum(op.parameters for op in workload.operations if is_base(op, method))
     gathered = word * (workload.parameters - few) + few * method.base_bits / 8
     return part * (gradients + 2 * micro_batches * gathered)
+
+
+# ---- what tensor parallelism and a pipeline send, which does not overlap with what is computed
+
+Stages = tuple[Workload, ...]  #: a device's operations of one micro-batch, of the first and the last stage
+#: layers whose output tensor parallelism sums over the devices
+_ROW_PARALLEL = ("out_proj", "down_proj", "fc2")
+
+
+def sharded_step(stages: Stages, method: Method, shard: Shard, micro_batches: int, hardware: Hardware) -> Step:
+    """Time of a step: of the slowest stage. Raises ValueError where several devices have no link."""
+    slowest = max((step_time(stage, method, hardware, micro_batches) for stage in stages), key=lambda it: it.seconds)
+    if shard.devices == 1:
+        return slowest
+    if not hardware.link:
+        raise ValueError(f"hardware {hardware.name!r} states no link: several devices need [link] gb_per_s in its file")
+    # 1F1B: the time of so many micro-batches stands idle (Narayanan et al., 2021, section 2.2)
+    busy = 1 + (shard.pipeline - 1) / micro_batches
+    inside = micro_batches * busy * max(sent_inside(stage, shard, method) for stage in stages) / hardware.link
+    bound = "link" if slowest.exposed + inside > busy * slowest.compute else slowest.bound
+    slowest = replace(slowest, compute=busy * slowest.compute, packing=busy * slowest.packing, bound=bound)
+    return replace(slowest, communication=slowest.communication + inside, exposed=slowest.exposed + inside)
+
+
+def sharded_memory(stages: Stages, method: Method, shard: Shard, micro_batches: int) -> Memory:
+    """Memory of the device that holds most: the first stage keeps as many micro-batches as the pipeline is long."""
+    in_flight = [min(shard.pipeline, micro_batches), 1]
+    memories = [
+        peak_memory(stage, replace(method, in_flight=kept, accumulates=micro_batches > 1))
+        for stage, kept in zip(stages, in_flight, strict=False)
+    ]
+    return max(memories, key=lambda memory: memory.peak)
+
+
+@lru_cache(maxsize=64)
+def sent_inside(stage: Workload, shard: Shard, method: Method) -> float:
+    """Bytes that a device sends for a micro-batch: sums of activations, 2 (t-1)/t of each in the forward and again in
+    the backward (sequence parallelism scatters and gathers as much), and what passes between stages, both ways."""
+    bits = float(method.setup.container_bits)
+    rows = [op for op in stage.gemms if layer_of(op) and op.name.endswith(_ROW_PARALLEL)]
+    summed = sum(op.M * op.N for op in rows) * bits / 8
+    between = min((op.M * op.N for op in rows), default=0) * bits / 8  # experts have a row for each that was chosen
+    part = (shard.tensor - 1) / shard.tensor
+    return 2 * 2 * part * summed + (2 * between / shard.tensor if shard.pipeline > 1 else 0.0)

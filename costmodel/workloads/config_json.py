@@ -63,9 +63,7 @@ _LLAMA: dict[str, Any] = {"gated": True, "rms": True, "rotary": 1.0, "final_norm
 _GPT: dict[str, Any] = {"fused_qkv": True, "final_norm": True}
 _BERT = Family("encoder", {"embedding_norm": True, "post_norm": True}, ("words", "positions", "types"))
 _T5 = Family(
-    "both",
-    {"rms": True, "final_norm": True, "casts_late": True, "position_bias": 32} | _UNBIASED,
-    activation="relu",
+    "both", {"rms": True, "final_norm": True, "casts_late": True, "position_bias": 32} | _UNBIASED, activation="relu"
 )
 
 
@@ -149,8 +147,6 @@ class _Config:
             read["gated"], act = act.startswith("gated"), "gelu_new" if act == "gated-gelu" else act
         read["activation"] = _KINDS.get(act, "activation")
         read["position_bias"] = self.size(("relative_attention_num_buckets",), default=read.get("position_bias", 0))
-        if read.get("rotary"):
-            read["rotary"] = self.rotary(read["rotary"])
         read |= self.sliding(side) | self.experts(read["ffn"])
         if family.kind == "image":
             read |= self.pictures(read["d"])
@@ -214,17 +210,6 @@ class _Config:
         value = default if name is None else self.data[name]
         if type(value) is not int or (name and value < 1):
             raise ValueError(f"config {self.where}: field {name} must be a positive whole number, not {value!r}")
-        return value
-
-    def rotary(self, default: float) -> float:
-        """The part of each head that rotary positions turn, by whichever field states it."""
-        rope = self.data.get("rope_parameters") or {}
-        if not isinstance(rope, dict):
-            raise ValueError(f"config {self.where}: field rope_parameters must be an object, not {rope!r}")
-        stated = {**self.data, **rope}
-        value = stated.get("partial_rotary_factor", stated.get("rotary_pct", default))
-        if not isinstance(value, int | float) or not 0 < value <= 1:
-            raise ValueError(f"config {self.where}: field partial_rotary_factor must be above 0 to 1, not {value!r}")
         return value
 
     def flag(self, name: str, default: bool) -> bool:

@@ -1,18 +1,23 @@
-"""Workloads by name (models.toml, and fairseq's), from a Hugging Face config.json, or from a workload file."""
+"""Workloads by name (models.toml, and fairseq's), from a Hugging Face config.json, or from a workload file; and the
+training step that a user asks about: the sizes of its batch, and what of the model trains."""
 
 import tomllib
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from costmodel.model.operations import Workload
 from costmodel.names import completed
 from costmodel.workloads import config_json, workload_file
-from costmodel.workloads.shapes import Head, Stack, Transformer
-from costmodel.workloads.transformer import build
+from costmodel.workloads.shapes import MAX_SIZE, Head, Stack, Transformer
+from costmodel.workloads.transformer import Shard, build, stages
+from dsq.arguments import whole_number
 from dsq.command import read_json
 
+DEFAULT_MODEL = "transformer_iwslt_de_en"
+#: the layers that get adapters unless told: every linear layer of every block
+ADAPTED = r"layers\.\d+\..*(_proj|fc\d)$"
 _FILE = Path(__file__).with_name("models.toml")
 _IWSLT = "its IWSLT14 recipe's 10k joint BPE (8848 and 6632 types) with the decoder's embeddings tied"
 _WMT = "base, its WMT recipe's 32k joint BPE (32768 types), all embeddings shared"
@@ -33,28 +38,20 @@ def names() -> list[str]:
     return [*_FAIRSEQ, *_models()]
 
 
-def load_workload(
-    name: str,
-    sequences: int | None = None,
-    source_length: int | None = None,
-    target_length: int | None = None,
-    fused: bool | None = None,
-) -> Workload:
+def load_workload(name: str, fused: bool | None = None, **sizes: int) -> Workload:
     """A workload by name (completed), from a Hugging Face config.json, or from a workload file (dsq.workload.trace).
 
-    fused: attention runs in a fused kernel, where one takes it; None: as the model runs it.
+    fused: attention runs in a fused kernel, where one takes it; None: as the model runs it. sizes: sequences,
+    source_length, target_length, where they are not the model's.
     Raises ValueError.
     """
-    sizes = {"sequences": sequences, "source_length": source_length, "target_length": target_length}
-    given = {field: size for field, size in sizes.items() if size is not None}
     loaded = _load(name)
-    if isinstance(loaded, Workload):
-        if given:
-            raise ValueError(f"workload file {name} states its own sizes: {', '.join(given)} cannot be changed")
-        return loaded.fusing_attention() if fused else loaded
-    model = _sized(loaded, given)
-    workload = build(model)
-    return workload.fusing_attention() if (model.fuses if fused is None else fused) else workload
+    if not isinstance(loaded, Workload):
+        model = _sized(loaded, sizes)
+        loaded, fused = build(model), model.fuses if fused is None else fused
+    elif sizes:
+        raise ValueError(f"workload file {name} states its own sizes: {', '.join(sizes)} cannot be changed")
+    return loaded.fusing_attention() if fused else loaded
 
 
 def load_shapes(name: str, **sizes: int) -> Transformer:
@@ -110,3 +107,93 @@ def _sized(model: Transformer, given: Any) -> Transformer:
         if length in given and stack and stack.patches:
             raise ValueError(f"{length} is what the patches of {model.name} are: leave it out")
     return replace(model, **given)
+
+
+# ---- what a user asks about
+
+
+@dataclass(frozen=True)
+class AskedStep:
+    """A training step. Fields are named as the options of dsq-cost."""
+
+    workload: str = DEFAULT_MODEL  #: a name (completed), a Hugging Face config.json or a workload file
+    sequences: int | None = None  #: sequences of a batch; None: the model's
+    tokens: int | None = None  #: tokens of a sequence, on both sides
+    source_length: int | None = None  #: tokens that the encoder reads, of a sequence
+    target_length: int | None = None  #: tokens that the decoder reads, of a sequence
+    fused_attention: bool = False  #: also where the model does not run it so
+    eager_attention: bool = False  #: attention's scores are stored
+    exclude: str | None = None  #: regex of layers that are not converted
+    freeze: str | None = None  #: regex of layers whose parameters are not trained
+    lora: int | None = None  #: rank of adapters, which alone are trained
+    lora_layers: str = ADAPTED  #: regex of the layers that have them
+    chunked_loss: bool = False
+
+    @lru_cache(maxsize=64)  # noqa: B019 - questions are few
+    def build(self, copies: bool = False) -> Workload:
+        """The step. copies: adapters keep copies of their inputs, as PEFT's do. Raises ValueError."""
+        return self._changed(load_workload(self.workload, self._fused, **self._sizes()), copies)
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def parts(self, shard: Shard, copies: bool = False) -> tuple[Workload, ...]:
+        """A device's part of the step, of the first stage and of the last. Raises ValueError where it cannot be cut."""
+        if shard.devices == 1:
+            return (self.build(copies),)
+        model = load_shapes(self.workload, **self._sizes())
+        fuses = model.fuses if self._fused is None else self._fused
+        cut = (stage.fusing_attention() if fuses else stage for stage in stages(model, shard))
+        return tuple(self._changed(stage, copies) for stage in cut)
+
+    def positions_lacking(self) -> str:
+        """A note if sequences are longer than a table of positions that the model has; else ""."""
+        model = load_shapes(self.workload, **self._sizes())
+        for stack, length in ((model.encoder, model.source_length), (model.decoder, model.target_length)):
+            known = dict(stack.tables).get("positions", length) if stack and not stack.patches else length
+            if known < length:
+                return f"{model.name} has {known:,} positions: it takes no {length:,} tokens as it is."
+        return ""
+
+    def stores_scores(self) -> bool:
+        """Whether a fused kernel would take the attention of the step, which runs without one unasked."""
+        fused = replace(self, fused_attention=True)
+        return not self.eager_attention and fused.build().macs != self.build().macs
+
+    @property
+    def _fused(self) -> bool | None:
+        return False if self.eager_attention else self.fused_attention or None
+
+    def _sizes(self) -> dict[str, int]:
+        names = ("sequences", "source_length", "target_length")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.tokens is not None:
+            if len(given) > ("sequences" in given):
+                raise ValueError("tokens are those of a sequence on both sides: leave out the two lengths")
+            model = load_shapes(self.workload)
+            sides = {"source_length": model.encoder, "target_length": model.decoder}
+            given |= {name: self.tokens for name, stack in sides.items() if stack}
+        return given
+
+    def _changed(self, workload: Workload, copies: bool) -> Workload:
+        if self.exclude:
+            whole, workload = workload, workload.excluding(self.exclude)
+            if workload == whole:
+                raise ValueError(f"exclude {self.exclude!r} matches none of the workload's converted layers")
+        if self.freeze:
+            workload = _unless_idle(workload, workload.freezing(self.freeze), "--freeze")
+        if self.lora is not None:
+            workload = workload.adapting(whole_number("lora", self.lora, 1, MAX_SIZE), self.lora_layers, copies)
+        if self.chunked_loss:
+            workload = _unless_idle(workload, workload.chunking_loss(), "--chunked-loss")
+        return workload
+
+
+def _unless_idle(before: Workload, after: Workload, option: str) -> Workload:
+    """``after``. Raises ValueError where the option did nothing."""
+    if after == before:
+        raise ValueError(f"{option} does nothing for {before.name}: leave it out")
+    return after
+
+
+def asked(**given: Any) -> AskedStep:
+    """The step of those options that a step has; others are ignored."""
+    return replace(AskedStep(), **{name: value for name, value in given.items() if name in vars(AskedStep())})

@@ -75,6 +75,20 @@ class Stack:
         if self.heads % (self.kv_heads or self.heads):
             raise ValueError(f"{heads} must be a multiple of {self.name}.kv_heads ({self.kv_heads})")
 
+    @property
+    def keys(self) -> int:
+        """Number of key and value heads."""
+        return self.kv_heads or self.heads
+
+    @property
+    def head_width(self) -> int:
+        return self.head_dim or self.d // self.heads
+
+    @property
+    def qkv_width(self) -> int:
+        """Width of queries, keys and values together."""
+        return (self.heads + 2 * self.keys) * self.head_width
+
 
 @dataclass(frozen=True)
 class Head:

@@ -1,4 +1,5 @@
-"""The operations of a transformer's training step, in order: matrix products and pointwise passes, from its shapes."""
+"""The operations of a transformer's training step, in order, from its shapes: matrix products and pointwise passes, of
+the whole or of one device of several."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -98,17 +99,17 @@ def _layer(stack: Stack, layer: int, model: Transformer, length: int) -> list[Op
         if norms and stack.post_norm:
             ops.append(norms.pop(0))
 
-    own = (length, f"{prefix}.self_attn.x", stack.d)
-    inside = _attention(f"{prefix}.self_attn", stack, model.sequences, length, *own)
+    name = f"{prefix}.self_attn"
+    inside = _attention(_Attention(name, stack, model.sequences, length, length, f"{name}.x", stack.d))
     if stack.position_bias and layer == 0:
         size = (length * length, stack.heads, "attention", stack.position_bias * stack.heads)
-        inside.insert(0, Pointwise(f"{prefix}.self_attn.position_bias", "position bias", *size))
+        inside.insert(0, Pointwise(f"{name}.position_bias", "position bias", *size))
     sublayer("self_attn", inside)
     if stack.cross:
         assert model.encoder is not None
         memory = (model.source_length, ENCODER_OUT, model.encoder.d)
-        cross = replace(stack, causal=False)
-        sublayer("encoder_attn", _attention(f"{prefix}.encoder_attn", cross, model.sequences, length, *memory))
+        cross = _Attention(f"{prefix}.encoder_attn", replace(stack, causal=False), model.sequences, length, *memory)
+        sublayer("encoder_attn", _attention(cross))
     source = f"{prefix}.{'self_attn' if stack.norms == 1 else 'mlp'}.x"  # behind one norm, side by side
     if stack.experts:
         sublayer("mlp", _experts(prefix, stack, stack.experts, tokens, source))
@@ -190,18 +191,6 @@ class _Attention:
     def key_tokens(self) -> int:
         return self.sequences * self.key_length
 
-    @property
-    def heads(self) -> int:
-        return self.stack.heads
-
-    @property
-    def kv_heads(self) -> int:
-        return self.stack.kv_heads or self.stack.heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.stack.head_dim or self.stack.d // self.stack.heads
-
     def linear(self, name: str, tokens: int, width: int, outputs: int, source: str, bias: bool) -> Gemm:
         transposed = self.stack.transposed
         return Gemm(f"{self.prefix}.{name}", tokens, width, outputs, input=source, bias=bias, transposed=transposed)
@@ -210,30 +199,28 @@ class _Attention:
         return Pointwise(f"{self.prefix}.{name}", kind, rows, width, **fields)
 
 
-def _attention(
-    prefix: str, stack: Stack, sequences: int, query_length: int, key_length: int, key_input: str, key_width: int
-) -> list[Operation]:
+def _attention(own: _Attention) -> list[Operation]:
     """The operations of one attention, in order: projections, copies, two batched products with a materialised softmax
-    between. ``key_input`` ENCODER_OUT: of cross-attention."""
-    own = _Attention(prefix, stack, sequences, query_length, key_length, key_input, key_width)
-    width = own.heads * own.head_dim
+    between. Those of cross-attention have ENCODER_OUT as `key_input`."""
+    stack, prefix = own.stack, own.prefix
     return [
         *_projections(own),
         *_on_heads(own),
         *_products(own),
         *_head_copy(own, "context", "heads", own.query_tokens),
-        own.linear("out_proj", own.query_tokens, width, stack.d, f"{prefix}.context", stack.out_bias),
+        own.linear(
+            "out_proj", own.query_tokens, stack.heads * stack.head_width, stack.d, f"{prefix}.context", stack.out_bias
+        ),
     ]
 
 
 def _projections(own: _Attention) -> list[Operation]:
     stack, bias, x = own.stack, own.stack.qkv_bias, f"{own.prefix}.x"
     if stack.fused_qkv:
-        outputs = (own.heads + 2 * own.kv_heads) * own.head_dim
-        return [own.linear("qkv_proj", own.query_tokens, stack.d, outputs, x, bias)]
-    keys = own.key_tokens, own.key_width, own.kv_heads * own.head_dim, own.key_input, bias
+        return [own.linear("qkv_proj", own.query_tokens, stack.d, stack.qkv_width, x, bias)]
+    keys = own.key_tokens, own.key_width, stack.keys * stack.head_width, own.key_input, bias
     return [
-        own.linear("q_proj", own.query_tokens, stack.d, own.heads * own.head_dim, x, bias),
+        own.linear("q_proj", own.query_tokens, stack.d, stack.heads * stack.head_width, x, bias),
         own.linear("k_proj", *keys),
         own.linear("v_proj", *keys),
     ]
@@ -242,17 +229,18 @@ def _projections(own: _Attention) -> list[Operation]:
 def _on_heads(own: _Attention) -> list[Operation]:
     """Norms and rotary positions of queries and keys, and the copies that torch.matmul reads: keys are transposed, and
     values repeated where heads share them."""
-    stack, width = own.stack, round(own.stack.rotary * own.head_dim)
-    rows = (own.query_tokens * own.heads, own.key_tokens * own.kv_heads)
+    stack, turned = own.stack, round(own.stack.rotary * own.stack.head_width)
+    rows = (own.query_tokens * stack.heads, own.key_tokens * stack.keys)
     ops: list[Operation] = []
     if stack.qk_norm:
-        own_norms = zip(HEAD_NORMS, rows, strict=True)
-        ops += [own.pointwise(name, "rms", count, own.head_dim, parameters=own.head_dim) for name, count in own_norms]
-    if width:
-        ops += [own.pointwise(f"{name}_rotary", "rotary", count, width) for name, count in zip("qk", rows, strict=True)]
+        width = stack.head_width
+        named = zip(HEAD_NORMS, rows, strict=True)
+        ops += [own.pointwise(name, "rms", count, width, parameters=width) for name, count in named]
+    if turned:
+        named = zip(("q_rotary", "k_rotary"), rows, strict=True)
+        ops += [own.pointwise(name, "rotary", count, turned) for name, count in named]
     if stack.heads_copied and stack.fused_qkv:
-        outputs = (own.heads + 2 * own.kv_heads) * own.head_dim
-        ops.append(own.pointwise("qkv_split", "split", own.query_tokens, outputs))
+        ops.append(own.pointwise("qkv_split", "split", own.query_tokens, stack.qkv_width))
     ops += _head_copy(own, "q", "heads", own.query_tokens)
     ops += _head_copy(own, "k", "transposed", own.key_tokens)
     return ops + _head_copy(own, "v", "heads", own.key_tokens)
@@ -262,14 +250,14 @@ def _head_copy(own: _Attention, name: str, kind: str, tokens: int) -> list[Opera
     """A copy of every head, where heads are copied."""
     if not own.stack.heads_copied:
         return []
-    return [own.pointwise(f"{name}_heads", kind, tokens * own.heads, own.head_dim, cls="attention")]
+    return [own.pointwise(f"{name}_heads", kind, tokens * own.stack.heads, own.stack.head_width, cls="attention")]
 
 
 def _products(own: _Attention) -> list[Operation]:
     """Queries by keys, what happens to the scores, and those by values."""
     stack, crosses = own.stack, own.key_input == ENCODER_OUT
-    sharing = own.heads // own.kv_heads  # grouped-query attention: the heads that share keys are rows of one product
-    batch, rows = own.sequences * own.kv_heads, own.query_length * sharing
+    sharing = stack.heads // stack.keys  # grouped-query attention: the heads that share keys are rows of one product
+    batch, rows = own.sequences * stack.keys, own.query_length * sharing
     pairs = sharing * _pairs(own.query_length, own.key_length, stack.causal, stack.window)
     position_bias = bool(stack.position_bias)
 
@@ -283,14 +271,14 @@ def _products(own: _Attention) -> list[Operation]:
 
     square = own.query_length * own.key_length
     mask = own.sequences * square if stack.causal or stack.window else 0
-    bias = own.heads * square if position_bias else 0
+    bias = stack.heads * square if position_bias else 0
     weights = f"{own.prefix}.softmax" if not stack.attention_dropout else ""
     return [
-        product("scores", own.head_dim, own.key_length),
+        product("scores", stack.head_width, own.key_length),
         on_scores("scale", "bias" if position_bias and not crosses else "scale", mask=mask, bias=bias),
         on_scores("softmax", "softmax"),
         *([on_scores("dropout", "dropout")] if stack.attention_dropout else []),
-        product("context", own.key_length, own.head_dim, weights),
+        product("context", own.key_length, stack.head_width, weights),
     ]
 
 
@@ -300,3 +288,90 @@ def _pairs(queries: int, keys: int, causal: bool, window: int) -> int:
         return 0
     seen = min(window or keys, keys)
     return seen * (seen + 1) // 2 + (queries - seen) * seen
+
+
+# ---- what one device of several has: tensor parallelism (Shoeybi et al., 2019), its sequence parallelism (Korthikanti
+# et al., 2022) and pipeline stages
+
+#: passes over the residual stream, whose tokens sequence parallelism shares out
+_STREAM_KINDS = ("norm", "rms", "late rms", "residual", "dropout", "embedding")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The number of parts into which a model is cut."""
+
+    tensor: int = 1  #: heads and MLP widths
+    pipeline: int = 1  #: layers
+    sequence: bool = False  #: tokens of what tensor parallelism leaves whole
+
+    @property
+    def devices(self) -> int:
+        return self.tensor * self.pipeline
+
+    def __str__(self) -> str:
+        parts = [f"TP {self.tensor}"] if self.tensor > 1 else []
+        parts += ["SP"] if self.sequence else []
+        parts += [f"PP {self.pipeline}"] if self.pipeline > 1 else []
+        return " ".join(parts)
+
+
+def stages(model: Transformer, shard: Shard) -> tuple[Workload, ...]:
+    """The operations of a device of the first stage, and of the last where there are several. Raises ValueError where
+    the model cannot be cut so."""
+    if shard.pipeline == 1:
+        return (_parallel(build(_part(model, shard)), shard),)
+    if model.encoder and model.decoder:
+        raise ValueError(f"{model.name}: a pipeline is described for one stack of layers, not for two")
+    side = "encoder" if model.encoder else "decoder"
+    whole: Stack = getattr(model, side)
+    layers = _divided(whole, "layers", shard.pipeline)
+    changes: Any = {side: replace(whole, layers=layers, final_norm=False)}
+    first = replace(model, head=Head("none"), **changes)
+    changes = {side: replace(whole, layers=layers, tables=(), patches=None, embedding_norm=False)}
+    last = replace(model, head=replace(model.head, tied=False), **changes)  # with a table of its own
+    return tuple(_parallel(build(_part(part, shard)), shard) for part in (first, last))
+
+
+def _part(model: Transformer, shard: Shard) -> Transformer:
+    """The model with 1 / tensor of its heads, MLP widths, tables and logits."""
+    encoder, decoder = (stack and _cut_stack(stack, shard.tensor) for stack in (model.encoder, model.decoder))
+    head = replace(model.head, outputs=-(-model.head.outputs // shard.tensor))
+    return replace(model, head=head, encoder=encoder, decoder=decoder)
+
+
+def _cut_stack(stack: Stack, parts: int) -> Stack:
+    heads, experts = _divided(stack, "heads", parts), stack.experts
+    if stack.keys % parts and parts % stack.keys:
+        raise ValueError(f"{stack.name}.kv_heads ({stack.keys}) cannot be cut into {parts}, nor copied to as many")
+    return replace(
+        stack,
+        heads=heads,
+        kv_heads=max(1, stack.keys // parts),
+        head_dim=stack.head_width,
+        ffn=_divided(stack, "ffn", parts),
+        experts=experts and replace(experts, width=-(-experts.width // parts)),
+        tables=tuple((name, -(-rows // parts)) for name, rows in stack.tables),
+    )
+
+
+def _divided(stack: Stack, field: str, parts: int) -> int:
+    value: int = getattr(stack, field)
+    if value % parts:
+        raise ValueError(f"{stack.name}.{field} ({value}) cannot be cut into {parts}")
+    return value // parts
+
+
+def _parallel(workload: Workload, shard: Shard) -> Workload:
+    """The workload with the tokens of the residual stream shared out."""
+    if not shard.sequence:
+        return workload
+
+    def share(op: Operation) -> Operation:
+        if isinstance(op, Gemm):
+            return replace(op, x_values=-(-op.M * op.K // shard.tensor)) if op.stream else op
+        of_heads = op.cls == "attention" or op.name.rpartition(".")[2] in HEAD_NORMS
+        shared = op.kind in _STREAM_KINDS and not of_heads
+        return replace(op, rows=-(-op.rows // shard.tensor)) if shared else op
+
+    return replace(workload, operations=tuple(map(share, workload.operations)))

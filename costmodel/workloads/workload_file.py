@@ -31,13 +31,6 @@ def states_its_sizes(name: str) -> bool:
     return name.endswith(".json") and is_workload(read_json(name))
 
 
-def dump(workload: Workload) -> dict[str, Any]:
-    """The workload as JSON-able data."""
-    operations = [{"op": "gemm" if isinstance(op, Gemm) else "pointwise", **vars(op)} for op in workload.operations]
-    facts = {"name": workload.name, "tokens": workload.tokens, "source": workload.source}
-    return {"costmodel": VERSION, **facts, "operations": operations}
-
-
 def parse(data: dict[str, Any], where: str) -> Workload:
     """The workload of the JSON data. Raises ValueError that names the operation and the field."""
     try:

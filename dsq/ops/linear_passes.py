@@ -26,6 +26,7 @@ from dsq.kernels.backend import (
     MatMul,
     Operand,
     check_codes,
+    of_stored_transpose,
 )
 from dsq.kernels.dispatch import backend_for, gemm_for, layout_of, plain
 from dsq.ops.products import autocast_dtype, function_transform, multiply, packed, refuse_transforms
@@ -172,7 +173,7 @@ def check_callers(x: Any, weight: Any, bias: Any) -> None:
 def _made(layer: Layer, turned: bool, backend: Backend) -> Plan:
     """Return the plan of a layer whose products are those of w (N, K), its shapes those that lie in memory."""
     matmuls, dtypes = layer.matmuls, layer.dtypes
-    stored = layer._replace(matmuls=matmuls.of_stored_transpose()) if turned else layer
+    stored = layer._replace(matmuls=of_stored_transpose(matmuls)) if turned else layer
     shape_TK, fmt, stash, call = stored.x_matrix, matmuls.stash.format, None, None
     if fmt is not None:
         layout = layout_of(shape_TK, matmuls.stash.axis)
@@ -204,7 +205,7 @@ def _runs(backend: Backend, layer: Layer, *matmuls: MatMul) -> bool:
     if torch.float64 in layer.dtypes or 0 in (*layer.x_shape, *layer.w_shape):
         return False
     given = [fmt for it in matmuls for fmt in (it.a.format, it.b.format, *([it.result] if it.result else []))]
-    return all(type(fmt) in backend.formats for fmt in given)
+    return all(fmt is not None and backend.serves(fmt) for fmt in given)
 
 
 def _keep(key: Any, plan: Plan) -> Plan:

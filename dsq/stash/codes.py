@@ -151,7 +151,7 @@ class Stash:
     def mask(self, bits: Tensor, order: MemoryOrder, dtype: torch.dtype) -> Form:
         """Return the form of a mask whose bits were made already."""
         self._count(0, (bits,))
-        return Form((bits,), lambda kept: order.restore(unpack_mask(kept[0], order.count, 0.0, 1.0, dtype)))
+        return Form((bits,), lambda kept: order.restore(unpack_mask(kept[0], order.count, dtype)))
 
     def find(self, x: Tensor) -> Form | None:
         """Return the form that ``x`` has already."""

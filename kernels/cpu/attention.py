@@ -1,9 +1,9 @@
 """PyTorch's fused attention on the CPU by the compiled kernels (src/attention.cpp).
 
 PyTorch multiplies there by MKL, in 256-bit units on CPUs of other makers than Intel, and in bfloat16 by a primitive of
-oneDNN that it makes for each small product. Here these kernels stand in the place of PyTorch's, so that all that calls
-F.scaled_dot_product_attention, saves for its backward or compiles it stays as it is. Results differ by the rounding of
-sums. Masks, dropout, other dtypes and fewer heads than threads go on to PyTorch's own.
+oneDNN that it makes for each small product. These kernels replace PyTorch's behind the same operators: callers, saved
+tensors and compiled graphs need no change. Results differ by the rounding of sums. Masks, dropout, other dtypes and
+fewer heads than threads go on to PyTorch's own.
 
 Shape suffixes: B batch, H heads, L queries, S keys, D features of a head.
 """
@@ -122,31 +122,24 @@ class AttentionKernels:
 
     def _run(self, run: Any, tensors: dict[str, Tensor], causal: bool, scale: float | None) -> None:
         q, k = tensors["q"], tensors["k"]
-        scale = 1 / math.sqrt(q.shape[3]) if scale is None else scale
-        strides = tuple(x.stride() for x in tensors.values())
-        desc, floats = self._prepared(tuple(tensors), strides, q.shape, k.shape[2], q.dtype, causal, scale)
+        strides = tuple((name, x.stride()[:3]) for name, x in tensors.items())
+        desc, floats = self._prepared(strides, q.shape, k.shape[2], q.dtype, causal, scale)
         threads = torch.get_num_threads()
         memory = scratch(4 * floats * threads)
         found = zip(tensors, addresses(*tensors.values(), strided=True), strict=True)
         run(desc, self._library.new("AttentionTensors", dict(found)), memory.data_ptr(), threads)
 
     def _prepare(
-        self,
-        names: tuple[str, ...],
-        strides: tuple[tuple[int, ...], ...],
-        shape: torch.Size,
-        keys: int,
-        dtype: torch.dtype,
-        causal: bool,
-        scale: float,
+        self, strides: Any, shape: torch.Size, keys: int, dtype: torch.dtype, causal: bool, scale: float | None
     ) -> tuple[Any, int]:
         """AttentionDesc *, and the floats of scratch memory that a thread takes."""
         batches, heads, queries, width = shape
-        fields: dict[str, Any] = {name: stride[:3] for name, stride in zip(names, strides, strict=True)}
+        fields: dict[str, Any] = dict(strides)
         fields |= {"batches": batches, "heads": heads, "queries": queries, "keys": keys, "width": width}
-        fields |= {"scale": scale, "causal": causal, "dtype": self._library.dtypes()[dtype]}
+        fields |= {"causal": causal, "dtype": self._library.dtypes()[dtype]}
+        fields["scale"] = 1 / math.sqrt(width) if scale is None else scale
         desc = self._library.new("AttentionDesc", fields)
-        return desc, self._library.c.dsq_attention_scratch(desc, "dq" in names)
+        return desc, self._library.c.dsq_attention_scratch(desc, "dq" in fields)
 
 
 def _serves(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, attn_mask: Tensor | None, scale: float | None) -> bool:

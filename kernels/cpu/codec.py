@@ -3,13 +3,11 @@
 Arguments are as Backend has them. Inputs pass the gate (memory.py); results were just made.
 """
 
-import math
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt, check_stored
 from dsq.formats.fixed_point import BIAS
@@ -28,20 +26,11 @@ SCALES: dict[type[Format], str] = {
 }
 
 
-class _Prepared(NamedTuple):
-    """The arguments that calls of one format, layout and dtypes share."""
-
-    desc: Any  #: CodecDesc *
-    code_shape: tuple[int, int]
-    scale_shape: tuple[int, ...]
-
-
 class CodecKernels:
     """The kernels of one instruction set, ``isa`` of Library.instruction_sets."""
 
     def __init__(self, library: Library, isa: int) -> None:
         self.library, self._c, self._isa, self._dtypes = library, library.c, isa, library.dtypes()
-        self._of_masks = {**self._dtypes, torch.bool: library.c.BYTE}
         self._quantize, self._pack, self._unpack = library.c.dsq_quantize, library.c.dsq_pack, library.c.dsq_unpack
         self.prepared = lru_cache(maxsize=DESCRIPTORS)(self._prepare)
         self._affine = lru_cache(maxsize=DESCRIPTORS)(self._new_affine)
@@ -70,52 +59,35 @@ class CodecKernels:
 
     def _prepare(
         self, fmt: Format, layout: Layout, dtype: torch.dtype, out_dtype: torch.dtype, stochastic: bool
-    ) -> _Prepared:
+    ) -> tuple[Any, tuple[int, int], tuple[int, ...]]:
+        """CodecDesc *, and the shapes of codes and of scales: what calls of one format, layout and dtypes share."""
         desc = self.library.new("CodecDesc", self.fields(fmt, layout, dtype, out_dtype, stochastic))
-        return _Prepared(desc, layout.code_shape(fmt.bits), fmt.scale_shape(layout))
+        return desc, layout.code_shape(fmt.bits), fmt.scale_shape(layout)
 
-    def quantize(
-        self, x: Tensor, fmt: Format, layout: Layout, seed: int | None, dtype: torch.dtype, out: Tensor | None = None
-    ) -> Tensor:
-        """Quantise as Backend says, into ``out`` where it is given; so do the other functions."""
-        if out is None:
-            out = torch.empty_like(x, dtype=dtype)
-        desc = self.prepared(fmt, layout, x.dtype, dtype, seed is not None).desc
+    def quantize(self, x: Tensor, fmt: Format, layout: Layout, seed: int | None, dtype: torch.dtype) -> Tensor:
+        out = torch.empty_like(x, dtype=dtype)
+        desc, _, _ = self.prepared(fmt, layout, x.dtype, dtype, seed is not None)
         self._quantize(desc, *addresses(x), out.data_ptr(), torch.get_num_threads(), (seed or 0) & SEED_MASK)
         return out
 
-    def pack(
-        self, x: Tensor, fmt: Format, layout: Layout, seed: int | None, out: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def pack(self, x: Tensor, fmt: Format, layout: Layout, seed: int | None) -> tuple[Tensor, Tensor]:
         desc, code_shape, scale_shape = self.prepared(fmt, layout, x.dtype, x.dtype, seed is not None)
-        if out is None:
-            codes = torch.empty(*code_shape, dtype=torch.uint8, device="cpu")
-            scales = torch.empty(*scale_shape, dtype=torch.uint8, device="cpu")
-        else:
-            codes, scales = out
-        seed = (seed or 0) & SEED_MASK
-        self._pack(desc, *addresses(x), codes.data_ptr(), scales.data_ptr(), torch.get_num_threads(), seed)
+        codes = torch.empty(*code_shape, dtype=torch.uint8, device="cpu")
+        scales = torch.empty(*scale_shape, dtype=torch.uint8, device="cpu")
+        made, threads = (codes.data_ptr(), scales.data_ptr()), torch.get_num_threads()
+        self._pack(desc, *addresses(x), *made, threads, (seed or 0) & SEED_MASK)
         return codes, scales
 
-    def unpack(
-        self, codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: torch.dtype, out: Tensor | None = None
-    ) -> Tensor:
-        if out is None:
-            out = torch.empty(layout.outer, layout.rows, layout.columns, dtype=dtype, device="cpu")
-        desc = self.prepared(fmt, layout, dtype, dtype, False).desc
+    def unpack(self, codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: torch.dtype) -> Tensor:
+        out = torch.empty(layout.outer, layout.rows, layout.columns, dtype=dtype, device="cpu")
+        desc, _, _ = self.prepared(fmt, layout, dtype, dtype, False)
         self._unpack(desc, *addresses(codes, scales), out.data_ptr(), torch.get_num_threads())
         return out
 
     def _new_affine(self, count: int, groups: Groups, bits: int, dtype: torch.dtype, stochastic: bool) -> Any:
-        fields = {
-            "count": count,
-            "run": groups.run,
-            "groups": groups.number,
-            "bits": bits,
-            "dtype": self._dtypes[dtype],
-            "stochastic": stochastic,
-            "isa": self._isa,
-        }
+        """AffineDesc *."""
+        fields = {"count": count, "run": groups.run, "groups": groups.number, "bits": bits}
+        fields |= {"dtype": self._dtypes[dtype], "stochastic": stochastic, "isa": self._isa}
         return self.library.new("AffineDesc", fields)
 
     def affine_pack(
@@ -138,28 +110,25 @@ class CodecKernels:
         return out
 
     def pack_mask(self, x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
-        dtype, count = self._of_masks[x_N.dtype], x_N.numel()
-        bits = torch.empty((count + 7) // 8, dtype=torch.uint8, device="cpu")
-        given = self._isa, *addresses(x_N), dtype, count, low, high, nan_is_open
-        self._c.dsq_pack_mask(*given, bits.data_ptr(), torch.get_num_threads())
+        dtype = self._c.BYTE if x_N.dtype is torch.bool else self._dtypes[x_N.dtype]
+        bits = torch.empty((x_N.numel() + 7) // 8, dtype=torch.uint8, device="cpu")
+        given = *addresses(x_N), dtype, x_N.numel(), low, high, nan_is_open
+        self._c.dsq_pack_mask(self._isa, *given, bits.data_ptr(), torch.get_num_threads())
         return bits
 
-    def unpack_mask(self, bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
+    def unpack_mask(self, bits: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         out = torch.empty(count, dtype=dtype, device="cpu")
-        given = self._isa, *addresses(bits), count, self._of_masks[dtype], closed, open
-        self._c.dsq_unpack_mask(*given, out.data_ptr(), torch.get_num_threads())
+        given = *addresses(bits), count, self._dtypes[dtype], 0.0, 1.0
+        self._c.dsq_unpack_mask(self._isa, *given, out.data_ptr(), torch.get_num_threads())
         return out
 
     def apply_mask(self, bits: Tensor, x: Tensor) -> Tensor:
-        out, dtype, threads = torch.empty_like(x), self._dtypes[x.dtype], torch.get_num_threads()
-        bits_at, x_at = addresses(bits, x)
-        self._c.dsq_apply_mask(self._isa, bits_at, x.numel(), dtype, x_at, out.data_ptr(), threads)
+        out, (bits_at, x_at) = torch.empty_like(x), addresses(bits, x)
+        given = bits_at, x.numel(), self._dtypes[x.dtype], x_at
+        self._c.dsq_apply_mask(self._isa, *given, out.data_ptr(), torch.get_num_threads())
         return out
 
     def relu(self, x: Tensor, in_place: bool) -> tuple[Tensor, Tensor]:
-        if x.dtype is not torch.float32:
-            y = F.relu(x, in_place)
-            return y, self.pack_mask(y.view(-1), 0.0, math.nan, True)
         y, count = x if in_place else torch.empty_like(x), x.numel()
         bits = torch.empty((count + 7) // 8, dtype=torch.uint8, device="cpu")
         made, threads = (y.data_ptr(), bits.data_ptr()), torch.get_num_threads()

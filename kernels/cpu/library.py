@@ -43,13 +43,10 @@ class Library:
 
     def instruction_sets(self) -> dict[str, int]:
         """The instruction sets of this machine that there are kernels for, best first, with their ``isa``."""
-        return self._usable(self.c.dsq_isa)
+        return self.usable(self.c.dsq_isa)
 
-    def integer_gemms(self) -> dict[str, int]:
-        """The integer GEMMs that this machine has the instructions of, best first, with their indices."""
-        return self._usable(self.c.dsq_integer_gemm)
-
-    def _usable(self, name_of: Callable[[int, Any], Any]) -> dict[str, int]:
+    def usable(self, name_of: Callable[[int, Any], Any]) -> dict[str, int]:
+        """What this machine has of what ``name_of`` (dsq_isa, dsq_integer_gemm) names, best first, with its index."""
         found: dict[str, int] = {}
         usable, index = self.ffi.new("int *"), 0
         while name := name_of(index, usable):

@@ -85,12 +85,12 @@ class LinearKernels:
             if dw_transposed:
                 matmul, a, b = matmul.transposed(), b, a
             dw_shape = a.shape[1], b.shape[1]
-            described = describe(self._codec, matmul, dw_gemm, a, b, dtypes.w, layer.stochastic)
-            fields["weight_gradient"], after, room = described
+            made = describe(self._codec, matmul, dw_gemm, a, b, dtypes.w, layer.stochastic)
+            fields["weight_gradient"], after, room = made
         if dx_gemm is not None:  # behind dw's operands: dy is quantised for both at once
             matmul, w_given = matmuls.input_gradient, Given(layer.w_shape, dtypes.w)
-            described = describe(self._codec, matmul, dx_gemm, dy_given, w_given, dtypes.x, layer.stochastic, after)
-            fields["input_gradient"], room = described.fields, max(room, described.end)
+            made = describe(self._codec, matmul, dx_gemm, dy_given, w_given, dtypes.x, layer.stochastic, after)
+            fields["input_gradient"], room = made[0], max(room, made[2])
         desc, run = self._library.new("LinearBackwardDesc", fields), self._library.c.dsq_linear_backward
         dx_shape = tuple(layer.x_shape)
 

@@ -41,7 +41,7 @@ def gemms(library: Library) -> tuple[GemmKernel, ...]:
         GemmKernel("bfloat16", lambda *given: has_bfloat16 and _fits_bfloat16(*given), _bfloat16, False, bf16, bf16),
         GemmKernel("integer", lambda *given: has_integer and _fits_integer(*given), _integer, packed=True),
         TORCH,
-        GemmKernel(ONEDNN, _fits_onednn, _by_onednn),
+        GemmKernel(ONEDNN, _fits_onednn, lambda _, a_MK, b_KN, bias_N: by_onednn(a_MK, b_KN.t(), bias_N)),
     )
 
 
@@ -74,13 +74,10 @@ def _fits_onednn(matmul: MatMul, dtype: torch.dtype) -> bool:
     return dtype is torch.float32 and torch.backends.mkldnn.is_available()
 
 
-def _by_onednn(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
-    return by_onednn(a_MK.contiguous(), b_KN.t().contiguous(), bias_N)
-
-
-def by_onednn(a: Tensor, b_NK: Tensor, bias_N: Tensor | None) -> Tensor:
-    """``a b^T + bias`` of contiguous a (M, K), in float32."""
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(a, b_NK, bias_N, "none", [], "")
+def by_onednn(a_MK: Tensor, b_NK: Tensor, bias_N: Tensor | None) -> Tensor:
+    """``a b^T + bias``, in float32."""
+    a, b = a_MK.contiguous(), b_NK.contiguous()
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, bias_N, "none", [], "")
     return y
 
 
@@ -144,22 +141,12 @@ class Given(NamedTuple):
     packed: bool = False  #: it comes as codes
 
 
-class Described(NamedTuple):
-    """A product's descriptor, and what it takes of scratch memory."""
-
-    fields: dict[str, Any]  #: of a MatMulDesc
-    operands_end: int  #: byte
-    end: int  #: byte
-
-
 def describe(
     codec: CodecKernels, matmul: MatMul, gemm: str, a: Given, b: Given, dtype: torch.dtype, stochastic: bool,
     start: int = 0,
-) -> Described:  # fmt: skip
-    """A product whose operands ``codec`` quantises, for the library.
-
-    ``dtype``: of the result. ``start``: the first byte of scratch memory that it may take.
-    """
+) -> tuple[dict[str, Any], int, int]:  # fmt: skip
+    """The fields of a MatMulDesc whose operands ``codec`` quantises, and the bytes of scratch memory at which its
+    operands end, and all that it takes. ``dtype``: of the result. ``start``: the first byte that it may take."""
     c, arena, values = codec.library.c, Arena(start), torch.bfloat16 if gemm in KERNELS else dtype
     a_axis, b_axis = matmul.contracted()
     sizes = rows, columns, depth = matmul.sizes(a.shape, b.shape)
@@ -184,7 +171,7 @@ def describe(
         fields["result"] = codec.fields(matmul.result, layout, torch.float32, dtype, stochastic)
         fields["result_seed"] = matmul.result_seed
         fields["result_offset"] = 0 if dtype is torch.float32 else arena.take(4 * rows * columns)
-    return Described(fields, operands_end, arena.size)
+    return fields, operands_end, arena.size
 
 
 def _operand(

@@ -7,11 +7,9 @@
 ``round`` is to nearest, ties to even; or stochastic: away from zero if a uniform number lies below the fraction of
 ``|t|``. A box that holds a NaN or an infinity has the step NaN, and codes of 0.
 
-Shape suffixes: O outer, R rows, C columns (dsq.formats.Layout), B boxes; of a bitstream G groups of eight codes and
-B bytes of a group.
+Shape suffixes: O outer, R rows, C columns (dsq.formats.Layout), B boxes; of a bitstream N bits, B bytes of a row and
+b bits of a code.
 """
-
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -35,7 +33,9 @@ def pack(x: Tensor, fmt: Format, layout: Layout, seed: int | None) -> tuple[Tens
 
 def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: torch.dtype) -> Tensor:
     """The values of packed ``codes`` as ``dtype``, shape (outer, rows, columns)."""
-    codes_ORC = unpack_bits(codes, fmt.bits, layout.columns).view(layout.outer, layout.rows, layout.columns)
+    sign = 1 << (fmt.bits - 1)
+    codes_ORC = (unpack_bits(codes, fmt.bits, layout.columns, torch.int64) ^ sign) - sign  # two's complement
+    codes_ORC = codes_ORC.view(layout.outer, layout.rows, layout.columns)
     return _decode(codes_ORC, _spread(codec_of(fmt).steps(scales, fmt, layout), fmt, layout), dtype)
 
 
@@ -116,45 +116,23 @@ def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
     return high, (a * b) & _MASK
 
 
-# ---- bitstreams: little-endian, ``bits`` to a code, each row padded to a byte; eight codes fill ``bits`` bytes
+# ---- bitstreams: little-endian, ``bits`` to a code, each row padded to a byte
 
 
 def pack_bits(codes_RC: Tensor, bits: int) -> Tensor:
     """The low ``bits`` of codes (R, C), integers of any dtype that holds them, as bytes (R, ceil(C * bits / 8))."""
-    rows, columns = codes_RC.shape
-    groups = -(-columns // 8)
-    codes_RG8 = pad(codes_RC, (0, groups * 8 - columns)).view(rows, groups, 8) & ((1 << bits) - 1)
-    packed_RGB = codes_RG8.new_zeros(rows, groups, bits)
-    for code, byte, left in _overlaps(bits):
-        packed_RGB[..., byte].bitwise_or_(_shifted(codes_RG8[..., code], left))
-    packed_R = (packed_RGB & 0xFF).to(torch.uint8).view(rows, groups * bits)
-    return packed_R[:, : -(-columns * bits // 8)].contiguous()
+    codes_RC = codes_RC.to(torch.uint8 if bits <= 8 else torch.int16)
+    bit_RN = (codes_RC[..., None] >> _places(bits, codes_RC) & 1).to(torch.uint8).flatten(1)
+    bit_RB8 = pad(bit_RN, (0, -bit_RN.shape[1] % 8)).unflatten(1, (-1, 8))
+    return torch.sum(bit_RB8 << _places(8, bit_RB8), -1, dtype=torch.uint8)
 
 
-def unpack_bits(packed: Tensor, bits: int, columns: int) -> Tensor:
-    """The codes (R, columns) of such bytes, two's complement, int64."""
-    sign = 1 << (bits - 1)
-    return (unpack_unsigned(packed.long(), bits, columns) ^ sign) - sign
+def unpack_bits(packed_RB: Tensor, bits: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """The codes (R, columns) of such bytes, as numbers from 0 of an integer ``dtype`` that holds them."""
+    bit_RN = (packed_RB[..., None] >> _places(8, packed_RB) & 1).flatten(1)[:, : columns * bits]
+    bit_RCb = bit_RN.unflatten(1, (columns, bits)).to(dtype)
+    return torch.sum(bit_RCb << _places(bits, bit_RCb), -1, dtype=dtype)
 
 
-def unpack_unsigned(packed: Tensor, bits: int, columns: int) -> Tensor:
-    """The codes as numbers from 0, in the dtype of ``packed``, which must hold them."""
-    rows, groups = packed.shape[0], -(-columns // 8)
-    packed_RGB = pad(packed, (0, groups * bits - packed.shape[1])).view(rows, groups, bits)
-    codes_RG8 = packed.new_zeros(rows, groups, 8)
-    for code, byte, left in _overlaps(bits):
-        codes_RG8[..., code].bitwise_or_(_shifted(packed_RGB[..., byte], -left))
-    return codes_RG8.view(rows, groups * 8)[:, :columns] & ((1 << bits) - 1)
-
-
-def _overlaps(bits: int) -> Iterator[tuple[int, int, int]]:
-    """Each code and byte of a group that share bits, and how far left the code is shifted to lie in the byte."""
-    for code in range(8):
-        for byte in range(bits):
-            left = code * bits - byte * 8
-            if -bits < left < 8:
-                yield code, byte, left
-
-
-def _shifted(x: Tensor, left: int) -> Tensor:
-    return x << left if left >= 0 else x >> -left
+def _places(count: int, like: Tensor) -> Tensor:
+    return torch.arange(count, dtype=like.dtype, device=like.device)

@@ -23,14 +23,12 @@ that holds a NaN or an infinity, or whose spread overflows, comes back as NaN, a
 Shape suffixes: N values; G groups; A, B the runs of a group and their values.
 """
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.kernels.backend import AffineCodes, Groups, Running
-from dsq.kernels.reference.codec import BLOCK, pack_bits, uniform, unpack_unsigned
+from dsq.kernels.reference.codec import BLOCK, pack_bits, uniform, unpack_bits
 
 #: eight bytes of 0 or 1, read as one little-endian integer and multiplied by this, leave their bits in the top byte
 _GATHER = 0x0102040810204080
@@ -52,58 +50,55 @@ def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor
     return (bytes_N.view(torch.int64) * _GATHER >> 56).to(torch.uint8)
 
 
-def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
-    """``count`` values of ``dtype`` (bool or floating): ``open`` where the bit is 1, else ``closed``."""
-    open_N = (bits[:, None] >> torch.arange(8, device=bits.device, dtype=torch.uint8) & 1).view(-1)[:count].bool()
-    open_value, closed_value = (torch.full((), value, dtype=dtype, device=bits.device) for value in (open, closed))
-    return torch.where(open_N, open_value, closed_value)
+def unpack_mask(bits: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """``count`` values of ``dtype``: the bits as 0 and 1."""
+    places = torch.arange(8, device=bits.device, dtype=torch.uint8)
+    return (bits[:, None] >> places & 1).view(-1)[:count].to(dtype)
 
 
 def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
     """``x`` (floating, any shape) where the bit is 1, else 0."""
-    return torch.where(unpack_mask(bits, x.numel(), False, True, torch.bool).view_as(x), x, torch.zeros_like(x))
+    return torch.where(unpack_mask(bits, x.numel(), torch.bool).view_as(x), x, torch.zeros_like(x))
 
 
-def relu(x: Tensor, in_place: bool) -> tuple[Tensor, Tensor]:
-    """PyTorch's ReLU of ``x``, and the mask of the result: above 0, or NaN."""
-    y = F.relu(x, in_place)
-    return y, pack_mask(y.contiguous().view(-1), 0.0, math.nan, True)
-
-
-#: values that are worked on at once: a bound on scratch memory
+#: random numbers that are drawn at once: a bound on scratch memory, as each takes some words of 64 bits
 _CHUNK = 1 << 20
 assert _CHUNK % BLOCK == 0
 
 
 def affine_pack(x: Tensor, bits: int, groups: Groups, running: Running | None, seed: int | None) -> AffineCodes:
     """Codes in running ranges, which are moved first, or in the values' own."""
-    x_N = x.view(-1)
-    width_low_2G = _extents(x_N, groups)
+    count = x.numel()
+    x_AGB = _runs(x.view(-1), groups)
+    width_low_2G = _extents(x_AGB)
     if running is not None:
         width_low_2G = _move(running, width_low_2G)
     width_G, low_G = width_low_2G
     step_G = width_G / (2**bits - 1)
-    codes_N = torch.empty(x_N.numel(), dtype=torch.uint8, device=x_N.device)
-    for begin in range(0, x_N.numel(), _CHUNK):
-        part = slice(begin, begin + _CHUNK)
-        group = _groups_of(groups, begin, x_N[part])
-        step = step_G[group]
-        position = x_N[part].to(step.dtype).sub(low_G[group]).div_(torch.where(step > 0, step, torch.ones_like(step)))
-        if seed is None:
-            position += 0.5
-        else:
-            uniform_N = uniform(1, position.numel(), seed, x_N.device, first_block=begin // BLOCK)[0]  # (k + 1/2) 2^-16
-            position += (1 - 0.5**17 - uniform_N).to(position.dtype)
-        # NaN has no integer: code 0, and the group's own NaN step brings it back
-        codes_N[part] = position.floor_().clamp_(0, 2**bits - 1).nan_to_num_(0.0).to(torch.uint8)
+    t_AGB = x_AGB.to(step_G.dtype).sub(low_G[:, None]).div_(torch.where(step_G > 0, step_G, 1)[:, None])
+    t_N = t_AGB.view(-1)[:count]
+    t_N += 0.5 if seed is None else _thresholds(count, seed, x.device).to(t_N.dtype)
+    # NaN has no integer: code 0, and the group's own NaN step brings it back
+    codes_N = t_N.floor_().clamp_(0, 2**bits - 1).nan_to_num_(0.0).to(torch.uint8)
     return AffineCodes(pack_bits(codes_N[None], bits)[0], torch.stack([low_G, step_G]))
 
 
-def _extents(x_N: Tensor, groups: Groups) -> Tensor:
+def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: torch.dtype) -> Tensor:
+    """The (count,) values q step + low."""
+    low_G, step_G = packed.ranges
+    codes_AGB = _runs(unpack_bits(packed.codes[None], bits, count, torch.uint8)[0], groups)
+    return codes_AGB.to(step_G.dtype).mul_(step_G[:, None]).add_(low_G[:, None]).view(-1)[:count].to(dtype)
+
+
+def _runs(x_N: Tensor, groups: Groups) -> Tensor:
+    """The values of each group, (A, G, B); the last run, of the last group, may be short and is filled up."""
+    short = -x_N.numel() % (groups.run * groups.number)
+    return torch.cat([x_N, x_N[-1:].expand(short)]).view(-1, groups.number, groups.run)
+
+
+def _extents(x_AGB: Tensor) -> Tensor:
     """Largest minus smallest value of each group, and the smallest."""
-    short = -x_N.numel() % (groups.run * groups.number)  # the last run, of the last group, may be short
-    x_AGB = torch.cat([x_N, x_N[-1:].expand(short)]).view(-1, groups.number, groups.run)
-    wide = torch.promote_types(x_N.dtype, torch.float32)
+    wide = torch.promote_types(x_AGB.dtype, torch.float32)
     low_G, high_G = x_AGB.amin((0, 2)).to(wide), x_AGB.amax((0, 2)).to(wide)
     return torch.stack([high_G - low_G, low_G])
 
@@ -117,18 +112,10 @@ def _move(running: Running, now_2G: Tensor) -> Tensor:
     return torch.where(finite_G, merged_2G, torch.nan)
 
 
-def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: torch.dtype) -> Tensor:
-    """The (count,) values q step + low."""
-    codes_N = unpack_unsigned(packed.codes[None], bits, count)[0]
-    low_G, step_G = packed.ranges
-    values_N = torch.empty(count, dtype=dtype, device=codes_N.device)
-    for begin in range(0, count, _CHUNK):
-        part = slice(begin, begin + _CHUNK)
-        group = _groups_of(groups, begin, codes_N[part])
-        values_N[part] = codes_N[part].to(step_G.dtype).mul_(step_G[group]).add_(low_G[group])
-    return values_N
-
-
-def _groups_of(groups: Groups, begin: int, values: Tensor) -> Tensor:
-    index = torch.arange(begin, begin + values.numel(), device=values.device)
-    return index.div_(groups.run, rounding_mode="floor").remainder_(groups.number)
+def _thresholds(count: int, seed: int, device: torch.device) -> Tensor:
+    """u of each value for stochastic rounding; what is drawn is (k + 1/2) 2^-16."""
+    parts = [
+        1 - 0.5**17 - uniform(1, min(_CHUNK, count - begin), seed, device, first_block=begin // BLOCK)[0]
+        for begin in range(0, count, _CHUNK)
+    ]
+    return torch.cat(parts)

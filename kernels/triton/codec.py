@@ -1,6 +1,5 @@
 """Quantise, pack, unpack and masks on a GPU: launches the kernels of codec_kernels."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +14,7 @@ from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.reference.codec import BLOCK
 from dsq.kernels.reference.formats import NAN_EXPONENT
 from dsq.kernels.triton import codec_kernels as kernels
-from dsq.kernels.triton.tiles import POWER, SIGNED_E4M3, SIGNED_POWER, Grid
+from dsq.kernels.triton.tiles import POWER, SIGNED_E4M3, SIGNED_POWER, Grid, Target
 
 GRIDS: dict[type[Format], Grid] = {
     BFP: POWER,
@@ -25,13 +24,11 @@ GRIDS: dict[type[Format], Grid] = {
 }
 #: a tile of 32 x 128 values: 16 KiB of float32, eight 16-byte loads a thread
 TILE = {"T": 32, "C": BLOCK, "num_warps": 4}
-#: boxes along rows: box x 128 values for one warp, a thread holding whole boxes, whose maximum then needs no exchange
-BOX_TILE = {"C": BLOCK, "num_warps": 1}
-#: a tile holds whole boxes of these lengths, along columns and along rows (more rows would not fit the registers);
-#: other boxes have their scales made first
-BOXES_OF_COLUMNS, BOXES_OF_ROWS = (8, 16, 32, 64, 128), (8, 16, 32)
-#: boxes that a program of box_scales works on
-BOXES_OF_PROGRAM = 512
+#: boxes along rows: box x 128 values, a warp for so many rows: up to 32 a thread holds whole boxes, whose maximum then
+#: needs no exchange
+ROWS_OF_WARP = 32
+#: a tile holds whole boxes of these lengths
+BOXES = frozenset((0, 1, 2, 4, 8, 16, 32, 64, 128))
 #: into how many parts a tensor is cut to find the largest value of each, at most; and the values that a program of
 #: ``largest`` reads at once: 64 bytes of float32 a thread
 PARTS, STRETCH = (1, 16, 256), {"E": 4096, "num_warps": 8}
@@ -133,18 +130,15 @@ def _encode(x: Tensor, wanted: Sequence[Wanted], largest: Tensor | None) -> list
     if others and not first.layout.along_rows:
         return _encode(x, wanted[::-1], largest)[::-1]
     launch = launch_for(first.fmt, first.layout, counted=first.seed is not None)
-    made, given, options = _prepared(x, first, launch.row_bits)
-    if first.fmt.box and not launch.options["INSIDE"]:
-        given[1] = _box_scales(x, first, given[1], largest)
-    found, given_2, options_2 = [made], [None, None, None, 0, None, 0], dict.fromkeys((*options, "BOX"))
-    if others:
-        made_2, given_2, options_2 = _prepared(x, others[0], 8 * others[0].layout.code_shape(others[0].fmt.bits)[1])
-        found.append(made_2)
-        options_2["BOX"] = others[0].fmt.box
+    made, given, target = _prepared(x, first, launch.row_bits)
+    found, given_2, target_2, box_2 = [made], [None, None, None, 0, None, 0], None, None
+    for other in others:
+        made_2, given_2, target_2 = _prepared(x, other, 8 * other.layout.code_shape(other.fmt.bits)[1])
+        found, box_2 = [made, made_2], other.fmt.box
     with torch.cuda.device_of(x):
         kernels.encode[launch.programs](
-            integers_for_bfloat16(x), largest, *launch.sizes, first.layout.columns, *given, *given_2, **options,
-            **{f"{name}_2": value for name, value in options_2.items()}, **launch.options,
+            integers_for_bfloat16(x), largest, *launch.sizes, first.layout.columns, *given, *given_2,
+            TO=target, TO_2=target_2, BOX_2=box_2, **launch.options,
             STOCHASTIC=first.seed is not None, PARTS=0 if largest is None else largest.numel(),
         )  # fmt: skip
     return found
@@ -154,10 +148,10 @@ def _go_together(a: Wanted, b: Wanted) -> bool:
     """Whether a tile of boxes along rows holds the boxes along columns of the other."""
     if a.layout.along_rows == b.layout.along_rows or (a.seed is None) != (b.seed is None):
         return False
-    return a.layout.outer == b.layout.outer == 1 and all(holds_boxes(it.fmt, it.layout) for it in (a, b))
+    return a.layout.outer == b.layout.outer == 1 and 0 not in (a.fmt.box, b.fmt.box)
 
 
-def _prepared(x: Tensor, wanted: Wanted, row_bits: int) -> tuple[Any, list[Any], dict[str, Any]]:
+def _prepared(x: Tensor, wanted: Wanted, row_bits: int) -> tuple[Any, list[Any], Target]:
     """Memory for what is wanted of ``x``, and the kernel's arguments for it, at run time and at compile time."""
     fmt, layout, seed, dtype = wanted
     made: Any
@@ -170,28 +164,9 @@ def _prepared(x: Tensor, wanted: Wanted, row_bits: int) -> tuple[Any, list[Any],
         made = torch.empty_like(x, dtype=dtype)
         out = integers_for_bfloat16(made)
     of_tensor = None if scales is None else scales.view(-1)[-1:]
-    options = _grid_made(wanted) | {"SMALLEST": fmt.smallest_code, "PACK": dtype is None, "WORD": word}
-    return made, [out, scales, of_tensor, *_seeds(seed, x.device), row_bits // word], options
-
-
-def _grid_made(wanted: Wanted) -> dict[str, Any]:
-    """Return the format as compile-time arguments of the kernels that make scales."""
     low, high = _exponents(wanted) or (-1, -1)
-    return {"GRID": GRIDS[type(wanted.fmt)], "LOW": low, "HIGH": high, "BITS": wanted.fmt.bits}
-
-
-def _box_scales(x: Tensor, wanted: Wanted, scales: Tensor | None, largest: Tensor | None) -> Tensor:
-    """Make the scales of boxes that no tile holds, in ``scales`` if it is given."""
-    fmt, layout = wanted.fmt, wanted.layout
-    made = torch.empty(fmt.scale_shape(layout), dtype=torch.uint8, device=x.device) if scales is None else scales
-    boxes = layout.boxes(fmt.box)
-    with torch.cuda.device_of(x):
-        kernels.box_scales[(-(-boxes // BOXES_OF_PROGRAM),)](
-            integers_for_bfloat16(x), made, largest, boxes, layout.rows, layout.columns, **_grid_made(wanted),
-            PARTS=0 if largest is None else largest.numel(), BOX=fmt.box, ALONG_ROWS=layout.along_rows,
-            P=BOXES_OF_PROGRAM, WIDE=x.numel() >= WIDE,
-        )  # fmt: skip
-    return made
+    target = Target(GRIDS[type(fmt)], fmt.bits, fmt.smallest_code, low, high, dtype is None, word)
+    return made, [out, scales, of_tensor, *_seeds(seed, x.device), row_bits // word], target
 
 
 def _seeds(seed: int | Tensor | None, device: torch.device) -> tuple[int, Tensor | None]:
@@ -216,34 +191,21 @@ class Launch:
 @lru_cache(maxsize=256)
 def launch_for(fmt: Format, layout: Layout, counted: bool) -> Launch:
     """``counted``: stochastic rounding numbers the values by row and column."""
-    inside = holds_boxes(fmt, layout)
-    flat = _is_flat(fmt, layout, counted)
+    flat, by_rows = _is_flat(fmt, layout, counted), layout.along_rows and fmt.box > 0
     if flat:
         layout = Layout(1, 1, layout.outer * layout.rows * layout.columns, along_rows=False)
-    by_rows = inside and layout.along_rows
-    tile = {"T": fmt.box, **BOX_TILE} if by_rows else TILE
+    tile = TILE
+    if by_rows:  # with the random numbers one warp would spill
+        tile = {"T": fmt.box, "C": BLOCK, "num_warps": max(fmt.box // ROWS_OF_WARP, 1) * (2 if counted else 1)}
     strips = -(-layout.columns // tile["C"])
     if by_rows:
         programs = layout.outer * -(-layout.rows // fmt.box) * strips
     else:
         programs = -(-layout.outer * layout.rows * strips // tile["T"])
-    options = {
-        "BOX": fmt.box,
-        "ALONG_ROWS": layout.along_rows,
-        "INSIDE": inside,
-        "FLAT": flat,
-        "WIDE": layout.outer * layout.rows * layout.columns >= WIDE,
-        **tile,
-    }
-    if by_rows and counted:  # with the random numbers one warp would spill
-        options["num_warps"] = 2
+    wide = layout.outer * layout.rows * layout.columns >= WIDE
+    options = {"BOX": fmt.box, "ALONG_ROWS": by_rows, "FLAT": flat, "WIDE": wide, **tile}
     sizes = (layout.outer * layout.rows, layout.rows, layout.columns)
     return Launch((programs,), sizes, 8 * layout.code_shape(fmt.bits)[1], options)
-
-
-def holds_boxes(fmt: Format, layout: Layout) -> bool:
-    """Whether a tile holds whole boxes."""
-    return fmt.box in (BOXES_OF_ROWS if layout.along_rows else BOXES_OF_COLUMNS)
 
 
 def _is_flat(fmt: Format, layout: Layout, counted: bool) -> bool:
@@ -280,11 +242,10 @@ def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor
     return bits
 
 
-def unpack_mask(bits: Tensor, count: int, closed: float, open: float, dtype: torch.dtype) -> Tensor:
+def unpack_mask(bits: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """kernels/reference/stash.py on a GPU."""
     out = torch.empty(count, dtype=dtype, device=bits.device)
-    given = bits, _mask_values(out), count, float(closed), float(open)
-    _launch_mask(kernels.unpack_mask, count, *given, FLAGS=dtype is torch.bool)
+    _launch_mask(kernels.unpack_mask, count, bits, integers_for_bfloat16(out), count)
     return out
 
 
@@ -304,9 +265,3 @@ def _launch_mask(kernel: Any, count: int, *given: Any, **options: bool) -> None:
 
 def _mask_values(x: Tensor) -> Tensor:
     return x.view(torch.uint8) if x.dtype == torch.bool else integers_for_bfloat16(x)
-
-
-def relu(x: Tensor, in_place: bool) -> tuple[Tensor, Tensor]:
-    """PyTorch's ReLU, and the mask of the result by the kernel above: two launches."""
-    y = torch.nn.functional.relu(x, in_place)
-    return y, pack_mask(y.view(-1), 0.0, math.nan, True)

@@ -4,17 +4,16 @@ A program works on a tile of T rows by C columns, in one of three ways:
 
     FLAT                      T stretches of C columns of the tensor as one long row (rows are whole boxes and bytes)
     boxes along columns       T stretches of C columns, numbered through all the rows
-    boxes along rows, INSIDE  the T rows of one box (of one block of rows) by C columns
+    boxes along rows          the T rows of one box (of one block of rows) by C columns
 
-A tile holds whole boxes (INSIDE), so each value is read once; boxes that fit no tile have their scales made first, by
-``box_scales``, and every value looks its own up. GRID is the format's (tiles.py), SMALLEST its smallest code. A format
-with one exponent for the whole tensor, between LOW and HIGH (LOW -1: it has none), is given the tensor's largest value,
-which ``largest`` finds before: two readings of the tensor, as the code of a value depends on all others.
+A tile holds whole boxes, so each value is read once. GRID is the format's, TO what is made (tiles.py). BOX 0 is one box
+for the tensor, for which ALONG_ROWS is false. A format with one exponent for the whole tensor is given the tensor's
+largest value, which ``largest`` finds before: two readings of the tensor, as the code of a value depends on all others.
 
 Masks have one bit a value, as kernels/reference/stash.py defines them.
 
-Suffixes: T tile rows, C tile columns, B boxes of a tile row, X values of a box, P boxes of a program; of a mask
-B bytes of a program, V the eight values of a byte.
+Suffixes: T tile rows, C tile columns, B boxes of a tile row, X values of a box; of a mask B bytes of a program, V the
+eight values of a byte.
 """
 
 import triton
@@ -113,21 +112,6 @@ def largest(
     tl.store(out_pointer + program, part)
 
 
-@triton.jit
-def _gather_scales(pointer, row_T, col_TC, mask_TC, rows, columns, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr):
-    """The scale of each value, looked up one by one."""
-    if BOX == 0:
-        scale_TC = tl.zeros_like(col_TC).to(tl.int32) + tl.load(pointer).to(tl.int32)
-    elif ALONG_ROWS:
-        boxes = (rows + BOX - 1) // BOX
-        box_T = row_T // rows * boxes + row_T % rows // BOX
-        scale_TC = tl.load(pointer + box_T[:, None] * columns + col_TC, mask_TC, other=0).to(tl.int32)
-    else:
-        boxes = (columns + BOX - 1) // BOX
-        scale_TC = tl.load(pointer + row_T[:, None] * boxes + col_TC // BOX, mask_TC, other=0).to(tl.int32)
-    return scale_TC
-
-
 @triton.jit(
     do_not_specialize=["lines", "rows", "width", "seed", "seed_2"],
     do_not_specialize_on_alignment=["tensor_pointer", "tensor_pointer_2"],
@@ -136,29 +120,25 @@ def encode(
     x_pointer, largest_pointer, lines, rows, columns, width,
     out_pointer, scales_pointer, tensor_pointer, seed: tl.int64, seed_pointer, row_words,
     out_pointer_2, scales_pointer_2, tensor_pointer_2, seed_2: tl.int64, seed_pointer_2, row_words_2,
-    GRID: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BITS: tl.constexpr, SMALLEST: tl.constexpr,
-    PACK: tl.constexpr, WORD: tl.constexpr,
-    GRID_2: tl.constexpr, LOW_2: tl.constexpr, HIGH_2: tl.constexpr, BITS_2: tl.constexpr, SMALLEST_2: tl.constexpr,
-    PACK_2: tl.constexpr, WORD_2: tl.constexpr, BOX_2: tl.constexpr,
-    BOX: tl.constexpr, ALONG_ROWS: tl.constexpr, INSIDE: tl.constexpr, FLAT: tl.constexpr,
-    STOCHASTIC: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr,
+    TO: tl.constexpr, TO_2: tl.constexpr, BOX_2: tl.constexpr, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr,
+    FLAT: tl.constexpr, STOCHASTIC: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Round a tile of ``x``; if ``out_pointer_2`` is given, of boxes along rows, round it with boxes along columns too:
     the tile is read once."""
-    row_T, col0_T, valid_T, box, col0 = _tile(lines, rows, columns, ALONG_ROWS and INSIDE, FLAT, T, C, WIDE)
+    row_T, col0_T, valid_T, box, col0 = _tile(lines, rows, columns, ALONG_ROWS, FLAT, T, C, WIDE)
     col_TC = col0_T[:, None] + tl.arange(0, C)[None, :]
     mask_TC = valid_T[:, None] & (col_TC < columns)
     x_TC = load_float(x_pointer + row_T[:, None] * columns + col_TC, mask_TC)
     tile = x_TC, mask_TC, col_TC, row_T, col0_T, valid_T, box, col0, rows, columns, width, largest_pointer
     _round_tile(
         *tile, out_pointer, scales_pointer, tensor_pointer, seed, seed_pointer, row_words,
-        GRID, LOW, HIGH, BITS, SMALLEST, PACK, WORD, BOX, ALONG_ROWS, INSIDE, FLAT, STOCHASTIC, PARTS, T, C,
+        TO, BOX, ALONG_ROWS, FLAT, STOCHASTIC, PARTS, T, C,
     )  # fmt: skip
     if out_pointer_2 is not None:
         _round_tile(
             *tile, out_pointer_2, scales_pointer_2, tensor_pointer_2, seed_2, seed_pointer_2, row_words_2,
-            GRID_2, LOW_2, HIGH_2, BITS_2, SMALLEST_2, PACK_2, WORD_2,
-            BOX_2, False, True, False, STOCHASTIC, PARTS, T, C,
+            TO_2, BOX_2, False, False, STOCHASTIC, PARTS, T, C,
         )  # fmt: skip
 
 
@@ -166,31 +146,27 @@ def encode(
 def _round_tile(
     x_TC, mask_TC, col_TC, row_T, col0_T, valid_T, box, col0, rows, columns, width, largest_pointer,
     out_pointer, scales_pointer, tensor_pointer, seed, seed_pointer, row_words,
-    GRID: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, BITS: tl.constexpr, SMALLEST: tl.constexpr,
-    PACK: tl.constexpr, WORD: tl.constexpr,
-    BOX: tl.constexpr, ALONG_ROWS: tl.constexpr, INSIDE: tl.constexpr, FLAT: tl.constexpr,
+    TO: tl.constexpr, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr, FLAT: tl.constexpr,
     STOCHASTIC: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Round a tile to values ``out``, or (PACK) to codes ``out``, the tensor's exponent and, if boxes lie INSIDE,
-    scales. A seed on the device (``seed_pointer``) replaces ``seed``: a replayed CUDA graph keeps its numbers."""
-    tensor = _made_exponent(largest_pointer, LOW, HIGH, PARTS)
-    if LOW >= 0 and PACK:
+    """Round a tile to values ``out``, or (pack) to codes ``out``, the tensor's exponent and scales. A seed on the
+    device (``seed_pointer``) replaces ``seed``: a replayed CUDA graph keeps its numbers."""
+    tensor = _made_exponent(largest_pointer, TO.low, TO.high, PARTS)
+    if TO.low >= 0 and TO.pack:
         tl.store(tensor_pointer, tensor.to(tl.uint8), tl.program_id(0) == 0)
     if BOX == 0:
         scale_TC = tl.zeros_like(col_TC).to(tl.int32) + tensor
-    elif not INSIDE:
-        scale_TC = _gather_scales(scales_pointer, row_T, col_TC, mask_TC, rows, columns, BOX, ALONG_ROWS)
     elif ALONG_ROWS:
-        scale_C = GRID.scale(tl.max(GRID.key(x_TC, BITS), axis=0), tensor, BITS)
+        scale_C = TO.grid.scale(tl.max(TO.grid.key(x_TC, TO.bits), axis=0), tensor, TO.bits)
         scale_TC = scale_C[None, :]
-        if PACK:
+        if TO.pack:
             col_C = col0 + tl.arange(0, C)
             tl.store(scales_pointer + box * columns + col_C, scale_C.to(tl.uint8), col_C < columns)
     else:
-        key_TBX = tl.reshape(GRID.key(x_TC, BITS), (T, C // BOX, BOX))
-        scale_TB = GRID.scale(tl.max(key_TBX, axis=2), tensor, BITS)
+        key_TBX = tl.reshape(TO.grid.key(x_TC, TO.bits), (T, C // BOX, BOX))
+        scale_TB = TO.grid.scale(tl.max(key_TBX, axis=2), tensor, TO.bits)
         scale_TC = _spread(scale_TB, BOX)
-        if PACK:
+        if TO.pack:
             boxes = (columns + BOX - 1) // BOX
             at_TB = (col0_T // BOX)[:, None] + tl.arange(0, C // BOX)[None, :]
             mask_TB = valid_T[:, None] & (at_TB < boxes)
@@ -198,13 +174,13 @@ def _round_tile(
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
     u_TC = uniform(seed, row_T, col0_T, width, FLAT, T, C) if STOCHASTIC else x_TC
-    magic_TC = round_to_code(GRID.divide(x_TC, scale_TC, tensor, BITS), u_TC, BITS, SMALLEST, STOCHASTIC)
-    if PACK:
-        kept_TC = tl.where(GRID.is_nan(scale_TC, tensor, BITS), 0, (1 << BITS) - 1)
+    magic_TC = round_to_code(TO.grid.divide(x_TC, scale_TC, tensor, TO.bits), u_TC, TO.bits, TO.smallest, STOCHASTIC)
+    if TO.pack:
+        kept_TC = tl.where(TO.grid.is_nan(scale_TC, tensor, TO.bits), 0, (1 << TO.bits) - 1)
         code_TC = magic_TC.to(tl.int32, bitcast=True) & kept_TC
-        store_codes(out_pointer, code_TC, row_T, col0_T, valid_T, row_words, BITS, WORD, T, C)
+        store_codes(out_pointer, code_TC, row_T, col0_T, valid_T, row_words, TO.bits, TO.word, T, C)
     else:
-        y_TC = GRID.multiply(magic_TC - MAGIC, scale_TC, tensor, BITS)
+        y_TC = TO.grid.multiply(magic_TC - MAGIC, scale_TC, tensor, TO.bits)
         store_float(out_pointer + row_T[:, None] * columns + col_TC, y_TC, mask_TC)
 
 
@@ -212,16 +188,16 @@ def _round_tile(
 def decode(
     codes_pointer, scales_pointer, tensor_pointer, y_pointer, lines, rows, columns, row_words,
     GRID: tl.constexpr, OF_TENSOR: tl.constexpr, BITS: tl.constexpr, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr,
-    INSIDE: tl.constexpr, FLAT: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr,
+    FLAT: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Unpack a tile of values into ``y``."""
-    row_T, col0_T, valid_T, box, _ = _tile(lines, rows, columns, ALONG_ROWS and INSIDE, FLAT, T, C, WIDE)
+    row_T, col0_T, valid_T, box, _ = _tile(lines, rows, columns, ALONG_ROWS, FLAT, T, C, WIDE)
     col_TC = col0_T[:, None] + tl.arange(0, C)[None, :]
     mask_TC = valid_T[:, None] & (col_TC < columns)
     words = load_words(codes_pointer, row_T, col0_T, valid_T, row_words, BITS, WORD, T, C)
     tensor = exponent_of_tensor(tensor_pointer, OF_TENSOR)
-    if not INSIDE:
-        scale_TC = _gather_scales(scales_pointer, row_T, col_TC, mask_TC, rows, columns, BOX, ALONG_ROWS)
+    if BOX == 0:
+        scale_TC = tl.zeros_like(col_TC).to(tl.int32) + tl.load(scales_pointer).to(tl.int32)
     elif ALONG_ROWS:
         scale_TC = tl.load(scales_pointer + box * columns + col_TC, col_TC < columns, other=0).to(tl.int32)
     else:
@@ -235,36 +211,6 @@ def decode(
     magic_TC = (code_TC ^ (MAGIC_BITS | SIGN)).to(tl.float32, bitcast=True)  # MAGIC + SIGN + the signed code
     y_TC = GRID.multiply(magic_TC - (MAGIC + SIGN), scale_TC, tensor, BITS)
     store_float(y_pointer + row_T[:, None] * columns + col_TC, y_TC, mask_TC)
-
-
-@triton.jit(do_not_specialize=["count", "rows"])
-def box_scales(
-    x_pointer, scales_pointer, largest_pointer, count, rows, columns,
-    GRID: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, PARTS: tl.constexpr, BITS: tl.constexpr,
-    BOX: tl.constexpr, ALONG_ROWS: tl.constexpr, P: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """The scales of P of the ``count`` boxes, in their order in memory; boxes of any length."""
-    box_P = tl.program_id(0) * P + tl.arange(0, P)
-    if WIDE:
-        box_P = tl.program_id(0).to(tl.int64) * P + tl.arange(0, P)
-    if ALONG_ROWS:
-        boxes = (rows + BOX - 1) // BOX
-        line_P, col_P = box_P // columns, box_P % columns
-        row_P = line_P % boxes * BOX
-        first_P = (line_P // boxes * rows + row_P) * columns + col_P
-        step, left_P = columns, rows - row_P
-    else:
-        boxes = (columns + BOX - 1) // BOX
-        col_P = box_P % boxes * BOX
-        first_P = box_P // boxes * columns + col_P
-        step, left_P = 1, columns - col_P
-    valid_P = box_P < count
-    largest_P = GRID.key(tl.zeros((P,), tl.float32), BITS)
-    for i in range(BOX):
-        x_P = load_float(x_pointer + first_P + i * step, valid_P & (i < left_P))
-        largest_P = tl.maximum(largest_P, GRID.key(x_P, BITS))
-    scale_P = GRID.scale(largest_P, _made_exponent(largest_pointer, LOW, HIGH, PARTS), BITS)
-    tl.store(scales_pointer + box_P, scale_P.to(tl.uint8), valid_P)
 
 
 # ---- masks
@@ -299,25 +245,23 @@ def pack_mask(
 
 
 @triton.jit
-def unpack_mask(
-    bits_pointer, y_pointer, count, closed, open,
-    FLAGS: tl.constexpr, B: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """Bits as ``closed`` and ``open``: floating values, or (FLAGS) bytes of 0 or 1."""
+def _unpacked(bits_pointer, count, B: tl.constexpr, WIDE: tl.constexpr):
+    """This program's bits, a bit of 0 or 1 a value, and the places of the values, as ``_places`` gives them."""
     byte_B, value_BV, mask_BV = _places(count, B, WIDE)
     bits_B = tl.load(bits_pointer + byte_B, byte_B * 8 < count, other=0).to(tl.int32)
-    y_BV = tl.where(((bits_B[:, None] >> tl.arange(0, 8)[None, :]) & 1) == 1, open, closed)
-    if FLAGS:
-        tl.store(y_pointer + value_BV, (y_BV != 0).to(tl.uint8), mask_BV)
-    else:
-        store_float(y_pointer + value_BV, y_BV, mask_BV)
+    return (bits_B[:, None] >> tl.arange(0, 8)[None, :]) & 1, value_BV, mask_BV
+
+
+@triton.jit
+def unpack_mask(bits_pointer, y_pointer, count, B: tl.constexpr, WIDE: tl.constexpr):
+    """Bits as floating values of 0 and 1."""
+    bit_BV, value_BV, mask_BV = _unpacked(bits_pointer, count, B, WIDE)
+    store_float(y_pointer + value_BV, bit_BV.to(tl.float32), mask_BV)
 
 
 @triton.jit
 def apply_mask(bits_pointer, x_pointer, y_pointer, count, B: tl.constexpr, WIDE: tl.constexpr):
     """Values, as integers of their width, where the bit is 1; else 0."""
-    byte_B, value_BV, mask_BV = _places(count, B, WIDE)
-    bits_B = tl.load(bits_pointer + byte_B, byte_B * 8 < count, other=0).to(tl.int32)
+    bit_BV, value_BV, mask_BV = _unpacked(bits_pointer, count, B, WIDE)
     x_BV = tl.load(x_pointer + value_BV, mask_BV, other=0)
-    open_BV = ((bits_B[:, None] >> tl.arange(0, 8)[None, :]) & 1) == 1
-    tl.store(y_pointer + value_BV, tl.where(open_BV, x_BV, 0), mask_BV)
+    tl.store(y_pointer + value_BV, tl.where(bit_BV == 1, x_BV, 0), mask_BV)

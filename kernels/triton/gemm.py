@@ -1,7 +1,7 @@
 """The ways to multiply on a GPU's tensor cores, with exact products and sums in float32.
 
-Values, in bfloat16, by PyTorch: one of at most 8 significant bits is exact there; one of 9 to 16 bits is the sum of two
-such parts, which makes two products.
+Values, in bfloat16, by PyTorch: one of at most 8 significant bits is exact there; one of 9 to 16 bits in a (the
+gradient at a wide q3) is the sum of two such parts, which makes two products.
 
 Packed codes of at most 8 bits, as int8 (int8_kernels.py), with boxes along the contraction or one scale each. If the
 boxes of RUN values of the contraction fit one step after an exact shift, in every vector of a tile, one integer dot
@@ -13,7 +13,6 @@ Shape suffixes: M rows, N columns, K the contraction.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -59,14 +58,9 @@ def matmul_bf16(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | Non
     return product if bias_N is None else product.add_(bias_N)
 
 
-def _in_parts_of_a(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
+def _in_parts(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
     high, low = split(a_MK)
     return matmul_bf16(matmul, high, b_KN, bias_N) + matmul_bf16(matmul, low, b_KN, None)
-
-
-def _in_parts_of_b(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
-    high, low = split(b_KN)
-    return matmul_bf16(matmul, a_MK, high, bias_N) + matmul_bf16(matmul, a_MK, low, None)
 
 
 def split(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,20 +81,8 @@ VECTORS = 128
 EXPAND = {False: {"V": 32, "num_warps": 4}, True: {"V": 128, "num_warps": 8}}
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """The part of the product that a program of ``multiply`` computes, and how."""
-
-    rows: int
-    columns: int
-    num_warps: int
-    num_stages: int = 3
-
-    def __str__(self) -> str:
-        return f"{self.rows}x{self.columns}"
-
-
-TILES = (Tile(128, 128, num_warps=8), Tile(128, 64, num_warps=4), Tile(64, 64, num_warps=4))
+#: rows and columns of the product that a program of ``multiply`` computes, and its warps
+TILES = ((128, 128, 8), (128, 64, 4), (64, 64, 4))
 
 
 class _Vectors(NamedTuple):
@@ -119,9 +101,9 @@ def _fits_int8(matmul: MatMul, dtype: torch.dtype) -> bool:
     return max(a.bits, b.bits) <= 8 and a.box in BOXES and matmul.boxes_match() and _has_int8()
 
 
-def _run(tile: Tile, matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -> Tensor:
+def _run(tile: tuple[int, int, int], matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -> Tensor:
     """``a b + bias`` in float32. Raises ValueError for codes and scales of other shapes or dtypes."""
-    rows, columns, depth = matmul.sizes(a.shape, b.shape)
+    (rows, columns, depth), (tile_rows, tile_columns, warps) = matmul.sizes(a.shape, b.shape), tile
     c = torch.empty(rows, columns, dtype=torch.float32, device=a.codes.device)
     if 0 in (rows, columns, depth):
         return c.zero_() if bias_N is None else c.copy_(bias_N.expand_as(c))
@@ -132,10 +114,10 @@ def _run(tile: Tile, matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) 
     a_axis, b_axis = matmul.contracted()
     left, right = _expanded(a, matmul.a, a_axis, sharing), _expanded(b, matmul.b, b_axis, sharing)
     with torch.cuda.device_of(c):
-        kernels.multiply[(-(-rows // tile.rows) * -(-columns // tile.columns),)](
+        kernels.multiply[(-(-rows // tile_rows) * -(-columns // tile_columns),)](
             *left, *right, bias_N, c, rows, columns, left.codes.shape[0], right.codes.shape[0], left.codes.shape[1],
-            BOX=box, RUN=RUN, SHARING=sharing, M=tile.rows, N=tile.columns, GROUP=8,
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
+            BOX=box, RUN=RUN, SHARING=sharing, M=tile_rows, N=tile_columns, GROUP=8,
+            num_warps=warps, num_stages=3,
         )  # fmt: skip
     return c
 
@@ -177,8 +159,7 @@ def _spare(fmt: Format) -> int:
 _BF16 = torch.bfloat16
 GEMMS = (
     GemmKernel("bfloat16", _exact(_narrow, _narrow, DTYPES), matmul_bf16, a_dtype=_BF16, b_dtype=_BF16),
-    GemmKernel("split a", _exact(_two_parts, _narrow, DTYPES[:1]), _in_parts_of_a, b_dtype=_BF16),
-    GemmKernel("split b", _exact(_narrow, _two_parts, DTYPES[:1]), _in_parts_of_b, a_dtype=_BF16),
-    *(GemmKernel(f"int8 {tile}", _fits_int8, partial(_run, tile), packed=True) for tile in TILES),
+    GemmKernel("split", _exact(_two_parts, _narrow, DTYPES[:1]), _in_parts, b_dtype=_BF16),
+    *(GemmKernel(f"int8 {tile[0]}x{tile[1]}", _fits_int8, partial(_run, tile), packed=True) for tile in TILES),
     TORCH,
 )

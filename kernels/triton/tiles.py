@@ -197,6 +197,23 @@ class Grid(NamedTuple):
         return "".join(part.cache_key if isinstance(part, JITFunction) else str(part) for part in self)
 
 
+class Target(NamedTuple):
+    """What a tile is rounded to, known when the kernel is compiled."""
+
+    grid: Grid
+    bits: int
+    smallest: int  #: code
+    low: int  #: the exponents that the format stores for the whole tensor; -1: it stores none
+    high: int
+    pack: bool  #: codes and scales are made, else values
+    word: int  #: bits of the words in which codes are stored
+
+    @property
+    def cache_key(self) -> str:
+        """Return Triton's key, as of a Grid."""
+        return f"{self.grid.cache_key}{self[1:]}"
+
+
 @triton.jit
 def _power_key(x, BITS: tl.constexpr):
     return magnitude(x)

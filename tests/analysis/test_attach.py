@@ -6,16 +6,17 @@ import torch
 import dsq
 from analysis.attach import attach
 from analysis.models import GPT
-from analysis.stash import setups
 
 WORDS = (
     *("fp32", "bf16 autocast + fused", "[8,4,4,8] whole headless + around snvint 4", "[2,2,2,16] stochastic float32"),
     *("[4,4,4,16] sbfp + autocast", "[8,4,4,8] tied + mesa", "gact", "gact 4 uniform", r"checkpoint encoder\.\d+"),
+    *("plain", "checkpoint", "bfp 4", "mesa", "gact 4", "gact 4 CB1", "selective", "wtacrs 0.3"),
+    *("selective + bfp 4", "checkpoint + bfp 4", "wtacrs 0.3 + bfp 4", "around checkpoint", "around bfp 4"),
 )
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", sorted({*WORDS, *(name for names in setups.NAMES.values() for name in names)}))
+@pytest.mark.parametrize("name", WORDS)
 def test_a_name_says_what_is_converted_and_which_policies_apply(name: str) -> None:
     model = GPT(16, 8, 16, 2, 2, dropout=0.0)
     controllers = attach(model, name)

@@ -18,12 +18,10 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from analysis import ROOT
-from analysis.experiments import report
 from costmodel.cli import main as cost
 
 SECONDS = 10
@@ -37,14 +35,8 @@ JSON: dict[str, Any] = {
     "gpt2": {**GPT2, "vocab_size": 100, "n_positions": 128},
     "llama": LLAMA,
     "workload": {"costmodel": 1, "name": "mine", "tokens": 64, "operations": [GEMM, POINTWISE]},
-    "history": {
-        "format": "bfp",
-        "exclude": "fc.*",
-        "levels": [{"precision": [4, 4, 4, 16], "updates": 3, "tokens": 9}],
-    },
 }
 HARDWARE = (ROOT / "costmodel" / "hardware" / "profiles" / "h100.toml").read_text(encoding="utf-8")
-LEDGER = "recipe,run,score,levels,format,seed\nr,fp32_seed1,80,none,,1\nr,bfp_seed1,79,[4 4 4 16],bfp,1\n"
 LONG = "x" * 100_000
 ODD = (None, True, -1, 0, 1, 7.5, 1e308, 1e-308, 10**30, "", "x", LONG, [], {}, [[]], [None], {"a": 1}, float("nan"))
 ODD_TEXTS = (
@@ -105,36 +97,32 @@ def _file(draw: random.Random, path: Path, kind: str) -> None:
         data = _mutated(draw, JSON[kind]) if draw.random() < 0.7 else JSON[kind]
         path.write_bytes(json.dumps(data).encode() if draw.random() < 0.7 else _damaged(draw, json.dumps(data)))
     else:
-        text = _toml(draw, HARDWARE) if kind == "hardware" else LEDGER
-        path.write_bytes(text.encode() if kind == "hardware" and draw.random() < 0.6 else _damaged(draw, text))
+        text = _toml(draw, HARDWARE)
+        path.write_bytes(text.encode() if draw.random() < 0.6 else _damaged(draw, text))
 
 
-def _command(draw: random.Random, folder: Path) -> tuple[Callable[[list[str]], int], list[str]]:
-    kind = draw.choice([*JSON, "hardware", "ledger"])
-    path = folder / f"{kind}.{'csv' if kind == 'ledger' else 'toml' if kind == 'hardware' else 'json'}"
+def _command(draw: random.Random, folder: Path) -> list[str]:
+    kind = draw.choice([*JSON, "hardware"])
+    path = folder / f"{kind}.{'toml' if kind == 'hardware' else 'json'}"
     _file(draw, path, kind)
-    if kind == "ledger":
-        return report.main, [str(path)]
     if kind == "hardware":
         question = draw.choice((["estimate", "[4,4,4,16]"], ["plan"], ["roofline", "[4,4,4,16]"]))
-        return cost.main, [*question, "--hardware", str(path)]
-    if kind == "history":
-        return cost.main, ["estimate", "--history", str(path), "--profile", "paper"]
-    question = draw.choice((["estimate", "[4,3,3,8]"], ["plan"], ["explain", "[8,4,4,8]"], ["roofline", "[8,4,4,8]"]))
-    return cost.main, [*question, "--workload", str(path), *draw.choice(([], ["--json"], ["--hardware", "h100"]))]
+        return [*question, "--hardware", str(path)]
+    question = draw.choice((["estimate", "[4,3,3,8]"], ["plan"], ["roofline", "[8,4,4,8]"]))
+    return [*question, "--workload", str(path), *draw.choice(([], ["--json"], ["--hardware", "h100"]))]
 
 
 def case(number: int, folder: Path) -> str | None:
     """Say why the answer to the case is wrong; None: it is right."""
     draw = random.Random(number)
-    main, arguments = _command(draw, folder)
+    arguments = _command(draw, folder)
     out, error = io.StringIO(), io.StringIO()
     signal.signal(signal.SIGALRM, _too_long)
     signal.alarm(SECONDS)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            status: Any = main(arguments)
+            status: Any = cost.main(arguments)
     except SystemExit as exit_:
         status = exit_.code
     except BaseException as caught:
@@ -142,7 +130,7 @@ def case(number: int, folder: Path) -> str | None:
     finally:
         signal.alarm(0)
     said = error.getvalue()
-    if status == 0 and (main is report.main or not re.search(r"\b(nan|inf|NaN|Infinity)\b", out.getvalue())):
+    if status == 0 and not re.search(r"\b(nan|inf|NaN|Infinity)\b", out.getvalue()):
         return None
     if status == 2 and said.count("\n") == 1 and len(said) <= 1200:
         return None

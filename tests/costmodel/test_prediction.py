@@ -7,7 +7,7 @@ import pytest
 import dsq
 from costmodel.prediction import predicted
 from costmodel.workloads.named import load_workload
-from costmodel.workloads.workload_file import dump
+from tests.costmodel.workloads.models import dump
 
 WORKLOAD = dump(load_workload("transformer_iwslt_de_en"))
 LOW, HIGH = "arithmetic 0.0148 at [2,2,2,16], 0.0983 at [16,4,4,16]", "DRAM 0.2016 at [2,2,2,16], 0.4375 at [16,4,4,16]"

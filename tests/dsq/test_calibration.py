@@ -6,10 +6,9 @@ import torch
 
 from costmodel.cli.commands.calibrate import toml
 from costmodel.hardware.hardware import load_hardware
-from costmodel.model.estimate import evaluate
 from costmodel.model.ledger import POINTWISE
-from costmodel.model.quantisation import Setup
-from costmodel.model.roofline import TIMED_AS
+from costmodel.model.methods import Setup
+from costmodel.model.roofline import TIMED_AS, evaluate
 from costmodel.workloads.named import load_workload
 from dsq import calibration
 from dsq.formats import BFP, Identity

@@ -3,7 +3,6 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 import dsq
@@ -26,7 +25,7 @@ def test_conversion_is_in_place_and_changes_only_classes():
     assert net.state_dict().keys() == before.keys()
     assert all(torch.equal(net.state_dict()[name], before[name]) for name in before)
     assert list(dsq.converted(net)) == ["1", "3"]
-    assert "precision=[8,4,4,8], format=BFP/SignedNVInt)" in repr(net)
+    assert "precision=[8,4,8,8], format=BFP/SignedNVInt)" in repr(net)
     model().load_state_dict(net.state_dict())
 
 
@@ -61,54 +60,6 @@ def test_set_level_moves_every_layer():
     net = dsq.convert(model(), config)
     dsq.set_level(net, config, 1)
     assert {str(layer.quantizers.precision) for layer in dsq.converted(net).values()} == {"[8,4,4,8]"}
-
-
-def gpt(vocabulary, tied=False):
-    torch.manual_seed(0)
-    body = (nn.Embedding(vocabulary, 32), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, vocabulary, bias=False))
-    if tied:
-        body[3].weight = body[0].weight
-    return nn.Sequential(*body)
-
-
-@pytest.mark.parametrize(
-    ("levels", "net", "widths"),
-    [
-        ("[8,4,4,8]", gpt(64), ["[8,4,4,8]", "[8,4,8,8]"]),
-        ("[16,8,8,4]", gpt(64), ["[16,8,8,4]"] * 2),
-        ("[8,4,4,8]", gpt(16), ["[8,4,4,8]"] * 2),
-        ("[8,4,4,8]", gpt(64, tied=True), ["[8,4,4,8]"]),
-        ("[8,4,4,8]", nn.Linear(32, 64), ["[8,4,4,8]"]),
-    ],
-)
-def test_a_head_of_many_classes_reads_dy_at_q3_bits(levels, net, widths):
-    config = dsq.DSQConfig(levels)
-    dsq.convert(net, config)
-    assert [str(layer.quantizers.precision) for layer in dsq.converted(net).values()] == widths
-    dsq.set_level(net, config, 0)
-    assert [str(layer.quantizers.precision) for layer in dsq.converted(net).values()] == widths
-
-
-def test_the_mean_gradient_behind_a_head_of_many_classes_stays():
-    """At q2 bits it moved by a third of itself: a box with the peak of dy lost what balances the peak."""
-    net, x = gpt(64), torch.arange(64).repeat(64)
-    torch.manual_seed(1)
-    y = torch.distributions.Categorical(1 / torch.arange(1.0, 65)).sample((len(x),))
-    optimizer = torch.optim.Adam(net.parameters(), 0.01)
-    for _ in range(60):
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
-    y = torch.distributions.Categorical(1 / torch.arange(1.0, 65)).sample((len(x),))
-    exact = torch.autograd.grad(F.cross_entropy(net(x), y), net[0].weight)[0]
-    config = dsq.DSQConfig("[8,4,4,8]")
-    dsq.convert(net, config)
-
-    def moved():
-        return (torch.autograd.grad(F.cross_entropy(net(x), y), net[0].weight)[0] - exact).norm() / exact.norm()
-
-    by_q3, net[3].quantizers = moved(), config.at(0)
-    assert 2 * by_q3 < moved()
 
 
 def test_a_layer_takes_its_input_by_the_name_it_had():

@@ -1,4 +1,4 @@
-"""DDP, FSDP2 and tensor parallel layers over gloo: the numbers of one process with the whole batch."""
+"""DDP, FSDP2, tensor parallel layers and policies over gloo: the numbers of one process with the whole batch."""
 
 from functools import partial
 
@@ -11,6 +11,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 import dsq
+from tests.dsq.gradients import all_gradients, error
+from tests.dsq.stash.every_policy import small
 
 TOKENS, WIDTH, UPDATES = 128, 64, 4  # tokens a rank, features a rank: multiples of 16 up to 4 ranks
 CONFIG = dsq.DSQConfig(levels="[4,4,4,16] [16,4,4,16]", patience=1)
@@ -152,6 +154,31 @@ def sequence_parallel(mesh):
     return model[1].weight.grad if mesh is None else model[1].weight.grad.full_tensor()
 
 
+def policy_gradients(model, called, batch, steps):
+    """The gradients of some updates of a model, which may be called through a wrapper."""
+    found = []
+    for _ in range(steps):
+        model.zero_grad()
+        called(batch).pow(3).mean().backward()
+        found.append(all_gradients(model))
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.05 * p.grad
+    return torch.stack(found)
+
+
+def under_policy(name, rank, ranks):
+    """Three updates of DDP: gact adapts before the second."""
+    model = small()
+    dsq.stash.apply(model, name)
+    parallel = nn.parallel.DistributedDataParallel(model)
+    return policy_gradients(model, parallel, sequences(ranks)[rank], 3)
+
+
+def sequences(ranks):
+    return torch.randn(ranks, 4, 8, 32, generator=torch.Generator().manual_seed(0))
+
+
 OF_LINEARS = ("linear", "linear, fsdp2 too")
 LEVELS = ("[4,4,4,16]", "[16,4,4,4]", "[32,32,32,32]")
 
@@ -163,6 +190,7 @@ def work(rank, folder, ranks):
     found = {name: train(*engine(name), (rank, ranks), losses) for name in ENGINES}
     found |= {(kind, level): tensor_parallel(ranks, kind, level) for kind in PLANS for level in LEVELS}
     found |= {(kind, "stash all"): tensor_parallel(ranks, kind, "[4,4,4,16]", stash="all") for kind in OF_LINEARS}
+    found |= {name: under_policy(name, rank, ranks) for name in dsq.stash.policies()}
     mesh, share, whole = init_device_mesh("cpu", (ranks,)), tokens(0, rank, ranks), tokens(0, 0, 1)
     found["stash, MiB"] = [
         stash_mib(*of) for of in ((str, share), (shard, share), (str, whole), (partial(MLP_PLAN, mesh=mesh), whole))
@@ -177,10 +205,6 @@ def found(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     multiprocessing.spawn(partial(work, ranks=request.param), (str(folder),), request.param)
     return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
-
-
-def error(a, b):
-    return float((a - b).norm() / b.norm())
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -206,10 +230,8 @@ def test_tensor_parallel_layers_are_those_of_one_process(found, kind, level):
 @pytest.mark.parametrize("kind", OF_LINEARS)
 def test_weights_of_tensor_parallel_layers_are_no_activations_to_pack(found, kind):
     exact = tensor_parallel(1, kind, "[4,4,4,16]", stash="all")
-    for each in found:
-        assert (
-            max(map(error, each[kind, "stash all"], exact)) < 0.1
-        )  # of one process the norm and the layer share a code
+    for each in found:  # of one process the norm and the layer share a code
+        assert max(map(error, each[kind, "stash all"], exact)) < 0.1
 
 
 def test_dtensors_are_stashed_as_they_are(found):
@@ -221,6 +243,18 @@ def test_gathered_and_sharded_weights_are_not_counted_as_stash(found):
     for of_share, of_fsdp, of_whole, of_shards in (each["stash, MiB"] for each in found):
         assert of_fsdp == of_share
         assert 0 < of_shards < of_whole
+
+
+#: |g - g0| / |g0| of a step at the defaults: exact, 8 bits, 4 bits; sampled rows
+NEAR = {"checkpoint": 1e-5, "selective": 1e-5, "bfloat16": 0.05, "mesa": 0.05, "bfp": 0.3, "gact": 0.3, "wtacrs": 2.0}
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_ranks_agree_on_the_mean_gradient_under_a_policy(name, found):
+    gradients = [each[name] for each in found]
+    assert all(torch.equal(each, gradients[0]) for each in gradients)
+    exact = torch.stack([policy_gradients(model := small(), model, x, 1)[0] for x in sequences(len(found))]).mean(0)
+    assert error(gradients[0][0], exact) < NEAR[name]
 
 
 def test_other_shardings_are_refused(tmp_path):

@@ -1,19 +1,148 @@
-"""Out of memory at any allocation of a step: an exception, nothing kept, and the next step has the right bits."""
+"""Out of memory at any allocation of a step: an exception, nothing kept, and the next step has the right bits.
+
+Run as a module, under the counting malloc, it prints the outcomes as JSON.
+"""
+
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-from analysis.stash.allocator import compiler, figures
-from tests.dsq.failing_allocations import CASES
+import dsq
+from analysis.stash.allocator import Count, compiler, figures
+from tests.dsq.stash.held.cases import MODELS, POLICIES
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")
+Step = Callable[[], list[Tensor]]
+
+
+@dataclass
+class Outcome:
+    """The outcome of all failures of one case."""
+
+    allocations: int = 0
+    raised: int = 0  #: failures that ended in an exception
+    #: failures after which a step, or this one, gave other bits
+    wrong: tuple[int, ...] = ()
+    #: bytes held after the last that were not held after the first
+    leaked: int = 0
+
+
+def training(model: nn.Module, forward: Callable[[], Tensor]) -> Step:
+    """A step's loss and gradients."""
+
+    def step() -> list[Tensor]:
+        torch.manual_seed(1)
+        model.zero_grad()
+        loss = forward()
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    return step
+
+
+def pack() -> Step:
+    """Packing and unpacking, with boxes along both axes."""
+    x, formats = torch.randn(64, 96), (dsq.BFP(4), dsq.FixedPoint(7))
+    return lambda: [dsq.pack(x, fmt, dim).unpack() for fmt in formats for dim in (0, 1)]
+
+
+def converted(box_axis: str, stash: str) -> Step:
+    """Two linear layers at [4,4,4,16]."""
+    model = nn.Sequential(nn.Linear(48, 64), nn.GELU(), nn.Linear(64, 16))
+    dsq.convert(model, dsq.DSQConfig("[4,4,4,16]", box_axis=box_axis, stash=stash))
+    x = torch.randn(40, 48)
+    return training(model, lambda: model(x).square().sum())
+
+
+def under_policies(model_name: str, policies_name: str) -> Step:
+    """A model of tests/dsq/stash/held. Each step begins with what its policies kept of the first: their estimates and
+    seeds go on from step to step."""
+    model, forward = MODELS[model_name]()
+    policies = [dsq.stash.apply(model, name, **options) for name, options in POLICIES[policies_name]]
+    step = training(model, forward)
+    step()
+    states = [policy.state_dict() for policy in policies]
+
+    def resumed() -> list[Tensor]:
+        for policy, state in zip(policies, states, strict=True):
+            policy.load_state_dict(state)
+        return step()
+
+    return resumed
+
+
+CASES: dict[str, Callable[[], Step]] = {
+    "pack": pack,
+    "linear": lambda: converted("contraction", "linears"),
+    "linear, boxes last": lambda: converted("last", "linears"),
+    "linear, all stashed": lambda: converted("contraction", "all"),
+    **{f"encoder/{policies}": lambda p=policies: under_policies("encoder", p) for policies in POLICIES},
+}
+
+
+def failures(step: Step) -> Iterator[tuple[int, list[Tensor] | None]]:
+    """The number of each allocation of a step, and what the step gave when it failed; None: an exception."""
+    count, number = Count(), 0
+    while True:
+        number += 1
+        count.fail(number)
+        try:
+            result = step()
+        except (RuntimeError, MemoryError):
+            result = None
+        failed = count.failed()
+        count.fail(0)
+        if not failed:
+            return
+        yield number, result
+
+
+def sweep(step: Step) -> Outcome:
+    """Fail every allocation of ``step``, each time followed by a step in which none fails."""
+    for _ in range(2):
+        right = [tensor.clone() for tensor in step()]
+    outcome, count, held = Outcome(), Count(), 0
+    gc.freeze()  # what is there already need not be searched after every failure
+
+    def same(result: list[Tensor]) -> bool:
+        return len(result) == len(right) and all(map(torch.equal, result, right))
+
+    for number, result in failures(step):
+        outcome.allocations += 1
+        outcome.raised += result is None
+        if not (result is None or same(result)) or not same(step()):
+            outcome.wrong += (number,)
+        del result
+        gc.collect()
+        held = held or count.live()
+    gc.collect()  # after the step in which there was no more to fail
+    outcome.leaked = count.live() - held
+    return outcome
+
+
 QUICK = [name for name in CASES if not name.startswith("encoder")]
 LONG = [name for name in CASES if name.startswith("encoder") and not name.endswith("gact adapted")]
 
 
+@pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")
 @pytest.mark.parametrize("names", [QUICK, *(pytest.param([name], id=name, marks=pytest.mark.soak) for name in LONG)])
 def test_every_allocation_fails_once(names: list[str]) -> None:
-    for name, outcome in figures("tests.dsq.failing_allocations", *names).items():
+    for name, outcome in figures(__spec__.name, *names).items():
         assert outcome["allocations"] > 10, name
         assert outcome["raised"] == outcome["allocations"], name
         assert outcome["wrong"] == [], name
         assert outcome["leaked"] < 4096, name  # less than any of its tensors, a failure
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    outcomes = {}
+    for case in sys.argv[1:]:
+        torch.manual_seed(0)
+        outcomes[case] = asdict(sweep(CASES[case]()))
+    print(json.dumps(outcomes))

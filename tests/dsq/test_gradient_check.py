@@ -85,7 +85,7 @@ def test_the_error_of_the_stash_is_that_of_the_layers_and_of_policies():
     linears = compare(net, loss_of(net, X))
     dsq.stash.apply(net, "bfp", bits=8)
     both = compare(net, loss_of(net, X))
-    assert 0.01 < linears.of_stash < 0.9 * linears.error
+    assert 0.01 < linears.of_stash < 0.5 * linears.error
     assert both.of_stash < 1.1 * linears.of_stash
 
 
@@ -162,7 +162,7 @@ class Changed(nn.Module):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda dy: dy * 20_000, "broken.*error over 0.8; first: error 2e"),
+        (lambda dy: dy * 20_000, "broken.*error over 0.8: raise q0 and q2; first: error 2e"),
         (lambda dy: dy * 20, "broken"),
         (lambda dy: dy * 0.02, r"broken.*first: error 0\.98, cosine 1, norm x 0\.02"),
         (lambda dy: dy.flip(0), "broken.*first: error .*cosine"),
@@ -282,12 +282,12 @@ def test_dynamic_precision_checks_every_so_many_updates():
     assert [check is not None for check in found] == [True, False, False, True, False, False, True]
     assert len(calls) == 9
     seen = dynamic.metrics()
-    assert "dsq/stash_error" not in seen  # no forward of the training has been
+    assert "dsq/stash_mib" not in seen  # no forward of the training has been
     assert seen["dsq/gradient_error"] == found[-1].error
     assert seen["dsq/gradient_cosine"] == found[-1].cosine
     assert seen["dsq/gradient_error_of_stash"] == found[-1].of_stash
     loss().backward()
-    assert dynamic.metrics()["dsq/stash_error"] > 0.01
+    assert dynamic.metrics()["dsq/stash_mib"] > 0
     assert pickle.loads(pickle.dumps(dynamic)).metrics() == dynamic.metrics()
     with pytest.raises(ValueError, match="every must be"):
         dynamic.check(loss, every=0)

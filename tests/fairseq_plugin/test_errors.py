@@ -11,15 +11,6 @@ from fairseq_plugin import flags
 from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, levels, refusal, run, updates
 
 
-@pytest.mark.parametrize("content", [b"", b"hello, this is text\n", b"PK\x03\x04 cut short"])
-def test_a_file_that_is_no_checkpoint(capsys, data: Path, tmp_path: Path, content: bytes) -> None:
-    junk = tmp_path / "junk.pt"
-    junk.write_bytes(content)
-    expected = f"checkpoint {junk} cannot be read"
-    assert expected in refusal(capsys, "train", data, *MODEL, "--save-dir", tmp_path, "--restore-file", junk)
-    assert expected in refusal(capsys, "generate", data, "--path", junk)
-
-
 def test_a_checkpoint_runs_no_code(data: Path, trained: Path, tmp_path: Path) -> None:
     state, ran = torch.load(trained / "checkpoint_last.pt", weights_only=True), tmp_path / "ran"
     code = f"__import__('pathlib').Path({str(ran)!r}).touch() or [(64, 3)]"
@@ -38,25 +29,6 @@ def test_checkpoint_of_another_architecture(capsys, data: Path, trained: Path) -
     assert "the checkpoint is of another architecture" in said
     assert "encoder.layers.0.fc1.weight" in said
     assert contents(trained) == before
-
-
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        (["--dsq-levels", LEVELS, "--dsq-box", 32], "--dsq-box 32 differs from the checkpoint's 16"),
-        (["--dsq-levels", LEVELS, "--dsq-format", "bfp"], "--dsq-format 'bfp' differs from the checkpoint's 'snvint'"),
-    ],
-)
-def test_resuming_with_other_flags(capsys, data: Path, trained: Path, given: list[str], line: str) -> None:
-    before = contents(trained)
-    assert line in refusal(capsys, "train", data, *MODEL, "--save-dir", trained, "--max-update", 3, *given)
-    assert contents(trained) == before
-
-
-def test_a_fraction_of_a_run_that_nothing_bounds(capsys, data: Path, tmp_path: Path) -> None:
-    given = ["--dsq-levels", LEVELS, "--dsq-rise-at", 0.8, "--save-dir", tmp_path]
-    expected = "--dsq-rise-at 0.8: must be updates where --max-update and --max-epoch are absent"
-    assert expected in refusal(capsys, "train", data, *MODEL, *given)
 
 
 def test_a_fraction_of_epochs_over_several_folders(capsys, data: Path, tmp_path: Path) -> None:

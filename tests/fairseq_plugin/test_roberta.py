@@ -44,7 +44,6 @@ def test_sentence_prediction(sentences: Path, tmp_path: Path, calls) -> None:
 
     first, second = levels(tmp_path)
     assert (first["updates"], second["updates"]) == (2, 1)
-    assert first["linears_called"] == 2 * 6 + 2  # two layers, and dense and out_proj of the head
     described = {entry["name"] for entry in json.loads((tmp_path / "dsq_workload.json").read_text())["operations"]}
     assert "classification_heads.sentence_classification_head.out_proj" in described
     assert not any("lm_head" in name for name in described)  # which is no part of this training

@@ -166,7 +166,7 @@ def test_average(capsys, data: Path, trained: Path, tmp_path: Path) -> None:
 
 def test_dsq_cost_prices_the_model_that_was_trained(capsys, trained: Path) -> None:
     capsys.readouterr()
-    assert dsq_cost(["estimate", "--history", str(trained / "dsq_history.json"), "--json"]) == 0
+    assert dsq_cost(["estimate", "[4,4,4,16]", "--workload", str(trained / "dsq_workload.json"), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     parameters = sum(it.numel() for it in weights(trained).values() if torch.is_tensor(it))
     assert answer["workload"] == "TransformerModel"

@@ -13,7 +13,6 @@ import torch
 import dsq
 from costmodel.cli.commands import estimate
 from costmodel.cli.main import parser
-from dsq.ops import linear_passes
 from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, levels, resume, run, same_weights, updates, weights
 
 LINEARS = 2 * 6 + 2 * 10  # an encoder layer has 4 + 2, a decoder layer 4 + 4 + 2; the output projection is tied
@@ -124,30 +123,14 @@ def test_history(trained: tuple[Path, str]) -> None:
     assert record["validations"][0]["loss"] == record["validations"][1]["loss"]
 
 
-def test_stash_is_measured(trained: tuple[Path, str]) -> None:
-    for level, bits in zip(levels(trained[0]), (2, 4), strict=True):
-        assert level["linears_called"] == LINEARS
-        ideal = level["stash_bytes_fp32"] * (bits + 8 / 16) / 32
-        assert ideal <= level["stash_bytes"] <= 1.05 * ideal  # the last box of each column may be short
-
-
-def test_stash_of_one_step_by_hand(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = []
-    share = linear_passes.share
-
-    def noting(source, how, stash):
-        inputs.append(stash.shape)
-        share(source, how, stash)
-
-    monkeypatch.setattr(linear_passes, "share", noting)
-    run("train", data, *MODEL, "--max-update", 1, "--disable-validation", "--save-dir", tmp_path,
-        "--dsq-levels", "[2,4,2,16]", "--dsq-format", "bfp", "--dsq-tied")  # fmt: skip
-    # q, k and v of self-attention read one tensor: 4 an encoder layer, 6 a decoder layer, where k and v of the other
-    # attention read the encoder's output, one tensor for all layers; and, here, that of the output projection
-    assert len(inputs) == 2 * 4 + 2 * 6 + 2
-    (level,) = levels(tmp_path)
-    assert level["stash_bytes_fp32"] == sum(4 * T * K for T, K in inputs)
-    assert level["stash_bytes"] == sum(T * math.ceil(K * 4 / 8) + math.ceil(T / 16) * K for T, K in inputs)
+# the linears' inputs are 160 and 224 values a token in each layer: 173,000 in a step, at 4.5 bits
+@pytest.mark.parametrize("stash, least, most", [("linears", 0.08, 0.11), ("all", 0.2, 0.3)])
+def test_the_stash_stands_in_the_log(data: Path, tmp_path: Path, caplog, stash: str, least: float, most: float) -> None:
+    caplog.set_level(logging.INFO)
+    given = ["--log-format", "json", "--max-update", 2, "--disable-validation", "--no-save", "--save-dir", tmp_path]
+    run("train", data, *MODEL, *given, "--dsq-levels", "[8,4,4,8]", "--dsq-stash", stash)
+    (line,) = [json.loads(line) for line in caplog.messages if "train_dsq_stash_mib" in line]
+    assert least < float(line["train_dsq_stash_mib"]) < most
 
 
 def test_state_is_no_parameter(trained: tuple[Path, str]) -> None:
@@ -163,9 +146,7 @@ def test_other_ways_to_train(data: Path, tmp_path: Path) -> None:
     given = ["--checkpoint-activations", "--update-freq", 2, "--store-ema", "--dsq-levels", "[4,4,4,16]"]
     run("train", data, *MODEL, *given, "--max-update", 2, "--save-dir", tmp_path)
     (level,) = levels(tmp_path)
-    assert (level["updates"], level["linears_called"]) == (2, LINEARS)
-    ideal = level["stash_bytes_fp32"] * 4.5 / 32
-    assert ideal <= level["stash_bytes"] <= 1.05 * ideal
+    assert level["updates"] == 2
 
 
 def test_a_running_mean_of_the_weights_in_fp32(data: Path, tmp_path: Path) -> None:

@@ -256,6 +256,12 @@ def test_every_bfloat16(kind: type[Format], width: int) -> None:
         check(kind(width), x_BX)
 
 
+@pytest.mark.parametrize("width", [2, 9, *(pytest.param(width, marks=pytest.mark.soak) for width in range(3, 17))])
+def test_every_float16(width: int) -> None:
+    bits = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    check(BFP(width), torch.from_numpy(bits).view(-1, BOX))
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize(("kind", "width"), IN_USE)

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from dsq.kernels.backend import Groups, Running
+from dsq.kernels.backend import AffineCodes, Groups, Running
+from dsq.kernels.conformance import same_bits
 from dsq.kernels.cpu import backend as cpu
 from dsq.kernels.cpu.library import library
 from dsq.kernels.dispatch import affine_pack, affine_unpack, apply_mask, pack_mask, relu, unpack_mask, use_backend
 from dsq.kernels.reference.backend import REFERENCE
 from tests.threads import threads
 
-BACKENDS = {"reference": REFERENCE} | {isa: cpu.backend(isa) for isa in library().instruction_sets()}
-EACH = pytest.mark.usefixtures("backend")
+BACKENDS = [cpu.backend(isa) for isa in library().instruction_sets()]
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 LENGTHS = [0, 1, 7, 8, 31, 32, 33, 100, 70_003]  # the last is dealt to the threads
 NAN, INF = float("nan"), float("inf")
@@ -27,20 +27,13 @@ def edges(count: int, dtype: torch.dtype) -> torch.Tensor:
     return few[torch.randint(len(few), (count,), generator=torch.Generator().manual_seed(count))]
 
 
-@pytest.fixture(autouse=True)
-def _two_threads():
-    with threads(2):
+@pytest.fixture(autouse=True, params=[REFERENCE, *BACKENDS], ids=lambda backend: backend.name)
+def _each_backend(request):
+    """Each in turn serves the CPU, by two threads."""
+    with threads(2), use_backend(request.param):
         yield
 
 
-@pytest.fixture(params=BACKENDS)
-def backend(request):
-    """Each in turn, as the one that serves the CPU."""
-    with use_backend(BACKENDS[request.param]):
-        yield
-
-
-@EACH
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_open_values_lie_between_the_limits(dtype):
     limits = [(0, NAN), (0.1, NAN), (-INF, 0.3), (0, 6), (-0.3, 0.1)]
@@ -53,56 +46,35 @@ def test_open_values_lie_between_the_limits(dtype):
         assert found.tolist() == np.packbits(open_, bitorder="little").tolist()
 
 
-@EACH
 def test_a_bool_is_its_own_mask():
     for count in LENGTHS:
         flags = torch.rand(count, generator=torch.Generator().manual_seed(count)) > 0.5
         bits = pack_mask(flags, 0, NAN, True)
         assert bits.tolist() == np.packbits(flags.numpy(), bitorder="little").tolist()
-        assert torch.equal(unpack_mask(bits, count, False, True, torch.bool), flags)
 
 
-@EACH
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_bits_become_the_two_values(dtype):
-    for (closed, open_), count in itertools.product([(0, 1), (0, 1 / 0.9), (INF, NAN), (-0.0, -3e-8)], LENGTHS):
-        bits = torch.arange((count + 7) // 8).mul(37).to(torch.uint8)
-        flags = torch.from_numpy(np.unpackbits(bits.numpy(), bitorder="little", count=count).astype(bool))
-        expected = torch.where(flags, torch.tensor(open_, dtype=dtype), torch.tensor(closed, dtype=dtype))
-        found = unpack_mask(bits, count, closed, open_, dtype)
-        assert found.dtype == dtype
-        assert found.view(torch.uint8).tolist() == expected.view(torch.uint8).tolist()
-
-
-@EACH
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_values_whose_bit_is_set_are_let_through(dtype):
+def test_bits_become_0_and_1_and_let_values_through(dtype):
     for count in LENGTHS:
         x, bits = edges(count, dtype), torch.arange((count + 7) // 8).mul(37).to(torch.uint8)
         flags = torch.from_numpy(np.unpackbits(bits.numpy(), bitorder="little", count=count).astype(bool))
-        expected = torch.where(flags, x, torch.zeros_like(x))
-        found = apply_mask(bits, x)
-        assert found.dtype == dtype
-        assert found.view(torch.uint8).tolist() == expected.view(torch.uint8).tolist()
+        assert same_bits(unpack_mask(bits, count, dtype), flags.to(dtype))
+        assert same_bits(apply_mask(bits, x), torch.where(flags, x, torch.zeros_like(x)))
 
 
-@EACH
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_relu_is_pytorchs_with_the_mask_of_its_result(dtype):
-    for count in LENGTHS:
+    for count, in_place in itertools.product(LENGTHS, (False, True)):
         x = edges(count, dtype)
-        expected = torch.relu(x)
-        bits = REFERENCE.pack_mask(expected, 0.0, NAN, True)
-        for in_place in (False, True):
-            version = x._version
-            y, found = relu(x, in_place)
-            assert (y is x) == in_place == (x._version > version)
-            assert y.view(torch.uint8).tolist() == expected.view(torch.uint8).tolist()
-            assert torch.equal(found, bits)
+        expected, version = torch.relu(x), x._version
+        y, found = relu(x, in_place)
+        assert (y is x) == in_place == (x._version > version)
+        assert same_bits(y, expected)
+        assert torch.equal(found, REFERENCE.pack_mask(expected, 0.0, NAN, True))
 
 
 def test_masks_of_tensors_whose_memory_is_not_their_values():
-    limits = (0.0, float("nan"), True)
+    limits = (0.0, NAN, True)
     for x in (torch.randn(32, 8).t(), torch._neg_view(torch.randn(8, 32))):
         bits = pack_mask(x, *limits)
         values = torch.empty(8, 32).copy_(x)
@@ -112,7 +84,7 @@ def test_masks_of_tensors_whose_memory_is_not_their_values():
         assert torch.equal(y, values.clamp(min=0))
         assert torch.equal(same_bits, bits)
     with pytest.raises(ValueError, match=r"bits must be uint8 \(33,\), got torch.uint8 \(32,\)"):
-        unpack_mask(bits, 257, 0.0, 1.0, torch.float32)
+        unpack_mask(bits, 257, torch.float32)
     with pytest.raises(ValueError, match=r"bits must be uint8 \(33,\), got torch.uint8 \(32,\)"):
         apply_mask(bits, torch.zeros(257))
 
@@ -127,15 +99,15 @@ def test_affine_codes_of_float64_are_the_reference_s():
         assert torch.equal(values, REFERENCE.affine_unpack(expected, 4, groups, 128, dtype))
 
 
-def test_groups_and_ranges_that_do_not_fit_the_values_are_refused():
-    x = torch.randn(4, 32)
-    for bits, groups in ((9, Groups(16, 8)), (0, Groups(16, 8)), (4, Groups(0, 8)), (4, Groups(16, 0))):
-        with pytest.raises(ValueError, match="bits must be 1 to 8, and runs and groups at least 1, got"):
-            affine_pack(x, bits, groups)
-    with pytest.raises(ValueError, match="each of the 7 groups must be one run of 16 of 128 values"):
-        affine_pack(x, 4, Groups(16, 7))
-    for ranges in (torch.zeros(2, 8, dtype=torch.float64), torch.zeros(8, 2).t(), torch.zeros(2, 8, device="meta")):
-        with pytest.raises(ValueError, match=r"running ranges must be contiguous torch\.float32 on cpu, got"):
-            affine_pack(x, 4, Groups(16, 8), Running(ranges, 0.9))
-    with pytest.raises(ValueError, match=r"ranges must have the shape \(2, 8\), got \(2, 7\)"):
-        affine_pack(x, 4, Groups(16, 8), Running(torch.zeros(2, 7), 0.9))
+def test_codes_and_ranges_that_do_not_fit_the_values_are_refused():
+    x, groups = torch.randn(4, 32), Groups(16, 8)
+    wrong = torch.zeros(2, 8, dtype=torch.float64), torch.zeros(8, 2).t(), torch.zeros(2, 8, device="meta")
+    for ranges in (*wrong, torch.zeros(2, 7)):
+        with pytest.raises(ValueError, match=r"running ranges must be contiguous torch\.float32 \(2, 8\) on cpu, got"):
+            affine_pack(x, 4, groups, Running(ranges, 0.9))
+    codes, ranges = affine_pack(x, 4, groups)
+    for other in (ranges[:, :7], ranges.bfloat16(), ranges.long()):
+        with pytest.raises(ValueError, match=r"ranges must be float32 \(2, 8\), got"):
+            affine_unpack(AffineCodes(codes, other), 4, groups, 128, torch.float32)
+    with pytest.raises(ValueError, match=r"codes must be uint8 \(64,\), got torch\.uint8 \(63,\)"):
+        affine_unpack(AffineCodes(codes[1:], ranges), 4, groups, 128, torch.float32)

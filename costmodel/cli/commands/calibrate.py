@@ -5,7 +5,7 @@ import json
 from importlib import import_module
 from typing import Any
 
-from costmodel.cli.output import Answer, Record, Section
+from costmodel.cli.answer import Answer, Record, Section
 from costmodel.hardware.hardware import load_hardware
 from dsq.command import check_writable, write_text
 
@@ -54,16 +54,12 @@ def _measure(device: str | None) -> dict[str, Any]:
 
 def toml(data: dict[str, Any]) -> str:
     """A hardware file's data as its text: values, tables, lists of tables."""
-    plain = [f"{name} = {_value(value)}" for name, value in data.items() if not _is_table(value)]
-    parts = ["\n".join(plain)]
-    for name, table in data.items():
-        for head, entry in [(f"[{name}]", table)] if isinstance(table, dict) else _listed(name, table):
-            parts.append("\n".join([head, *(f"{key} = {_value(value)}" for key, value in entry.items())]))
+    parts = ["\n".join(f"{name} = {_value(value)}" for name, value in data.items() if not _is_table(value))]
+    for name, value in data.items():
+        head = f"[{name}]" if isinstance(value, dict) else f"[[{name}]]"
+        for table in [value] if isinstance(value, dict) else value if isinstance(value, list) else []:
+            parts.append("\n".join([head, *(f"{key} = {_value(entry)}" for key, entry in table.items())]))
     return "\n\n".join(parts) + "\n"
-
-
-def _listed(name: str, tables: Any) -> list[tuple[str, dict[str, Any]]]:
-    return [(f"[[{name}]]", entry) for entry in tables] if _is_table(tables) else []
 
 
 def _is_table(value: Any) -> bool:

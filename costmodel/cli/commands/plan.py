@@ -4,12 +4,12 @@ import argparse
 import re
 from functools import partial
 
-from costmodel.cli.output import Answer, Section
+from costmodel.cli.answer import Answer, Section, heading, setups_of
 from costmodel.cli.pictures.plan import draw_page, draw_picture
-from costmodel.cli.query import hardware_of, heading, setups_of
-from costmodel.model.memory import Method
-from costmodel.planning.plan import NF4_BITS, Question
-from costmodel.workloads.asked import asked
+from costmodel.hardware.hardware import load_hardware
+from costmodel.model.methods import Method
+from costmodel.planning.plan import ASKED, NF4_BITS, Question
+from costmodel.workloads.named import asked
 from dsq.command import write_whole
 
 _UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -23,11 +23,11 @@ def run(arguments: argparse.Namespace) -> Answer:
         raise ValueError("give --lora or --qlora, not both: --qlora has a rank of its own")
     question = Question(
         step=asked(**vars(arguments) | {"lora": arguments.lora if arguments.qlora is None else arguments.qlora}),
-        hardware=hardware_of(arguments),
+        hardware=load_hardware(arguments.hardware),
         methods=tuple(Method(str(setup), setup) for setup in setups_of(arguments, precisions)),
         budget=parse_bytes(arguments.fit) if arguments.fit else 0,
         base_bits=0 if arguments.qlora is None else NF4_BITS,
-        **{name: getattr(arguments, name) for name in _ASKED},
+        **{name: getattr(arguments, name) for name in ASKED},
     )
     plan = question.ask()
     for path, draw in ((arguments.picture, draw_picture), (arguments.html, draw_page)):
@@ -38,9 +38,6 @@ def run(arguments: argparse.Namespace) -> Answer:
     shown = _SHOWN if question.sized else {name: spec for name, spec in _SHOWN.items() if name != "largest_batch"}
     section = Section("methods", heading(plan.workload, question.hardware), records, shown)
     return Answer([section], notes, data, lead=plan.answer)
-
-
-_ASKED = ("devices", "zero", "tensor", "pipeline", "accumulate", "optimiser", "offload", "in_backward")
 
 
 def _sort(arguments: argparse.Namespace) -> list[str]:

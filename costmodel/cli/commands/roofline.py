@@ -3,19 +3,25 @@
 import argparse
 from collections.abc import Callable
 
-from costmodel.cli.output import Answer, Record, Section
-from costmodel.cli.query import facts, floor_record, hardware_of, heading, setups_of, times_note, workload_of
-from costmodel.hardware.hardware import Hardware, Rate
-from costmodel.model.arithmetic import matmuls
+from costmodel.cli.answer import Answer, Record, Section, facts, floor_record, hardware_facts, heading, setups_of
+from costmodel.hardware.hardware import Hardware, Rate, load_hardware
+from costmodel.model.methods import Setup
 from costmodel.model.operations import Group, Workload
-from costmodel.model.quantisation import Setup
 from costmodel.model.roofline import ZERO, Floor, datatypes, floors, operation_class, operation_kind, rates
-from costmodel.model.traffic import transfers
+from costmodel.model.traffic import matmuls, transfers
+from costmodel.workloads.named import asked
 from dsq.command import write_whole
+
+_SHOWN = {"setup": "", "class": "", "flop_per_byte": ",.1f", "runs_in": ""}
+_SHOWN |= {"bound": "", "floor_ms": ",.1f", "of_time": ".1%", "of_roof": ".0%"}
+_OF_ROOF = (
+    "of roof: of what the fastest unit that the class runs on reaches at this intensity; less where products take "
+    "several passes, or where some kernels wait for DRAM and others for units."
+)
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    workload, hardware = workload_of(arguments), hardware_of(arguments)
+    workload, hardware = asked(**vars(arguments)).build(), load_hardware(arguments.hardware)
     key = operation_kind if arguments.per_operation else operation_class
     records: list[Record] = []
     notes = []
@@ -24,19 +30,13 @@ def run(arguments: argparse.Namespace) -> Answer:
         records += found
         notes.append(note)
     if arguments.picture:
-        _draw(arguments.picture, workload, hardware, records)
-    shown = {"setup": "", "class": "", "flop_per_byte": ",.1f", "runs_in": ""}
-    shown |= {"bound": "", "floor_ms": ",.1f", "of_time": ".1%", "of_roof": ".0%"}
-    return Answer(
-        [Section("classes", heading(workload, hardware), records, shown)],
-        [
-            *notes,
-            "of roof: of what the fastest unit that the class runs on reaches at this intensity; less where products "
-            "take several passes, or where some kernels wait for DRAM and others for units.",
-            times_note(hardware),
-        ],
-        facts(workload, hardware),
-    )
+        from costmodel.cli.pictures.roofline import draw_roofline
+
+        dots = [record for record in records if record["class"] != "total" and "tflops" in record]
+        write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, dots))
+    notes += [_OF_ROOF, f"times: {hardware.rates}."]
+    section = Section("classes", heading(workload, hardware), records, _SHOWN)
+    return Answer([section], notes, facts(workload) | hardware_facts(hardware))
 
 
 def _classes(
@@ -44,49 +44,29 @@ def _classes(
 ) -> tuple[list[Record], str]:
     """A record for each class of operations, and one for all; and a note of what bounds the step."""
     listed = matmuls(workload, setup)
-    classes = floors(transfers(workload, setup, hardware.on_chip_bytes), listed, hardware, setup.container_bits, key)
+    classes = floors(transfers(workload, setup), listed, hardware, setup.container_bits, key)
     total = sum(classes.values(), start=ZERO)
     records: list[Record] = []
     for name, floor in {**classes, "total": total}.items():
         record: Record = {"setup": str(setup), "format": setup.format.name, "precision": str(setup.precision)}
         record |= {"class": name, **floor_record(floor), "runs_in": datatypes(listed, name, hardware, key)}
-        record |= {"dram_MB": float(floor.bytes) / 1e6, "of_time": float(floor.seconds / total.seconds)}
+        record |= {"dram_MB": floor.bytes / 1e6, "of_time": floor.seconds / total.seconds}
         if floor.flops:
-            record["tflops"] = float(floor.flops_per_second) / 1e12
+            record["tflops"] = floor.flops_per_second / 1e12
         if name != "total":
             record |= _roof(floor, rates(listed, name, hardware, key), hardware)
         records.append(record)
-    longest = max(classes, key=lambda name: float(classes[name].seconds))
+    longest = max(classes, key=lambda name: classes[name].seconds)
     waits = "DRAM" if classes[longest].memory_bound else "arithmetic"
-    share = float(classes[longest].seconds / total.seconds)
+    share = classes[longest].seconds / total.seconds
     return records, f"{setup}: {longest} bounds the step, {share:.0%} of its time, and waits for {waits}."
-
-
-def _draw(picture: str, workload: Workload, hardware: Hardware, records: list[Record]) -> None:
-    from costmodel.cli.pictures.roofline import Dot, draw_roofline
-
-    dots = [
-        Dot(
-            record["class"],
-            record["setup"],
-            record["flop_per_byte"],
-            record["tflops"] * 1e12,
-            record["roof_tflops"] * 1e12,
-            record["roof"],
-            record["of_time"],
-        )
-        for record in records
-        if record["class"] != "total" and "tflops" in record
-    ]
-    write_whole(picture, lambda path: draw_roofline(path, workload.name, hardware, dots))
 
 
 def _roof(floor: Floor, used: list[Rate], hardware: Hardware) -> Record:
     """The fastest unit of a class, and the most that it reaches at the class's intensity."""
     peaks = {rate.peak.datatype: rate.peak.flops for rate in used} or {"vector": hardware.vector_flops}
     unit = max(peaks, key=lambda name: peaks[name])
-    slope = hardware.bandwidth * float(floor.intensity)
+    slope = hardware.bandwidth * floor.intensity
     roof = min(slope, peaks[unit])
-    name = "DRAM" if slope < peaks[unit] else unit
-    reached = float(floor.flops_per_second) / roof if roof else None
-    return {"roof": name, "roof_tflops": roof / 1e12, "of_roof": reached}
+    reached = floor.flops_per_second / roof if roof else None
+    return {"roof": "DRAM" if slope < peaks[unit] else unit, "roof_tflops": roof / 1e12, "of_roof": reached}

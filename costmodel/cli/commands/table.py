@@ -2,9 +2,9 @@
 
 import argparse
 
-from costmodel.cli.output import Answer, Record, Section
-from costmodel.cli.query import hardware_facts, hardware_of, refuse_idle, times_note
-from costmodel.paper import published, tables
+from costmodel.cli.answer import Answer, Record, Section, hardware_facts, refuse_idle
+from costmodel.hardware.hardware import load_hardware
+from costmodel.paper import tables
 from dsq.formats import FixedPoint
 
 TABLES = (1, 6, 7)
@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     if unknown:
         raise ValueError(f"table must be one of {', '.join(map(str, TABLES))}, not {unknown[0]}")
     if 7 not in chosen:
-        refuse_idle(arguments, ("hardware", "datasheet"), "without table 7")
+        refuse_idle(arguments, ("hardware",), "without table 7")
     sections: list[Section] = []
     static: list[Record] = []
     for number in sorted({1, 6} & set(chosen)):
@@ -38,10 +38,10 @@ def run(arguments: argparse.Namespace) -> Answer:
         notes += _dsq_notes(sections[-1].records)
     facts: Record = {}
     if 7 in chosen:
-        hardware = hardware_of(arguments)
+        hardware = load_hardware(arguments.hardware)
         title = f"Table 7: OPT-1.3B, 16-bit float, on {hardware.name}; off: (ours - published) / published"
         sections.append(Section("table_7", title, tables.table_7(hardware), _BOUND))
-        notes += [_bound_note(sections[-1].records), times_note(hardware)]
+        notes += [_bound_note(sections[-1].records), f"times: {hardware.rates}."]
         facts = hardware_facts(hardware)
     return Answer(sections, notes, facts)
 
@@ -70,7 +70,7 @@ def _dsq_notes(records: list[Record]) -> list[str]:
     return [
         "level 1, level 2: a run wholly at that level. share: of the run's work at [16,4,4,16]; below 0: a run wholly "
         "at [2,2,2,16] costs more than published already.",
-        f"the headline's {published.HEADLINE_ARITHMETIC} x less arithmetic than fixed-point 16 is {factor:.1f} x here, "
+        f"the headline's {tables.HEADLINE_ARITHMETIC} x less arithmetic than fixed-point 16 is {factor:.1f} x here, "
         "even wholly at [2,2,2,16].",
     ]
 

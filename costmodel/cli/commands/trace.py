@@ -4,7 +4,7 @@ import argparse
 import json
 from importlib import import_module
 
-from costmodel.cli.output import Answer, Section
+from costmodel.cli.answer import Answer, Section
 from costmodel.workloads import workload_file
 from dsq.arguments import whole_number
 from dsq.command import check_writable, write_text

@@ -69,23 +69,19 @@ def _draw_methods(all_: "Axes", plan: Plan) -> None:
 
     from costmodel.cli.pictures.figure import around, name_points
 
-    points = {row.method.name: place(row) for row in plan.rows}
+    named = [(row.method.name, place(row), FITS if row.fits else TOO_LARGE) for row in plan.rows]
     all_.plot(*np.transpose([place(row) for row in front(plan.rows)]), color=GREY, linewidth=1, zorder=1)
-    colours = [FITS if row.fits else TOO_LARGE for row in plan.rows]
-    times, peaks = np.transpose(list(points.values()))
-    all_.scatter(times, peaks, c=colours, s=30, zorder=3)
+    for _, point, colour in named:
+        all_.scatter(*point, color=colour, s=30, zorder=3)
     all_.axhline(plan.question.memory / GIGA, color=BLACK, linestyle="--", linewidth=1)
-    all_.set(
-        xlabel=TIME, ylabel=MEMORY, ylim=(0, 1.1 * peaks.max()), title=f"{plan.workload.name}: better down and left"
-    )
+    top = 1.1 * max(row.memory.peak for row in plan.rows) / GIGA
+    all_.set(xlabel=TIME, ylabel=MEMORY, ylim=(0, top), title=f"{plan.workload.name}: better down and left")
     all_.set_xscale("log")
     all_.margins(x=0.4)
     for axis in (all_.xaxis.set_major_formatter, all_.xaxis.set_minor_formatter):
         axis(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
     all_.figure.canvas.draw()
-    taken = [around(all_, point, 6) for point in points.values()]
-    named = zip(points.items(), colours, strict=True)
-    name_points(all_, [(name, point, colour) for (name, point), colour in named], taken)
+    name_points(all_, named, [around(all_, point, 6) for _, point, _ in named])
 
 
 def _draw_memory(one: "Axes", best: Row, budget: float) -> None:

@@ -7,13 +7,14 @@ import pytest
 from analysis.evidence.suite import FP32, SEEDS, SUITE, load_suite, locate
 
 
-def test_every_tier_names_tasks_and_settings_of_the_suite_and_pairs_them_with_fp32() -> None:
-    suite = load_suite()
+@pytest.mark.parametrize(("name", "tasks"), [("suite", 12), ("paper", 3)])
+def test_every_tier_names_tasks_and_settings_of_the_suite_and_pairs_them_with_fp32(name: str, tasks: int) -> None:
+    suite = load_suite(SUITE.with_name(f"{name}.toml"))
     for tier in range(len(suite.tiers)):
         keys = {run.key for run in suite.runs(tier)}
         assert keys == {(task, setting, seed) for task, setting, _ in keys for seed in SEEDS}
         assert {(task, FP32, seed) for task, _, seed in keys} <= keys
-    assert len({task for task, _, _ in keys}) == len(suite.tasks) >= 12
+    assert len({task for task, _, _ in keys}) == len(suite.tasks) >= tasks
 
 
 def test_tier_1_has_a_task_of_each_kind_beside_tier_0() -> None:

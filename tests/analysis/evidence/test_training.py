@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from analysis.evidence import graphs, loop, problems, translation
+from analysis.evidence.suite import SUITE as SUITE_FILE
 from analysis.evidence.suite import Task, load_suite
 
-SUITE = load_suite()
+SUITE, PAPER = load_suite(), load_suite(SUITE_FILE.with_name("paper.toml"))
 SETTINGS = ("fp32", "bf16 autocast", "[8,4,4,8]")
 UPDATES = 20
 
@@ -179,7 +180,8 @@ def test_translation(tmp_path: Path) -> None:
     found = problems.run_once(task, SUITE.settings["bf16 autocast"], 1, files, tmp_path)
     assert found.loss < math.log(100)
     assert 0 <= found.score <= 100
-    assert len((tmp_path / "tiny 30" / "text" / "train.tsv").read_text().splitlines()) == 30
+    (pieces,) = tmp_path.glob("*/pieces/train.de")
+    assert len(pieces.read_text().splitlines()) == 30
 
 
 def test_flags_of_a_translation() -> None:
@@ -193,6 +195,25 @@ def test_flags_of_a_translation() -> None:
     usual = {"--dsq-stash": "all", "--dsq-format": "snvint", "--dsq-rounding": "nearest"}
     assert given("schedule all") == fp32 | usual | {"--dsq-rise-at": "0.8"}
     assert given("bf16 autocast") == given("gact") == fp32 | {"--user-dir": str(translation.USER)}
+
+
+@pytest.mark.parametrize("task", PAPER.tasks.values(), ids=lambda task: task.name)
+def test_dsq_train_takes_the_flags_of_the_papers_sizes(task: Task) -> None:
+    pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
+    from fairseq import options
+
+    from fairseq_plugin.flags import config_of
+
+    setting = PAPER.settings["bfp [2,2,2,16] [16,4,4,16]"]
+    words = ["data", "--task", "translation", "--arch", "transformer", "--optimizer", "adam"]
+    words += ["--criterion", "label_smoothed_cross_entropy", "--dsq-levels", setting.levels]
+    words += translation.flags(task, setting, 1)
+    given = options.parse_args_and_arch(options.get_training_parser(), words)
+    config = config_of(given, log=False)
+    assert (config.tied, config.patience, config.format) == (True, 5, "bfp")
+    assert (given.max_update, given.max_epoch, given.max_tokens) == (0, task.flags["max-epoch"], 4096)
+    assert given.decoder_ffn_embed_dim == task.flags["decoder-ffn-embed-dim"]
+    assert not given.cpu
 
 
 def test_a_model_without_blocks_cannot_be_checkpointed() -> None:

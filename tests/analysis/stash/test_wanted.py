@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 import dsq
-from analysis.stash.setups import want
-from analysis.stash.wanted import PAPER, WANTED, step
+from analysis.stash.wanted import PAPER, WANTED, step, want
 
 
 def test_fewer_leaves_keep_less_and_get_the_same_gradients() -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from costmodel.cli.main import EXAMPLES, main
 from costmodel.hardware.hardware import load_hardware
-from costmodel.model.estimate import evaluate
-from costmodel.model.quantisation import DSQ, Setup
+from costmodel.model.methods import DSQ, Setup
+from costmodel.model.roofline import evaluate
 from costmodel.workloads.named import load_workload
 from dsq.precision import Precision
 
@@ -28,7 +28,6 @@ COMMANDS = {
     "table": ["table"],
     "roofline": ["roofline", "[16,4,4,16]", "[2,2,2,16]"],
     "roofline, by operation": ["roofline", "[16,4,4,16]", "--per-operation", "--hardware", "h100"],
-    "explain": ["explain", "[16,4,4,16]"],
 }
 
 
@@ -91,7 +90,7 @@ def test_what_figures_are_relative_to(capsys):
 
 def test_every_error_names_the_command(capsys):
     for command in EXAMPLES:
-        needed = ["[16,4,4,16]"] * {"roofline": 1, "explain": 1, "calibrate": 1, "trace": 2}.get(command, 0)
+        needed = ["[16,4,4,16]"] * {"estimate": 1, "roofline": 1, "calibrate": 1, "trace": 2}.get(command, 0)
         with pytest.raises(SystemExit):
             main([command, *needed, "--no-such-option"])
         assert capsys.readouterr().err == f"dsq-cost {command}: error: unrecognized arguments: --no-such-option\n"
@@ -131,40 +130,20 @@ def test_estimate_is_the_models(capsys):
     assert record["linears_stash_MB"] == cost.stash_bytes / 1e6 < record["model_saved_MB"]
 
 
-def test_explain_adds_up_to_the_estimate(capsys):
-    _, text, _ = run(capsys, "explain", "[16,4,4,16]", "--csv")
-    total = sum(int(row["total"]) for row in csv.DictReader(io.StringIO(text)))
-    _, text, _ = run(capsys, "estimate", "[16,4,4,16]", "--csv")
-    assert float(next(csv.DictReader(io.StringIO(text)))["dram_MB"]) == total / 1e6
-
-
 def test_options_change_what_is_costed(capsys):
     def dram(*options):
         _, text, _ = run(capsys, "estimate", "[16,4,4,16]", *options, "--csv")
         return float(next(csv.DictReader(io.StringIO(text)))["dram_MB"])
 
     base = dram()
-    assert dram("--gemms-only") < base
     assert dram("--fused-attention") < base == dram("--eager-attention")
-    assert dram("--tied") < base
     assert dram("--tokens", "16") < base
-    assert dram("--quantise-attention") < base
     assert dram("--exclude", "fc2") > base
+    assert dram("--container", "32") > base
     assert dram("--box", "8") > base
     assert dram("--format", "bfp", "--exponent-bits", "4") < dram("--format", "bfp") < base  # snvint: a byte a tensor
     assert dram("--format", "fixed") < base
     assert dram("--sequences", "64") < base
-
-
-@pytest.mark.parametrize("profile", ["paper", "first-principles"])
-def test_history_gives_the_weighted_mean(profile, capsys, tmp_path):
-    path = tmp_path / "history.json"
-    levels = [([2, 2, 2, 16], 300), ([16, 4, 4, 16], 100)]
-    path.write_text(json.dumps({"levels": [{"precision": p, "updates": 1, "tokens": n} for p, n in levels]}))
-    _, text, _ = run(capsys, "estimate", "--history", str(path), "--profile", profile, "--csv")
-    first, second, mean = csv.DictReader(io.StringIO(text))
-    for column in ("dram", "arithmetic"):
-        assert float(mean[column]) == pytest.approx(0.75 * float(first[column]) + 0.25 * float(second[column]))
 
 
 def test_levels_of_a_run_are_weighed_by_where_they_rise(capsys):
@@ -174,29 +153,6 @@ def test_levels_of_a_run_are_weighed_by_where_they_rise(capsys):
     for column in ("dram", "arithmetic"):
         expected = sum(share * float(record[column]) for share, record in zip((0.2, 0.5, 0.3), each, strict=True))
         assert float(mean[column]) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    "recorded, options, same_as, note",
-    [
-        ("output_projection|fc", [], ["--exclude", "output_projection|fc"], "leaves the layers that it matches"),
-        ("output_projection|fc", ["--exclude", "fc1"], ["--exclude", "fc1"], ""),
-        ("lm_head", [], [], "matches none of the workload's converted layers"),
-        ("fc", ["--profile", "paper"], ["--profile", "paper"], "the paper profile costs every linear layer"),
-        (None, [], [], ""),
-    ],
-)
-def test_history_is_costed_with_the_runs_exclude(recorded, options, same_as, note, capsys, tmp_path):
-    path = tmp_path / "history.json"
-    path.write_text(json.dumps({"exclude": recorded, "levels": [{"precision": [2, 2, 2, 16], "updates": 1}]}))
-    status, text, _ = run(capsys, "estimate", "--history", str(path), *options, "--json")
-    assert status == 0
-    found = json.loads(text)
-    _, text, _ = run(capsys, "estimate", "[2,2,2,16]", *same_as, "--json")
-    (alone,) = json.loads(text)["estimates"]
-    assert found["estimates"][0] == alone | {"share": 1.0}
-    assert bool(note) == any("the run's exclude" in line for line in found["notes"])
-    assert any(note in line for line in found["notes"])
 
 
 @pytest.mark.parametrize("suffix, magic", [(".png", b"\x89PNG"), (".svg", b"<?xml")])
@@ -211,10 +167,7 @@ def test_pictures_are_whole_files(suffix, magic, capsys, tmp_path):
 
 #: beside the cases of tests/bad_input/cases.yaml
 BAD = {
-    "one file for both": (
-        ["plan", "--picture", "x.png", "-o", "./x.png"],
-        "output, picture are one file: name several",
-    ),
+    "one file for both": (["plan", "--picture", "x.png", "-o", "./x.png"], "output ./x.png is for text"),
     "no near hardware": (["plan", "--hardware", "xyz"], "unknown hardware 'xyz': known are a10"),
     "two meant": (["plan", "--hardware", "rtx"], "nearest is 'rtx-3090', 'rtx-4090', 'rtx-5090'"),
     "two lengths": (["plan", "gpt2", "--tokens", "8", "--target-length", "8"], "leave out the two lengths"),
@@ -233,40 +186,6 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, capsys):
     status, out, errors = run(capsys, *arguments)
     assert (status, out, errors.count("\n")) == (2, "", 1)
     assert message in errors
-
-
-@pytest.mark.parametrize("container", ["16", "32"])
-def test_runs_are_costed_with_the_container_that_is_asked_for(container, capsys, tmp_path):
-    """As the setups are that they are compared with."""
-    history = tmp_path / "history.json"
-    history.write_text(json.dumps({"format": "snvint", "levels": [{"precision": [16, 4, 4, 16], "updates": 1}]}))
-    answers = []
-    for query in (["estimate", "[16,4,4,16]"], ["estimate", "--history", str(history)]):
-        _, text, _ = run(capsys, *query, "--container", container, "--json")
-        answers.append({k: v for k, v in json.loads(text)["estimates"][0].items() if k != "share"})
-    assert answers[0] == answers[1]
-
-
-def test_an_option_of_attention_needs_some(capsys, tmp_path):
-    path = tmp_path / "one_layer.json"
-    layer = {"op": "gemm", "name": "fc", "M": 8, "K": 8, "N": 8}
-    path.write_text(json.dumps({"costmodel": 1, "name": "one layer", "tokens": 8, "operations": [layer]}))
-    status, _, errors = run(capsys, "estimate", "[4,4,4,16]", "--workload", str(path), "--quantise-attention")
-    message = "dsq-cost estimate: error: --quantise-attention does nothing for one layer: leave it out\n"
-    assert (status, errors) == (2, message)
-
-
-def test_a_history_overrules_no_option_silently(capsys, tmp_path):
-    path = tmp_path / "history.json"
-    levels = [{"precision": [2, 2, 2, 16], "updates": 1}]
-    path.write_text(json.dumps({"format": "bfp", "box": 16, "levels": levels}))
-    for option, recorded in (("--format fixed", "bfp"), ("--box 32", "16")):
-        status, _, errors = run(capsys, "estimate", "--history", str(path), *option.split())
-        assert (status, errors) == (
-            2,
-            f"dsq-cost estimate: error: {option} does nothing: the history records {recorded}\n",
-        )
-    assert run(capsys, "estimate", "--history", str(path), "--box-axis", "last")[0] == 0  # it records none
 
 
 def test_a_folder_with_a_config_is_a_model(capsys, tmp_path):
@@ -310,7 +229,7 @@ def test_help_has_examples_that_parse(command, capsys):
 def test_no_query_imports_torch_or_pandas():
     """What keeps a cold query fast; in a process of its own, for this one has imported them."""
     root = Path(__file__).parents[3]
-    for arguments in (["estimate", "[16,4,4,16]"], ["table"], ["explain", "[16,4,4,16]"]):
+    for arguments in (["estimate", "[16,4,4,16]"], ["table"], ["plan"]):
         code = f"import sys; from costmodel.cli.main import main; main({arguments}); "
         code += "print(sorted({'torch', 'pandas', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
         done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)

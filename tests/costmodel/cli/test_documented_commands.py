@@ -27,4 +27,4 @@ def test_a_documented_command_answers_within_a_terminals_width(command, capsys, 
 
 
 def test_each_question_has_its_command():
-    assert {command.split()[0] for command in COMMANDS} == {"plan", "roofline", "estimate", "explain", "table"}
+    assert {command.split()[0] for command in COMMANDS} == {"plan", "roofline", "estimate", "table"}

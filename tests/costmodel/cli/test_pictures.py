@@ -14,7 +14,7 @@ import costmodel
 from costmodel.cli.main import main
 from costmodel.cli.pictures.figure import around, name_points, new_figure
 from costmodel.cli.pictures.plan import front
-from costmodel.cli.pictures.roofline import Dot, coinciding, roofs
+from costmodel.cli.pictures.roofline import coinciding, roofs
 from costmodel.hardware.hardware import load_hardware
 
 
@@ -37,10 +37,10 @@ def test_names_cover_nothing_and_are_left_out_where_there_is_no_room():
 
 def test_dots_in_one_place_share_a_name():
     def dot(name, setup, intensity, share):
-        return Dot(name, setup, intensity, 5e12, 6e12, "bf16", share)
+        return {"class": name, "setup": setup, "flop_per_byte": intensity, "tflops": 5.0, "of_time": share}
 
     dots = [dot("fc1", "a", 2, 0.2), dot("fc2", "b", 2.01, 0.5), dot("softmax", "a", 8, 0.3)]
-    assert [[dot.name for dot in group] for group in coinciding(dots)] == [["fc2", "fc1"], ["softmax"]]
+    assert [[dot["class"] for dot in group] for group in coinciding(dots)] == [["fc2", "fc1"], ["softmax"]]
 
 
 def test_roofs_of_about_one_rate_share_a_label():

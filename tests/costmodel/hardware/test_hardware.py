@@ -12,9 +12,6 @@ name = "mine"
 [bandwidth]
 gb_per_s = 100
 source = "measured"
-[on_chip]
-mb = 8
-source = "measured"
 [vector]
 tflops = 0.1
 source = "measured"
@@ -48,19 +45,18 @@ def test_shipped_profiles_name_a_source_for_each_figure_and_run_fp32(name):
 
 def test_named_profiles():
     assert {"a100-80gb", "h100", "h200", "laptop-cpu", "msfp-accelerator"} <= set(profile_names())
-    assert load_hardware("h200", datasheet=True).bandwidth == 4.8e12
+    assert load_hardware("h200").stated_bandwidth == 4.8e12
 
 
 @pytest.mark.parametrize("name", profile_names())
-def test_datasheet_rates_are_the_stated_ones(name):
-    """Efficiency lowers what programs reach, --datasheet takes it away, and every one names its source."""
-    hardware, datasheet = load_hardware(name), load_hardware(name, datasheet=True)
-    assert datasheet.bandwidth == datasheet.stated_bandwidth == hardware.stated_bandwidth >= hardware.bandwidth
-    for reached, stated in zip(hardware.peaks, datasheet.peaks, strict=True):
-        assert reached.flops <= reached.stated == stated.flops
-        assert reached.flops == reached.stated or "; efficiency " in reached.source
+def test_rates_are_at_most_the_stated_ones(name):
+    """Efficiency lowers what programs reach, and every one names its source."""
+    hardware = load_hardware(name)
+    assert hardware.stated_bandwidth >= hardware.bandwidth
+    for peak in hardware.peaks:
+        assert peak.flops <= peak.stated
+        assert peak.flops == peak.stated or "; efficiency " in peak.source
     assert "estimated" in hardware.rates
-    assert "datasheet" in datasheet.rates
 
 
 def test_efficiency_of_a_file(tmp_path):
@@ -101,7 +97,7 @@ def test_split_passes_on_each_accelerator():
     """16 x 2 bits by hand. A100: two bf16 products, 312 / 2 = 156 TFLOP/s, against 19.5 on its fp32 cores. MSFP: the 15
     bits of a 16-bit significand are five parts of 3 bits on FP12 (286 / 5 = 57.2), three of 7 bits on FP16
     (143 / 3 = 47.7); a 16 x 16 unit (35.75) is slower. A 16 x 16 product: nine FP16 passes (15.9), so that unit."""
-    a100, msfp = (load_hardware(name, datasheet=True) for name in ("a100-80gb", "msfp-accelerator"))
+    a100, msfp = (load_hardware(name) for name in ("a100-80gb", "msfp-accelerator"))
     for hardware, m1, m2, way, tera in (
         (a100, 16, 2, "2 x bf16", 156),
         (a100, 16, 16, "4 x bf16", 78),
@@ -110,7 +106,7 @@ def test_split_passes_on_each_accelerator():
     ):
         rate = hardware.rate(BFP(m1), BFP(m2))
         assert str(rate) == way
-        assert rate.flops == pytest.approx(tera * 1e12)
+        assert rate.peak.stated / rate.passes == pytest.approx(tera * 1e12)
 
 
 MEASURED = """
@@ -118,9 +114,6 @@ name = "mine"
 measured = "today"
 [bandwidth]
 gb_per_s = 10
-source = "measured"
-[on_chip]
-mb = 8
 source = "measured"
 [vector]
 tflops = 0.01
@@ -182,12 +175,13 @@ def test_a_split_is_exact(bits):
         (
             "gb_per_s = 100",
             'gb_per_s = "fast"',
-            r"field bandwidth\.gb_per_s must be a positive number up to 1e\+100, not 'fast'",
+            r"field bandwidth\.gb_per_s must be a number from 1e-30 to 1e\+30, not 'fast'",
         ),
-        ("gb_per_s = 100", "gb_per_s = -1", r"field bandwidth\.gb_per_s must be a positive number"),
+        ("gb_per_s = 100", "gb_per_s = -1", r"field bandwidth\.gb_per_s must be a number from 1e-30"),
         ("gb_per_s = 100", "gb_per_s = nan", "is not TOML: numbers must be finite, got nan"),
-        ("gb_per_s = 100", "gb_per_s = 1e300", r"field bandwidth\.gb_per_s must be a positive number up to 1e\+100"),
-        ("mb = 8", "mb = true", r"field on_chip\.mb must be a positive number"),
+        ("gb_per_s = 100", "gb_per_s = 1e-320", r"field bandwidth\.gb_per_s must be a number from 1e-30 to 1e\+30"),
+        ("gb_per_s = 100", "gb_per_s = 1e300", r"field bandwidth\.gb_per_s must be a number from 1e-30 to 1e\+30"),
+        ("tflops = 0.1", "tflops = true", r"field vector\.tflops must be a number from 1e-30"),
         ("[vector]\ntflops = 0.1", "[vector]", r"field vector\.tflops is missing"),
         ('datatype = "narrow"', "", r"field peak\[1\]\.datatype is missing"),
         ("holds = { bfp = 8 }", "holds = 8", r"field peak\[1\]\.holds must be a table"),

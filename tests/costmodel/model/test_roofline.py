@@ -4,13 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.hardware.efficiency import TYPICAL
-from costmodel.hardware.hardware import Hardware, Pass, Peak
-from costmodel.model.arithmetic import matmuls
+from costmodel.hardware.hardware import MEASURED, Efficiency, Hardware, Pass, Peak
+from costmodel.model.methods import Setup
 from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.model.quantisation import Setup
 from costmodel.model.roofline import datatypes, floors
-from costmodel.model.traffic import transfers
+from costmodel.model.traffic import matmuls, transfers
 from dsq.formats import BFP, Identity
 from dsq.precision import Precision
 
@@ -21,12 +19,12 @@ def mine():
         Peak("wide", 1e12, {"bfp": (32, 32), "float": (32, 32)}, "", stated=1e12),
         Peak("narrow", 4e12, {"bfp": (8, 8)}, "", stated=4e12),
     )
-    return Hardware("mine", 100e9, 8e6, 0.1e12, peaks, {})
+    return Hardware("mine", 100e9, 0.1e12, peaks, {}, efficiency=MEASURED)
 
 
 def roofs(workload, precision, mine, fmt=None):
     setup = Setup(fmt or BFP(32), precision)
-    return floors(transfers(workload, setup, mine.on_chip_bytes), matmuls(workload, setup), mine, setup.container_bits)
+    return floors(transfers(workload, setup), matmuls(workload, setup), mine, setup.container_bits)
 
 
 def test_floor_by_hand(mine):
@@ -48,7 +46,7 @@ def test_a_real_kernel_reaches_a_share_of_the_bandwidth_and_computes_or_moves(mi
     """A forward of 160^3 in 16 bits takes both of its times; no kernel is shorter than a launch."""
     n = 160
     workload = Workload("one", (Gemm("l", n, n, n, x_grad=False, w_grad=False),), tokens=n)
-    real = replace(mine, efficiency=replace(TYPICAL, memory=0.5, launch=0))
+    real = replace(mine, efficiency=Efficiency(memory=0.5, launch=0))
     compute, memory = 2 * n**3 / 1e12, 3 * 2 * n * n / 50e9
     assert roofs(workload, Precision(16, 16, 16, 16), real, Identity(32))["fc"].seconds == pytest.approx(
         compute + memory
@@ -105,9 +103,7 @@ def test_measured_hardware_takes_what_was_measured(mine):
     n = 100
     workload = Workload("two", (Gemm("l", n, n, n), Gemm("m", n, n, n), Pointwise("r", "relu", n, n)), tokens=n)
     setup = Setup(Identity(), Precision(32, 32, 32, 32))
-    found = floors(
-        transfers(workload, setup, measured.on_chip_bytes), matmuls(workload, setup), measured, setup.container_bits
-    )
+    found = floors(transfers(workload, setup), matmuls(workload, setup), measured, setup.container_bits)
     assert found["fc"].seconds == pytest.approx(6 * (2 * n**3 / 1e12 + 3 * n * n * 1e-9 + 1e-5))
     assert found["other"].seconds == pytest.approx(2 * (n * n * 2e-9 + 1e-6))
 
@@ -117,7 +113,7 @@ def test_a_measured_product_reads_the_weights_of_all_experts(mine):
     measured, setup = replace(mine, peaks=(peak,), measured="today"), Setup(Identity(), Precision(32, 32, 32, 32))
     n = 100
     workload = Workload("one", (Gemm("experts", n, n, n, weights=8),), tokens=n)
-    moved = transfers(workload, setup, measured.on_chip_bytes)
+    moved = transfers(workload, setup)
     found = floors(moved, matmuls(workload, setup), measured, setup.container_bits)
     assert found["fc"].seconds == pytest.approx(3 * (2 * n**3 / 1e12 + 10 * n * n * 1e-9))
 
@@ -132,7 +128,7 @@ def test_what_a_layer_does_beside_its_product(mine):
 
     def seconds(layer, template, bits=32):
         setup, workload = Setup(template, Precision(bits, 4, 4, 16), container=32), Workload("one", (layer,), tokens=10)
-        moved = transfers(workload, setup, measured.on_chip_bytes)
+        moved = transfers(workload, setup)
         return floors(moved, matmuls(workload, setup), measured, setup.container_bits)["fc"].seconds
 
     products, summed, turned = 6 * 10 * 20 * 30 / 1e12, 10 * 30 * 1e-8 + 1e-6, 20 * 30 * 2e-8 + 1e-6

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from costmodel.hardware.hardware import load_hardware
+from costmodel.model.methods import Setup
 from costmodel.model.operations import Gemm, Workload
-from costmodel.model.quantisation import Setup
-from costmodel.paper import calibrated, published, tables
+from costmodel.paper import calibrated, tables
 from costmodel.workloads.named import load_workload
 from dsq.formats import BFP, FixedPoint, Identity, Law
 from dsq.precision import Precision
@@ -34,7 +34,7 @@ def test_every_static_row_is_within_tolerance(row):
 
 
 def test_all_rows_are_there():
-    assert [sum(row.table == number for row in published.ROWS) for number in (1, 6)] == [3 * 7, 6]
+    assert [sum(row.table == number for row in tables.ROWS) for number in (1, 6)] == [3 * 7, 6]
     assert [len(tables.static_rows(number)) for number in (1, 6)] == [3 * 6, 6]
     assert len(tables.dsq_rows()) == 3 * 2
 
@@ -60,16 +60,16 @@ def test_residuals_relative_to_what_is_published():
 
 
 def test_published_figures_are_not_an_input():
-    """Only the comparison reads published.py; no module that computes a cost imports it."""
+    """They stand in tables.py; no module that computes a cost imports it."""
     folder = Path(importlib.util.find_spec("costmodel").origin).parent
     readers = {
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom)
-        and (node.module == "costmodel.paper.published" or any(alias.name == "published" for alias in node.names))
+        and (node.module == "costmodel.paper.tables" or any(alias.name == "tables" for alias in node.names))
     }
-    assert readers == {"paper/tables.py", "cli/commands/table.py"}
+    assert readers == {"cli/commands/table.py"}
 
 
 def test_stored_bits_follow_bits_box_exponent_and_word(monkeypatch):

@@ -9,17 +9,14 @@ import costmodel
 from costmodel.cli.main import main
 from costmodel.hardware.hardware import load_hardware
 from costmodel.model.entries import Category
-from costmodel.model.memory import Method, peak_memory, state
-from costmodel.model.quantisation import AUTOCAST, BF16, FP32
-from costmodel.planning.parallel import sent_inside, sharded_memory, sharded_step
+from costmodel.model.memory import peak_memory, state
+from costmodel.model.methods import AUTOCAST, BF16, FP32, Method
 from costmodel.planning.plan import NF4_BITS
-from costmodel.planning.step import communication_bytes, step_time
-from costmodel.workloads.asked import ADAPTED, AskedStep
+from costmodel.planning.step import communication_bytes, sent_inside, sharded_memory, sharded_step, step_time
 from costmodel.workloads.config_json import transformer_of
-from costmodel.workloads.named import load_shapes, load_workload
+from costmodel.workloads.named import ADAPTED, AskedStep, load_shapes, load_workload
 from costmodel.workloads.shapes import MixtureOfExperts
-from costmodel.workloads.shard import Shard, stages
-from costmodel.workloads.transformer import build
+from costmodel.workloads.transformer import Shard, build, stages
 
 H100 = load_hardware("h100")
 OPT = AskedStep("opt_1.3b", tokens=256)
@@ -67,6 +64,17 @@ def test_what_does_not_fit_is_told_the_least_change():
     assert costmodel.plan("llama-3-8b", "rtx-3090", tokens=512, devices=2, zero=3, fit=13e9, lora=8).best.fits
 
 
+def test_what_changes_nothing_but_where_things_lie_is_told_before_adapters_and_more_devices():
+    assert "helps: --optimiser adam-8bit-16bit --offload --in-backward" in costmodel.plan("mistral-7b", "l4").advice
+    assert "helps: --lora 16" in costmodel.plan("llama-3-8b", "rtx-4090", optimiser="adafactor").advice
+
+
+def test_stored_scores_are_pointed_out():
+    stored = [costmodel.plan("transformer_iwslt_de_en", fused_attention=fused).notes for fused in (False, True)]
+    assert ["--fused-attention" in " ".join(notes) for notes in stored] == [True, False]
+    assert "--fused-attention" not in " ".join(costmodel.plan("gpt2").notes)
+
+
 @pytest.mark.parametrize("setup", [FP32, BF16, AUTOCAST], ids=["fp32", "bf16", "autocast"])
 def test_the_largest_batch_fits_and_one_more_does_not(setup):
     step = AskedStep("roberta_base_mnli")
@@ -88,7 +96,7 @@ def test_large_models_over_many_devices_are_planned():
 def test_optimisers_keep_less_than_adam(name):
     """Bytes a parameter, by hand: fp32 weights and gradients of 4, a 16-bit copy, and the optimiser's."""
     state = {"adam-8bit": 4 + 4 + 2 + 2 + 8 / 256, "adam-16bit": 2 + 2 + 4, "adafactor": 10, "sgd": 10}[name]
-    workload = load_workload("gpt2", 1, None, 1)
+    workload = load_workload("gpt2", sequences=1, target_length=1)
     memory, adam = (peak_memory(workload, Method("", BF16, optimiser=it)) for it in (name, "adam"))
     assert memory.totals[-1] == pytest.approx(state * workload.parameters)
     assert memory.peak < adam.peak
@@ -168,7 +176,7 @@ def test_a_method_that_fits_with_its_loss_in_chunks_says_so():
 
 def test_fsdp_keeps_no_cast_weights_but_gathers_layers():
     """Autocast under ZeRO-3 once kept 16 bits a parameter whole on each device."""
-    workload = load_workload("opt_1.3b", 1, None, 16)
+    workload = load_workload("opt_1.3b", sequences=1, target_length=16)
     shared, layer = peak_memory(workload, Method("", AUTOCAST, devices=64, zero=3)), 12 * 2048**2 * 2
     root = (50272 + 2050) * 2048 * 2
     assert shared.categories["parameters"] == pytest.approx(4 * workload.parameters / 64 + root + 2 * layer, rel=0.01)

@@ -1,11 +1,36 @@
 """Small transformers in plain PyTorch, built from the cost model's own shapes: what its predictions are held
 against."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from costmodel.model.operations import Gemm, Operation, Pointwise, Workload
 from costmodel.workloads.shapes import Head, Stack, Transformer
+
+
+def quantising_attention(workload: Workload) -> Workload:
+    """The workload with attention's two products quantised. Fused ones come apart, as dsq's do: their scores are
+    stored, and the softmax keeps its result."""
+    operations: list[Operation] = []
+    for op in workload.operations:
+        if isinstance(op, Gemm) and not op.weight:
+            if op.on_chip == "x":
+                scores, prefix = (op.batch * op.M, op.K, "attention"), op.name.rpartition(".")[0]
+                operations += [Pointwise(f"{prefix}.{kind}", kind, *scores) for kind in ("scale", "softmax")]
+            op = replace(op, quantised=True, on_chip="", recompute=0)
+        operations.append(op)
+    return replace(workload, operations=tuple(operations))
+
+
+def dump(workload: Workload) -> dict[str, object]:
+    """The data of a workload file."""
+    operations = [{"op": "gemm" if isinstance(op, Gemm) else "pointwise", **vars(op)} for op in workload.operations]
+    return {"costmodel": 1, "name": workload.name, "tokens": workload.tokens, "source": workload.source} | {
+        "operations": operations
+    }
 
 
 class Attention(nn.Module):

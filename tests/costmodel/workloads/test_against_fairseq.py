@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
-from costmodel.model.quantisation import DSQ, Setup
+from costmodel.model.methods import DSQ, Setup
 from costmodel.workloads.named import fairseq, load_workload
 from costmodel.workloads.shapes import Head
 from costmodel.workloads.transformer import build

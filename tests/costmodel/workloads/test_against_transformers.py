@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
-from costmodel.model.quantisation import Setup
+from costmodel.model.methods import Setup
 from costmodel.model.traffic import total_stash_bytes
 from costmodel.workloads import workload_file
 from costmodel.workloads.config_json import FAMILIES, transformer_of
@@ -90,7 +90,7 @@ def test_parameters_and_forward_products(case, tmp_path):
     family, name, config = config_of(case)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config.to_dict() | {"architectures": [name]}))
-    workload = load_workload(str(path), SEQUENCES, fused=False, **lengths_of(family, config))
+    workload = load_workload(str(path), fused=False, sequences=SEQUENCES, **lengths_of(family, config))
     with torch.device("meta"):
         model = getattr(transformers, name)(config).eval()
         assert workload.parameters == sum(parameter.numel() for parameter in model.parameters())
@@ -114,7 +114,7 @@ def test_a_trace_of_the_converted_model_has_the_named_products(case, tmp_path):
     named.write_text(json.dumps(config.to_dict() | {"architectures": [name]}))
     traced.write_text(json.dumps(dsq.workload.trace(model, **inputs_of(family, config))))
     expected, found = (
-        load_workload(str(named), SEQUENCES, fused=False, **lengths_of(family, config)).converting_tied(),
+        load_workload(str(named), fused=False, sequences=SEQUENCES, **lengths_of(family, config)).converting_tied(),
         load_workload(str(traced)),
     )
     assert outputs_by_kind(found) == outputs_by_kind(expected)

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.model.memory import Method, peak_memory
-from costmodel.model.quantisation import BF16
+from costmodel.model.memory import peak_memory
+from costmodel.model.methods import BF16, Method
 from costmodel.workloads.named import load_shapes
 from costmodel.workloads.transformer import build
 from tests.costmodel.workloads.test_shard import a_layer

@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 
 from costmodel.model.entries import CATEGORIES
-from costmodel.model.memory import Method, peak_memory
+from costmodel.model.memory import peak_memory
+from costmodel.model.methods import BF16, Method
 from costmodel.model.operations import Gemm, Workload
-from costmodel.model.quantisation import BF16
 from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from costmodel.workloads.shapes import Head, Stack, Transformer
-from costmodel.workloads.shard import Shard, stages
-from costmodel.workloads.transformer import build
+from costmodel.workloads.transformer import Shard, build, stages
 
 S, B, H, A, LAYERS = 60, 2, 96, 6, 4
 GPT = Transformer(
@@ -44,12 +43,12 @@ def a_layer(workload: Workload) -> dict[str, float]:
                 continue
             for stored in tensors_of(group, BF16):
                 op = next(op for op in workload.operations if op.name == name)
-                shared = (getattr(op, "input", "") if stored.name == "x" else "") or f"{name}.{stored.name}"
+                shared = (op.input if stored.name == "x" else "") or f"{name}.{stored.name}"
                 shared = name if stored.name == "y" else shared
                 exact = stored.width not in ("state", "cast")
                 if stored.kept and exact and shared not in seen:
                     seen.add(shared)
-                    size = float(layout_bytes(group, stored, BF16, widths)[0])
+                    size = layout_bytes(group, stored, BF16, widths)
                     kept[f"{name}.{stored.name}".removeprefix("decoder.layers.1.")] = size
     return kept
 

@@ -86,5 +86,5 @@ def test_frozen_weights_are_not_updated():
     workload = workload_file.parse(dsq.workload.trace(model, **inputs), "traced")
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     assert workload.trained == trained
-    assert [op.rows for op in workload.operations if getattr(op, "kind", "") == "adam"] == [trained]
+    assert [op.rows for op in workload.operations if op.kind == "adam"] == [trained]
     assert workload.parameters == sum(parameter.numel() for parameter in model.parameters())

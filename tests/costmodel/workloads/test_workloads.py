@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.model.quantisation import FP32
+from costmodel.model.methods import FP32
 from costmodel.model.traffic import transfers
 from costmodel.workloads import config_json, named, workload_file
 from costmodel.workloads.named import load_workload
 from costmodel.workloads.shapes import Head, Stack, Transformer
 from costmodel.workloads.transformer import build
+from tests.costmodel.workloads.models import dump
 
 MODELS = tomllib.loads((Path(named.__file__).parent / "models.toml").read_text())
 BERT = MODELS["bert-base"]["config"]
@@ -97,24 +98,23 @@ def test_gpt2s_conv1d_is_converted_as_dsq_convert_does():
 
 def test_dropout_is_read_from_the_config():
     def dropouts(**changes):
-        return sum(getattr(op, "kind", "") == "dropout" for op in gpt2(**changes).operations)
+        return sum(op.kind == "dropout" for op in gpt2(**changes).operations)
 
     assert dropouts() == 0
     assert dropouts(resid_pdrop=0.1) == 1 + 12 * 2
     assert dropouts(resid_pdrop=0.1, attn_pdrop=0.1) == 1 + 12 * 3
 
 
-@pytest.mark.parametrize("stated, width", [({}, 8), ({"partial_rotary_factor": 0.5}, 4)])
-def test_rotary_positions_turn_queries_and_keys(stated, width):
+def test_rotary_positions_turn_queries_and_keys():
     """Whoever makes the attention; the copies of heads a fused kernel spares."""
-    data = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 8, "num_hidden_layers": 1} | stated
+    data = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 8, "num_hidden_layers": 1}
     data |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 10}
     workload = build(replace(config_json.transformer_of(data, "here"), target_length=6))
 
     def passes(workload, kind):
         return {op.name.rpartition(".")[2]: (op.rows, op.width) for op in workload.operations if kind == kind_of(op)}
 
-    assert passes(workload, "rotary") == {"q_rotary": (6 * 4, width), "k_rotary": (6 * 2, width)}
+    assert passes(workload, "rotary") == {"q_rotary": (6 * 4, 8), "k_rotary": (6 * 2, 8)}
     assert passes(workload, "transposed") == {"k_heads": (6 * 4, 8)}  # for every query's head
     assert list(passes(workload, "heads")) == ["q_heads", "v_heads", "context_heads"]
     fused = workload.fusing_attention()
@@ -123,7 +123,7 @@ def test_rotary_positions_turn_queries_and_keys(stated, width):
 
 
 def kind_of(op):
-    return getattr(op, "kind", "")
+    return op.kind
 
 
 def test_causal_and_sliding_attention_of_a_fused_kernel():
@@ -145,10 +145,10 @@ def test_a_mask_is_made_once_and_read_by_every_layer():
     stack = Stack("decoder", 3, 16, 2, 32, causal=True, window=4)
     workload = build(Transformer("masked", Head("none"), decoder=stack, sequences=2, target_length=8))
     mask = 2 * 8 * 8 * 4
-    moved = transfers(workload, FP32, float("inf"))
+    moved = transfers(workload, FP32)
     assert sum(t.total for t in moved if t.group.names[0].startswith("decoder.mask")) == mask
     assert sum(t.total for t in moved if t.tensor == "mask") == 3 * mask
-    fused = transfers(workload.fusing_attention(), FP32, float("inf"))
+    fused = transfers(workload.fusing_attention(), FP32)
     assert not [t for t in fused if "mask" in t.tensor + t.group.names[0]]
 
 
@@ -157,7 +157,7 @@ def test_frozen_layers_are_neither_updated_nor_kept_for():
     frozen = whole.freezing("encoder")
     left = sum(gemm.parameters for gemm in whole.gemms if not gemm.name.startswith("encoder"))
     assert frozen.parameters == whole.parameters
-    assert [op.rows for op in frozen.operations if getattr(op, "kind", "") == "adam"] == [left]
+    assert [op.rows for op in frozen.operations if op.kind == "adam"] == [left]
     forward = sum(gemm.macs for gemm in whole.gemms if gemm.name.startswith("encoder"))
     assert sum(g.macs * g.matmuls for g in frozen.gemms if g.name.startswith("encoder")) == forward  # nothing needs dx
 
@@ -171,7 +171,7 @@ def test_sizes_can_be_changed():
 @pytest.mark.parametrize("name", ["gpt2", "t5-small", "vit-base", "mixtral", "transformer_iwslt_de_en"])
 def test_a_workload_survives_its_file(name):
     workload = load_workload(name)
-    assert workload_file.parse(json.loads(json.dumps(workload_file.dump(workload))), "file") == workload
+    assert workload_file.parse(json.loads(json.dumps(dump(workload))), "file") == workload
 
 
 @pytest.mark.parametrize(

@@ -44,11 +44,10 @@ def test_one_line_packs_the_whole_stash_and_a_saved_model_comes_back(tmp_path):
     assert dsq.stash.measure(lambda: model.train()(input_ids=IDS, labels=IDS).loss).nbytes < 0.4 * plain
     logged = trainer.state.log_history[0]
     assert logged["dsq/bits"] == 4
-    assert 0 < logged["dsq/bfp_mib"] < plain / 2**20
-    assert 0.05 < logged["dsq/stash_error"] < 0.15
+    assert 0 < logged["dsq/stash_mib"] < plain / 2**20
     model.save_pretrained(tmp_path / "model")
     again = restore(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "model"))
-    assert {str(layer.quantizers.precision) for layer in dsq.converted(again).values()} == {"[8,4,4,8]"}
+    assert {str(layer.quantizers.precision) for layer in dsq.converted(again).values()} == {"[8,4,8,8]"}
     assert torch.equal(again.eval()(IDS).logits, model.eval()(IDS).logits)
     with pytest.raises(ValueError, match=r"config.json of the model has no 'dsq'"):
         restore(gpt(2))
@@ -86,5 +85,5 @@ def test_trl_trains_with_the_same_line(tmp_path):
         model, arguments, train_dataset=data, processing_class=tokenizer, callbacks=[PrecisionCallback()]
     )
     trainer.train()
-    assert trainer.state.log_history[0]["dsq/bfp_mib"] > 0
+    assert trainer.state.log_history[0]["dsq/stash_mib"] > 0
     assert len(dsq.converted(model)) == 8

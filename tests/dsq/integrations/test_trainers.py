@@ -292,8 +292,7 @@ def test_lightning(plain, tmp_path):
     model, dynamic, trainer = lightning_run(tmp_path / "whole", UPDATES)
     assert trainer.logged_metrics["dsq/level"] == 1
     assert trainer.logged_metrics["dsq/bits"] == 4
-    assert trainer.logged_metrics["dsq/bfp_mib"] > 0  # Lightning calls no forward of the module
-    assert 0 < trainer.logged_metrics["dsq/stash_error"] < 0.2
+    assert trainer.logged_metrics["dsq/stash_mib"] > 0  # Lightning calls no forward of the module
     trainer.validate(trainer.lightning_module, loader(False))  # does not count
     same(plain, model, dynamic)
     lightning_run(tmp_path / "broken", HALF)
@@ -332,14 +331,14 @@ def test_lightning_tests_a_checkpoint_at_its_level():
 def test_every_callback_takes_the_same(trainer):
     pytest.importorskip({"huggingface": "transformers", "lightning": "lightning"}[trainer])
     callback = importlib.import_module(f"dsq.integrations.{trainer}").PrecisionCallback
-    advised = dsq.DSQConfig("[8,4,4,8]", stash="all")
-    assert callback().config == callback(advised).config == callback("[8,4,4,8]").config == advised
+    advised = dsq.DSQConfig("[8,4,8,8]", stash="all")
+    assert callback().config == callback(advised).config == callback("[8,4,8,8]").config == advised
     whole = dsq.DSQConfig(LEVELS, rise_at=0.8, stash="linears")
     assert callback(LEVELS, rise_at=0.8, stash="linears").config == callback(whole).config == whole
     assert dsq.DynamicPrecision(Net(), LEVELS, 100, rise_at=0.8, stash="linears").config == whole
     with pytest.raises(TypeError, match="config is whole already: put rise_at into it"):
         callback(whole, rise_at=0.8)
-    with pytest.raises(TypeError, match=r'config must be a DSQConfig or a schedule as text, "\[8,4,4,8\]", got 8'):
+    with pytest.raises(TypeError, match=r'config must be a DSQConfig or a schedule as text, "\[8,4,8,8\]", got 8'):
         callback(8)
     with pytest.raises(ValueError, match=r"must be four whole numbers .* got 'high'"):
         callback("high")
@@ -375,7 +374,6 @@ def test_tensorboard_under_hugging_face(tmp_path, monkeypatch):
     assert found["train/dsq/level"] == {2: 0, 4: 0, 6: 1, 8: 1}
     assert found["train/dsq/stale"][UPDATES] == dynamic.scheduler.stale
     assert found["train/dsq/stash_mib"][UPDATES] == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
-    assert all(0.03 < error < 0.15 for error in found["train/dsq/stash_error"].values())
 
 
 def accelerated(folder, until, resume=False):

@@ -1,7 +1,5 @@
-"""Experts and patches: at full width what they were; quantised, each product by the equations."""
+"""Experts and patches: each product by the equations, what they keep, and what is refused or left."""
 
-import copy
-import pickle
 import warnings
 
 import pytest
@@ -9,37 +7,17 @@ import torch
 from torch import nn
 
 import dsq
+from tests.dsq.gradients import saving
+from tests.dsq.layers.kinds import EXPERTS, INNER, TOKENS, WIDTH, batch, drawn, made
 
 pytest.importorskip("transformers")
-from transformers import GptOssConfig, MixtralConfig, MixtralForCausalLM, NemotronHConfig
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
-from transformers.models.mixtral.modeling_mixtral import MixtralExperts
-from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
-
-
-def image(*shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
-
-
-@pytest.mark.parametrize("shape", [(2, 3, 16, 24), (3, 17, 27)])
-@pytest.mark.parametrize("bias", [False, True])
-def test_at_full_width_it_is_the_convolution(shape, bias):
-    torch.manual_seed(0)
-    plain = nn.Conv2d(3, 20, (4, 6), stride=(4, 6), bias=bias)
-    net = dsq.convert(copy.deepcopy(plain), dsq.DSQConfig(levels="[32,32,32,32]"))
-    x, results = image(*shape), []
-    for layer in (plain, net):
-        y = layer(x)
-        results.append((y, *torch.autograd.grad(y.square().sum(), (x, *layer.parameters()))))
-    for expected, found in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    assert type(dsq.unconvert(net)) is nn.Conv2d
+from transformers import MixtralConfig, MixtralForCausalLM
 
 
 def test_quantised_it_is_the_linear_layer_of_its_patches():
     torch.manual_seed(0)
     net = dsq.convert(nn.Conv2d(3, 20, 4, stride=4), dsq.DSQConfig(levels="[4,4,4,16]"))
-    x = image(2, 3, 16, 16)
+    x = drawn(2, 3, 16, 16)
     patches = nn.functional.unfold(x, 4, stride=4).mT  # (B, patches, values)
     y = dsq.functional.linear(patches, net.weight.flatten(1), net.bias, "[4,4,4,16]")
     assert torch.equal(net(x), y.mT.unflatten(2, (4, 4)))
@@ -74,57 +52,12 @@ def test_others_stay(options):
     assert type(net) is nn.Conv2d
 
 
-TOKENS, WIDTH, INNER, EXPERTS = 40, 32, 48, 4
 Q0, Q1, Q2, Q3 = (dsq.BFP(bits) for bits in (5, 4, 3, 8))
 CONFIG = dsq.DSQConfig(levels="[4,4,4,16]")
 
 
-def experts(kind, config, **sizes):
-    made = config(hidden_size=WIDTH, num_local_experts=EXPERTS, **sizes)
-    made._experts_implementation = "grouped_mm"
-    torch.manual_seed(0)
-    net = kind(made)
-    for p in net.parameters():
-        torch.nn.init.normal_(p, std=0.2)
-    return net
-
-
-def mixtral():
-    return experts(MixtralExperts, MixtralConfig, intermediate_size=INNER)
-
-
-def gpt_oss():
-    return experts(GptOssExperts, GptOssConfig, intermediate_size=INNER)
-
-
-def nemotron():
-    return experts(NemotronHExperts, NemotronHConfig, n_routed_experts=EXPERTS, moe_intermediate_size=INNER)
-
-
-def batch():
-    """Hidden states, and for each token two experts of the first three: the fourth is idle."""
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(TOKENS, WIDTH, generator=generator).requires_grad_()
-    chosen = torch.rand(TOKENS, 3, generator=generator).argsort(1)[:, :2]
-    return x, chosen, torch.rand(TOKENS, 2, generator=generator).requires_grad_()
-
-
-def gradients(net, x, chosen, weights):
-    y = net(x, chosen, weights)
-    return [y, *torch.autograd.grad(y.square().sum(), (x, weights, *net.parameters()))]
-
-
-@pytest.mark.parametrize("make", [mixtral, gpt_oss, nemotron])
-def test_at_full_width_they_are_the_plain_ones(make):
-    plain = make()
-    net = dsq.convert(copy.deepcopy(plain), dsq.DSQConfig(levels="[32,32,32,32]"))
-    assert list(dsq.converted(net)) == [""]
-    for expected, found in zip(gradients(plain, *batch()), gradients(net, *batch()), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
 def test_tokens_of_other_ranks_experts_give_nothing():
-    net = dsq.convert(mixtral(), CONFIG)
+    net = dsq.convert(made("mixtral"), CONFIG)
     x, chosen, weights = batch()
     here = chosen.clone()
     here[:, 1] = EXPERTS
@@ -134,22 +67,14 @@ def test_tokens_of_other_ranks_experts_give_nothing():
 
 def test_the_last_products_are_kept_once():
     """The weights' gradient needs them; putting them back into the order of the tokens needs no values."""
-    net, kept = dsq.convert(mixtral(), CONFIG), set()
-
-    def note(x):
-        if x.shape == (2 * TOKENS, WIDTH):
-            kept.add(x.untyped_storage()._cdata)
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        y = net(*batch())
+    y, kept = saving(dsq.convert(made("mixtral"), CONFIG), *batch())
     assert y.requires_grad
-    assert len(kept) == 1
+    assert len({x.untyped_storage()._cdata for x in kept if x.shape == (2 * TOKENS, WIDTH)}) == 1
 
 
 @pytest.mark.filterwarnings("ignore:q3 is under 16")
 def test_each_product_follows_the_equations():
-    net, (x, chosen, weights) = dsq.convert(mixtral(), dsq.DSQConfig(levels="[5,4,3,8]", format="bfp")), batch()
+    net, (x, chosen, weights) = dsq.convert(made("mixtral"), dsq.DSQConfig(levels="[5,4,3,8]", format="bfp")), batch()
     seen = []
 
     def watched(gate_up):
@@ -202,34 +127,16 @@ def close(found, expected, slack=0.0):
 
 
 def test_each_experts_tokens_are_stashed_packed():
-    net = dsq.convert(mixtral(), CONFIG)
     x, chosen, weights = batch()
-    saved = {}
-
-    def pack(t):
-        saved[t.data_ptr()] = t
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        net(x, chosen, weights)
+    _, kept = saving(dsq.convert(made("mixtral"), CONFIG), x, chosen, weights)
     tokens = chosen.flatten().bincount(minlength=EXPERTS).tolist()
     packed = sum(dsq.pack(torch.zeros(n, k), CONFIG.at(0).q1, dim=0).nbytes for n in tokens for k in (WIDTH, INNER))
-    assert sum(t.nbytes for t in saved.values() if t.dtype == torch.uint8) == packed
-
-
-def test_they_come_back_and_are_copied_and_pickled():
-    net = dsq.convert(mixtral(), CONFIG)
-    names = list(net.state_dict())
-    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
-        assert type(twin) is type(net)
-        assert torch.equal(twin(*batch()), net(*batch()))
-    assert type(dsq.unconvert(net)) is MixtralExperts
-    assert list(net.state_dict()) == names == ["gate_up_proj", "down_proj"]
+    assert sum(t.nbytes for t in kept if t.dtype == torch.uint8) == packed
 
 
 def test_compiled_in_one_graph_for_any_counts_of_tokens():
     """The counts are numbers of the graph where dynamo is told to take them so."""
-    net, (x, chosen, weights) = dsq.convert(mixtral(), CONFIG), batch()
+    net, (x, chosen, weights) = dsq.convert(made("mixtral"), CONFIG), batch()
     torch._dynamo.reset()
     with torch._dynamo.config.patch(capture_scalar_outputs=True, error_on_recompile=True):
         compiled = torch.compile(net, backend="aot_eager", fullgraph=True)

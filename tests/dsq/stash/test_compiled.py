@@ -18,7 +18,7 @@ import dsq
 from analysis.models import encoder
 from dsq.stash import apply, measure
 from dsq.stash.policy import run_eagerly
-from tests.dsq.stash.gradients import all_gradients, error
+from tests.dsq.gradients import all_gradients, error
 
 
 class Rotated(nn.Module):

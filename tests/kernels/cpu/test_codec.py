@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dsq.formats import BFP, FixedPoint, Layout, SignedBFP, SignedNVInt
-from dsq.kernels.backend import Dtypes, Layer, LinearMatMuls, MatMul, Operand
+from dsq.kernels.backend import Dtypes, Groups, Layer, LinearMatMuls, MatMul, Operand
 from dsq.kernels.conformance import Case, disagreements, failures, linear_disagreements, mask_disagreements, same_bits
 from dsq.kernels.cpu.backend import backend
 from dsq.kernels.cpu.codec import CodecKernels
@@ -46,10 +46,10 @@ def flipping(operation):
 @pytest.mark.parametrize("operation", ["pack", "quantize", "unpack", "pack_mask", "unpack_mask", "apply_mask"])
 def test_the_suite_notices_one_wrong_bit(operation):
     case = Case((3, 40), -1, BFP(4, 16))
-    wrong = disagreements(flipping(operation), case, CPU)
-    wrong += [differs for _, differs in mask_disagreements(flipping(operation), CPU) if differs]
-    assert wrong
-    assert disagreements(REFERENCE, case, CPU) == []
+    wrong = [disagreements(flipping(operation), case, CPU)]
+    wrong += [differs for _, differs in mask_disagreements(flipping(operation), CPU)]
+    assert any(wrong)
+    assert disagreements(REFERENCE, case, CPU) == ""
 
 
 class WrongPasses:
@@ -94,20 +94,13 @@ def test_a_layer_s_stash_rounds_by_its_own_random_numbers():
 
 def assert_agrees(isa, x, fmt, dim, seed=None, out=torch.float32):
     case = Case(tuple(x.shape), dim, fmt, x.dtype, out, seed)
-    assert disagreements(backend(isa), case, CPU, x) == [], case
+    assert disagreements(backend(isa), case, CPU, x) == "", case
 
 
 def wide(*shape, seed=0):
     """Normal values over forty binades."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator) * torch.exp2(torch.randint(-20, 20, shape, generator=generator))
-
-
-@EACH_ISA
-def test_narrow_rows_with_and_without_whole_boxes(isa):
-    for kind, columns, bits in ((k, c, b) for k in OF_BOXES for c in (16, 48, 8, 24) for b in (2, 3, 16)):
-        assert_agrees(isa, wide(41, columns, seed=bits), kind(bits), -1, seed=5)
-        assert_agrees(isa, wide(2, 19, columns, seed=bits), kind(bits), 1)
 
 
 @EACH_ISA
@@ -125,16 +118,6 @@ def test_every_exponent_and_zeros_and_tiny_values_among_ordinary_ones(isa):
     for exponent in range(-149, 128, 5):  # of a tensor
         x = torch.ldexp(torch.randn(2, 48) * torch.tensor([1.0, 2.0**-14])[:, None], torch.tensor(exponent))
         assert_agrees(isa, x.nan_to_num(posinf=3e38, neginf=-3e38), SignedNVInt(5), 1, None if exponent % 2 else 7)
-
-
-@EACH_ISA
-def test_every_type_in_and_out(isa):
-    types = (torch.float32, torch.bfloat16, torch.float16)
-    half = torch.ldexp(torch.randn(60, 64), torch.arange(-40, 20).view(-1, 1))  # rounded, and beyond the range infinite
-    for kind, dtype, out in ((kind, dtype, out) for kind in OF_BOXES for dtype in types for out in types):
-        for bits in (4, 12):  # bfloat16 holds the values of one and rounds those of the other
-            assert_agrees(isa, wide(33, 150).to(dtype), kind(bits), 0, 3, out)
-        assert_agrees(isa, half.to(dtype), kind(16), 1, None, out)
 
 
 @EACH_ISA
@@ -177,21 +160,38 @@ def test_threads_and_writing_past_the_caches_change_nothing(isa, count):
 
 
 @EACH_ISA
-def test_memory_that_is_not_aligned_and_nothing_written_beyond_the_outputs(isa):
-    x = wide(20 * 130 + 1)[1:].view(20, 130)
-    kernels, fmt, layout = backend(isa), BFP(4), Layout.of((20, 130), 0)
-    room = torch.full((20 * 130 + 2,), 7.0)
-    out = room[1:-1].view(20, 130)
-    kernels.quantize(x, fmt, layout, 5, torch.float32, out=out)
-    assert same_bits(out, reference.quantize(x, fmt, layout, 5, torch.float32))
-    assert room[0] == room[-1] == 7.0
+def test_memory_that_is_not_aligned_and_nothing_written_beyond_the_outputs(isa, monkeypatch):
+    rooms = []
+
+    def fenced(*shape, dtype, device):
+        size, place = math.prod(shape) * dtype.itemsize, 1 if dtype is torch.uint8 else dtype.itemsize
+        rooms.append((torch.full((size + 128,), 0xA5, dtype=torch.uint8, device=device), 64 + place, size))
+        return rooms[-1][0][64 + place :][:size].view(dtype).view(shape)
+
+    kernels, empty_like = backend(isa), lambda x, dtype=None: fenced(*x.shape, dtype=dtype or x.dtype, device="cpu")
     for kind, bits, shape in ((k, b, s) for k in OF_BOXES for b in range(2, 17) for s in ((3, 16), (2, 128), (5, 131))):
-        fmt, layout = kind(bits), Layout.of(shape, -1)
-        shapes = layout.code_shape(bits), fmt.scale_shape(layout)
-        rooms = [torch.full((math.prod(s) + 64,), 0xA5, dtype=torch.uint8) for s in shapes]
-        outs = tuple(r[:-64].view(s) for r, s in zip(rooms, shapes, strict=True))
-        kernels.pack(wide(*shape), fmt, layout, None, out=outs)
-        assert all((r[-64:] == 0xA5).all() for r in rooms)
+        fmt, dim = kind(bits), bits % 2
+        x, layout, groups = (
+            wide(math.prod(shape) + 1)[1:].view(shape),
+            Layout.of(shape, dim),
+            Groups(shape[1], shape[0]),
+        )
+        expected = REFERENCE.quantize(x, fmt, layout, 5, torch.float32)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "empty", fenced)
+            patch.setattr(torch, "empty_like", empty_like)
+            y, packed = kernels.quantize(x, fmt, layout, 5, torch.float32), kernels.pack(x, fmt, layout, 5)
+            z = kernels.unpack(*packed, fmt, layout, torch.float32).view(shape)
+            ranged = kernels.affine_pack(x, min(bits, 8), groups, None, None)
+            kernels.affine_unpack(ranged, min(bits, 8), groups, x.numel(), torch.float16)
+            mask = kernels.pack_mask(x.view(-1), 0.0, math.nan, True)
+            kernels.unpack_mask(mask, x.numel(), torch.bfloat16), kernels.apply_mask(mask, x), kernels.relu(x, False)
+        assert same_bits(y, expected)
+        assert same_bits(z, expected)
+    assert len(rooms) > 1000
+    for room, place, size in rooms:
+        assert (room[:place] == 0xA5).all()
+        assert (room[place + size :] == 0xA5).all()
 
 
 def test_a_descriptor_outlives_its_place_in_the_cache(monkeypatch):

@@ -84,7 +84,7 @@ def test_a_tensor_without_memory_is_refused_and_not_read(without_memory):
         calls += [
             lambda: torch.ops.dsq.pack(x, str(fmt), 0, None),
             lambda: dispatch.unpack(without_memory(codes), scales, fmt, (32, 32), -1, torch.float32),
-            lambda: dispatch.unpack_mask(without_memory(mask), 1024, 0.0, 1.0, torch.float32),
+            lambda: dispatch.unpack_mask(without_memory(mask), 1024, torch.float32),
             lambda: dispatch.affine_unpack(
                 AffineCodes(without_memory(ranged.codes), ranged.ranges), 4, groups, 1024, torch.float32
             ),

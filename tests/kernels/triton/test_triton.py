@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="the GPU backend needs triton, which is not
 gemm = pytest.importorskip("dsq.kernels.triton.gemm")
 TRITON = pytest.importorskip("dsq.kernels.triton.backend").TRITON
 ROOT = Path(__file__).parents[3]
-INT8 = TRITON.gemms[3]
+INT8 = TRITON.gemms[2]
 
 
 def forward(a, b):
@@ -135,7 +135,7 @@ def test_nothing_is_measured_while_a_graph_is_captured(monkeypatch, tmp_path):
     monkeypatch.setenv("DSQ_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    chosen = tuning.fastest(TRITON.gemms[3:], NARROW, torch.float32, (256, 256, 256), TRITON)
+    chosen = tuning.fastest(TRITON.gemms[2:], NARROW, torch.float32, (256, 256, 256), TRITON)
     assert chosen is INT8
     assert not list(tmp_path.iterdir())
 
@@ -191,12 +191,12 @@ def test_hot_kernels_use_wide_accesses_and_tensor_cores_and_neither_spill_nor_fl
 
 @pytest.mark.parametrize("target", ["sm_75", "gfx942"])
 def test_variants_that_the_interpreter_takes_and_a_compiler_did_not(compiled, target):
-    """Offsets of 64 bits along rows; one column; boxes that no tile holds."""
+    """Offsets of 64 bits along rows; one column; boxes of more rows than a warp has."""
     x = torch.empty(1 << 20, 1 << 11, dtype=torch.bfloat16, device="meta"), torch.empty(64, 1, device="meta")
     launches = [
         compiled.Launch("wide", lambda: TRITON.pack(x[0], BFP(4), Layout.of(x[0].shape, 0), None)),
         compiled.Launch("one column", lambda: TRITON.pack(x[1], FixedPoint(4), Layout.of((64, 1), 0), 3)),
-        compiled.Launch("no tile", lambda: TRITON.pack(x[1], BFP(5, 12), Layout.of((64, 1), 0), None)),
+        compiled.Launch("long boxes", lambda: TRITON.pack(x[1], BFP(5, 128), Layout.of((64, 1), 0), None)),
     ]
     rows = list(compiled.compiled_rows(target, launches))
     assert compiled.faults(rows) == []

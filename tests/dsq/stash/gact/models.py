@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dsq import stash
-from tests.dsq.stash.gradients import all_gradients
+from tests.dsq.gradients import all_gradients
 
 
 class Sensitive(nn.Module):

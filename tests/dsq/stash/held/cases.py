@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from analysis.models import EncoderBlock, encoder, resnet20
 from analysis.stash.allocator import step_bytes
-from analysis.stash.setups import loss_that_keeps_nothing
 from dsq import stash
 
 Policies = tuple[tuple[str, dict[str, Any]], ...]
@@ -42,14 +41,22 @@ def _classes(model: nn.Module, x: Tensor) -> Callable[[], Tensor]:
     return lambda: F.cross_entropy(model(x), y)
 
 
+def _loss_that_keeps_nothing(model: nn.Module, x: Tensor) -> Callable[[], Tensor]:
+    """A loss whose gradient is random: F.mse_loss keeps the model's output, and its result lies in memory of that size
+    too (PyTorch 2.13, CPU)."""
+    with torch.no_grad():
+        weights = torch.randn_like(model(x))
+    return lambda: (model(x) * weights).sum()
+
+
 def _encoder() -> tuple[nn.Module, Callable[[], Tensor]]:
     model, x = encoder(2, 128, 4, 512), torch.randn(8, 96, 128)
-    return model, loss_that_keeps_nothing(model, x)
+    return model, _loss_that_keeps_nothing(model, x)
 
 
 def _dropout() -> tuple[nn.Module, Callable[[], Tensor]]:
     model, x = encoder(2, 128, 4, 512, dropout=0.1), torch.randn(8, 96, 128)
-    return model, loss_that_keeps_nothing(model, x)
+    return model, _loss_that_keeps_nothing(model, x)
 
 
 def _autocast() -> tuple[nn.Module, Callable[[], Tensor]]:
@@ -72,7 +79,7 @@ def _compiled() -> tuple[nn.Module, Callable[[], Tensor]]:
 def _graph() -> tuple[nn.Module, Callable[[], Tensor]]:
     model, x = encoder(2, 128, 4, 512), torch.randn(8, 96, 128)
     compiled: Any = torch.compile(model, fullgraph=True)
-    return compiled, loss_that_keeps_nothing(compiled, x)
+    return compiled, _loss_that_keeps_nothing(compiled, x)
 
 
 def _vit() -> tuple[nn.Module, Callable[[], Tensor]]:

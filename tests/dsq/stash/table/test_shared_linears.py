@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import dsq
-from tests.dsq.stash.gradients import error
+from tests.dsq.gradients import error
 
 VIEWS = {
     "transposed first": (lambda x: x.transpose(0, 1), lambda x: x),

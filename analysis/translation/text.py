@@ -1,0 +1,89 @@
+"""Files of sentence pairs and of labelled sentences, plain, .xz or .gz, with tabs between columns; and subwords."""
+
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+_OPEN: dict[str, Callable[..., IO[str]]] = {"": open, ".xz": lzma.open, ".gz": gzip.open}
+#: two sentences that say the same
+Pair = tuple[str, str]
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file. Raises ValueError where the file is not UTF-8, or not whole."""
+    opener = _OPEN[path.suffix if path.suffix in _OPEN else ""]
+    try:
+        with opener(path, "rt", encoding="utf-8-sig", newline="\n") as file:
+            return [line.rstrip("\r\n") for line in file]
+    except UnicodeDecodeError:
+        raise ValueError(f"--data: {path.name} is not UTF-8 text") from None
+    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError):
+        raise ValueError(f"--data: {path.name} is not a whole {path.suffix} file") from None
+
+
+def read_pairs(path: Path, wanted: int | None = None) -> list[Pair]:
+    """The first two columns of a table, without the pairs of which a side is empty.
+
+    ``wanted``: so many lines, every n-th, so that the cut is as long and as short as the whole; None: all.
+    Raises ValueError where a line has one column, or no pair is left.
+    """
+    lines = [(number, line.split("\t")) for number, line in enumerate(read_lines(path), start=1) if line]
+    if wanted is not None:
+        lines = lines[:: max(1, len(lines) // wanted)][:wanted]
+    for number, cells in lines:
+        if len(cells) < 2:
+            raise ValueError(f"--data: {path.name} line {number} has 1 column; expected 2 with a tab between")
+    pairs = [(cells[0].strip(), cells[1].strip()) for _, cells in lines]
+    if not any(kept := [pair for pair in pairs if all(pair)]):
+        raise ValueError(f"--data: {path.name} holds no sentence pair")
+    return kept
+
+
+@dataclass(frozen=True)
+class LabelledSentences:
+    """Labelled sentences, or pairs of sentences, of one split."""
+
+    labels: list[str]
+    inputs: list[list[str]]  #: for each input column (one or two), its sentences
+
+
+def read_labelled(path: Path) -> LabelledSentences:
+    """A table with a head. Raises ValueError where it is empty, has other columns, or a row of another length."""
+    lines = [(number, line.split("\t")) for number, line in enumerate(read_lines(path), start=1) if line]
+    head, rows = lines[0][1] if lines else [], lines[1:]
+    columns = [name for name in ("sentence", "sentence1", "sentence2") if name in head]
+    if "label" not in head or columns not in (["sentence"], ["sentence1", "sentence2"]) or not rows:
+        accepted = "columns label and sentence, or label, sentence1 and sentence2"
+        raise ValueError(f"--data: {path.name} has {len(rows)} rows of {head}; expected {accepted}")
+    for number, cells in rows:
+        if len(cells) != len(head):
+            raise ValueError(f"--data: {path.name} line {number} has {len(cells)} columns; expected {len(head)}")
+    table = dict(zip(head, zip(*(cells for _, cells in rows), strict=True), strict=True))
+    return LabelledSentences([label.strip() for label in table["label"]], [list(table[name]) for name in columns])
+
+
+def train_bpe(sentences: Iterable[str], size: int) -> Any:
+    """A SentencePieceProcessor of ``size`` subwords. Raises ValueError for a size that this text cannot give."""
+    import sentencepiece
+
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=size,
+            character_coverage=1.0,
+            minloglevel=2,
+        )
+    except (RuntimeError, OSError) as error:
+        why = str(error).strip().splitlines()[-1]
+        raise ValueError(
+            f"vocab {size}: sentencepiece cannot learn this number of subwords of this text ({why})"
+        ) from None
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())

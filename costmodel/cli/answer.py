@@ -1,0 +1,113 @@
+"""The answer of a command: a table for people, JSON or CSV; and what all answers say of workload and hardware."""
+
+import argparse
+import json
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from costmodel.hardware.hardware import Hardware
+from costmodel.model.methods import Setup, parse_setups
+from costmodel.model.operations import Workload
+from costmodel.model.roofline import Floor
+from dsq.command import as_csv, table
+
+Record = dict[str, Any]
+#: columns of a terminal
+NOTE_WIDTH = 99
+#: columns of a cell of text
+CELL_WIDTH = 21
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled table: records carry full values under names that JSON and CSV keep; `shown` says which columns people
+    see, and how."""
+
+    key: str  #: its name in JSON
+    title: str
+    records: list[Record]
+    shown: dict[str, str]  #: column -> format spec
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A command's answer. CSV holds the first section's records; JSON every section."""
+
+    sections: list[Section]
+    notes: list[str] = field(default_factory=list)
+    facts: Record = field(default_factory=dict)  #: what was costed: workload, hardware, options
+    lead: str = ""  #: what people read first
+
+    def table(self) -> str:
+        parts = [f"{textwrap.fill(s.title, NOTE_WIDTH)}\n\n{_narrow(s)}" for s in self.sections]
+        notes = [textwrap.fill(note, NOTE_WIDTH, subsequent_indent="  ") for note in self.notes]
+        lead = [textwrap.fill(self.lead, NOTE_WIDTH)] if self.lead else []
+        return "\n\n".join(lead + parts + ["\n".join(notes)] * bool(notes)) + "\n"
+
+    def json(self) -> str:
+        data = {**self.facts, **{section.key: section.records for section in self.sections}, "notes": self.notes}
+        return json.dumps(data, indent=2, allow_nan=False) + "\n"
+
+    def csv(self) -> str:
+        return as_csv(self.sections[0].records, "")
+
+
+def _narrow(section: Section) -> str:
+    """The section's table, each word of a column's name on a line of its own, columns as wide as what they hold."""
+    import tabulate
+
+    def wrapped(cell: object) -> object:
+        return textwrap.fill(cell, CELL_WIDTH) if isinstance(cell, str) else cell
+
+    lines = {name: name.replace("_", "\n") for name in section.shown}
+    records = [{head: wrapped(record.get(name)) for name, head in lines.items()} for record in section.records]
+    before, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # it would widen every column of numbers by two
+    try:
+        return table(records, {lines[name]: spec for name, spec in section.shown.items()})
+    finally:
+        tabulate.MIN_PADDING = before
+
+
+# ---- what the arguments of several commands describe
+
+
+def setups_of(arguments: argparse.Namespace, texts: Iterable[str]) -> list[Setup]:
+    """The precisions, each in its own format, or in that of the options. Raises ValueError."""
+    return [setup for text in texts for setup in parse_setups(text, vars(arguments))]
+
+
+def refuse_idle(arguments: argparse.Namespace, names: Iterable[str], where: str) -> None:
+    """Raises ValueError for an option of ``names`` that was given; they do nothing ``where``."""
+    for name in names:
+        if getattr(arguments, name) != arguments.parser.get_default(name):
+            raise ValueError(f"--{name.replace('_', '-')} does nothing {where}: leave it out")
+
+
+def facts(workload: Workload) -> Record:
+    known: Record = {"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters}
+    return known | {"macs": workload.macs, "source": workload.source}
+
+
+def hardware_facts(hardware: Hardware) -> Record:
+    return {"hardware": hardware.name, "rates": hardware.rates, "hardware_sources": hardware.sources} | {
+        "peaks": {peak.datatype: {"tflops": peak.flops / 1e12, "source": peak.source} for peak in hardware.peaks}
+    }
+
+
+def heading(workload: Workload, hardware: Hardware) -> str:
+    return (
+        f"{workload.name}: {workload.parameters:,} parameters, {workload.tokens:,} tokens a step, "
+        f"{workload.macs / 1e9:,.1f} GMAC a step; on {hardware.name}"
+    )
+
+
+def floor_record(floor: Floor) -> Record:
+    return {
+        "gflop": floor.flops / 1e9,
+        "flop_per_byte": floor.intensity,
+        "ridge": floor.ridge if floor.compute_seconds else None,
+        "bound": "memory" if floor.memory_bound else "compute",
+        "floor_ms": floor.seconds * 1e3,
+    }

@@ -1,0 +1,210 @@
+"""Ways to train that are costed: a number format at widths q0..q3, a policy of dsq.stash, an optimiser, devices.
+
+A format of the registry needs no line here: its name and its numeric fields are what a user may say of it. Which
+tensors a policy codes, and as what, the ledger says; how many bits it gives them stands in dsq/kept.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, get_args
+
+from costmodel.model.ledger import Stored
+from costmodel.model.operations import Gemm, Operation
+from dsq.arguments import choice
+from dsq.formats import (
+    DEFAULT,
+    FORMATS,
+    MAX_PACKED_BITS,
+    WIDEST,
+    BoxAxis,
+    Format,
+    Identity,
+    Layout,
+    format_class,
+    options,
+)
+from dsq.kept import FEW, GACT_GROUP, MESA_BITS, MORE, What
+from dsq.precision import Precision, parse_levels
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A quantisation that is costed. Raises ValueError for an unknown box axis."""
+
+    format: Format  #: its own bits do not matter: the precision has them
+    precision: Precision
+    box_axis: str = "contraction"  #: "contraction": the axis the consuming GEMM sums over; "last": the last axis
+    container: int = 0  #: bits of what no quantiser touches; 0: as few as the precision allows
+    autocast: bool = False  #: torch.autocast: parameters and the residual stream stay in fp32, products cast them
+
+    def __post_init__(self) -> None:
+        choice("box_axis", self.box_axis, get_args(BoxAxis))
+
+    @cached_property
+    def container_bits(self) -> int:
+        """Width `a` of tensors no quantiser touches (residual stream, softmax, norms): 16 if q0..q3 fit, else 32,
+        unless told."""
+        return self.container or (MAX_PACKED_BITS if max(self.precision) <= MAX_PACKED_BITS else WIDEST)
+
+    def layout(self, outer: int, rows: int, columns: int) -> Layout:
+        """The layout of an (outer, rows, columns) stash, which a product sums over its rows."""
+        return Layout(outer, rows, columns, along_rows=self.box_axis == "contraction")
+
+    def __str__(self) -> str:
+        return f"{self.format.name} {self.precision}"
+
+
+FP32 = Setup(Identity(WIDEST), Precision(32, 32, 32, 32))
+BF16 = Setup(Identity(WIDEST), Precision(16, 16, 16, 16))
+AUTOCAST = replace(BF16, autocast=True)
+DSQ = format_class(DEFAULT)(WIDEST)  #: the default format
+
+
+@lru_cache(maxsize=1024)
+def at_width(template: Format, bits: int) -> Format:
+    return template.at(bits)
+
+
+def format_names() -> tuple[str, ...]:
+    return (*FORMATS, Identity.name)
+
+
+def sizes(name: str) -> dict[str, int]:
+    """The format's numeric fields and their defaults. One without a number (fixed point's binary point) costs nothing.
+
+    Raises ValueError for an unknown name.
+    """
+    choice("format", name, format_names())
+    fields = {} if name == Identity.name else options(name)
+    return {field: default for field, default in fields.items() if type(default) is int}
+
+
+def template(name: str, described: Mapping[str, Any]) -> Format:
+    """The format with those of its sizes that `described` has; None or absent: the default. Raises ValueError."""
+    given = {field: described[field] for field in sizes(name) if described.get(field) is not None}
+    chosen: type[Format] = Identity if name == Identity.name else format_class(name)
+    return chosen(WIDEST, **given)
+
+
+def parse_setups(text: str, described: Mapping[str, Any]) -> list[Setup]:
+    """One setup, or those of a schedule: "[16,4,4,16]", "bfp:[4,4,4,8]", "[4,3,3,8] [8,4,4,8]"; in the format, sizes,
+    axis of boxes and container that `described` has, by the options' names. Raises ValueError."""
+    name, colon, widths = text.rpartition(":")
+    levels = parse_levels(widths) if widths.count("[") > 1 else [Precision.parse(widths)]
+    fmt = template(name.strip().lower() if colon else described["format"], described)
+    return [Setup(fmt, level, described["box_axis"], described.get("container") or 0) for level in levels]
+
+
+# ---- policies of dsq.stash
+
+#: scale and index of a sampled row
+ROW_BYTES = 4 + 8
+
+
+@dataclass(frozen=True)
+class Stash:
+    """A policy, or policies together. The ledger says which tensors are coded, and as what (Stored.coded)."""
+
+    name: str
+    bits: int = 0  #: bits of a code; 0: nothing is coded
+    scales: float = 0  #: bits of scales beside a code
+    more: bool = False  #: some tensors have more bits (dsq.kept.MORE)
+    masks: bool = True  #: relu and dropout keep a bit a value
+    ratio: float = 1  #: part of the rows of a linear layer's input that are kept
+
+    def keeps(self, op: Operation, stored: Stored, size: float, values: float) -> float:
+        """Bytes that the policy keeps of one tensor, which has ``size`` bytes and so many values."""
+        coded = stored.copied if stored.copied and size < values * WIDEST / 8 else stored.coded
+        if coded == "bit":
+            return values / 8 if self.masks else size
+        if isinstance(op, Gemm) and stored.name == "x" and op.weight:
+            if self.samples(op):
+                sampled = round(self.ratio * op.M) * op.K
+                return sampled * min(size / values, self.code_bits("linear") / 8) + ROW_BYTES * self.ratio * op.M
+            if op.weights > 1 and not op.x_values:  # experts' grouped product has no row
+                return size
+            values = min(values, op.M * op.K)  # of a part of x that is read
+        if not self.bits or coded == "" or values <= FEW:
+            return size
+        return 0.0 if coded == "made again" else min(size, values * self.code_bits(coded) / 8)
+
+    def samples(self, op: Gemm) -> bool:
+        """Whether the policy samples rows of the input: of an nn.Linear, which no expert, convolution or Conv1D is."""
+        convolution = 0 < op.x_values <= op.M * op.K
+        linear = op.weight and op.weights == 1 and not op.transposed and not convolution and (op.quantised or op.tied)
+        return linear and self.ratio < 1
+
+    @property
+    def packs(self) -> int:
+        """Bits of the codes if the policy only packs by dsq.pack, which `calibrate` times; else 0."""
+        return self.bits if self.more and self.ratio == 1 else 0
+
+    def code_bits(self, what: What) -> float:
+        """Bits of a value that is coded as ``what``, scales included; of a float if nothing is coded."""
+        return self.bits + self.more * MORE.get(what, 0) + self.scales if self.bits else WIDEST
+
+
+_BOX = 8 / 16  #: a box of 16 values shares 8 bits
+#: name -> the policies that a plan compares
+POLICIES = {
+    stash.name: stash
+    for stash in (
+        Stash("selective"),
+        Stash("bfp 4", 4, _BOX, more=True),
+        Stash("bfp 2", 2, _BOX, more=True),
+        Stash("mesa", MESA_BITS),
+        Stash("gact 4", 4, 64 / GACT_GROUP),
+        Stash("wtacrs 0.3", masks=False, ratio=0.3),
+        Stash("wtacrs 0.3 + bfp 4", 4, _BOX, more=True, ratio=0.3),
+    )
+}
+
+
+# ---- methods of training
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """State that an optimiser keeps, and traffic of its update."""
+
+    state: float  #: bytes a parameter
+    traffic: float = 1  #: bytes that its update moves, as a share of Adam's
+    master: bool = True  #: whether it updates fp32 weights; else 16-bit weights by 16-bit gradients
+
+
+#: names -> optimisers. 8 bits: a scale of 4 bytes for 256 values (bitsandbytes). factored: Adafactor without a first
+#: moment, a row and a column for a matrix (Shazeer and Stern, 2018)
+OPTIMISERS = {
+    "adam": Optimiser(8),
+    "adam-8bit": Optimiser(2 + 2 * 4 / 256, 18 / 30),
+    "adam-16bit": Optimiser(4, 14 / 30, master=False),
+    "adam-8bit-16bit": Optimiser(2 + 2 * 4 / 256, 10 / 30, master=False),
+    "adafactor": Optimiser(0, 18 / 30),
+    "sgd": Optimiser(0, 14 / 30),
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to train: at a precision, with what is kept, over so many devices."""
+
+    name: str
+    setup: Setup
+    stash: Stash | None = None  #: a policy of dsq.stash
+    recompute: bool = False  #: a layer keeps its input alone and runs its forward again
+    selective: bool = False  #: but for the products whose results it keeps too (entries.results_kept)
+    in_flight: int = 1  #: micro-batches whose forward is kept at once, by the first stage of a pipeline
+    zero: int = 0  #: 1: the optimiser's state is shared out, 2: and gradients, 3: and parameters
+    devices: int = 1
+    accumulates: bool = False  #: gradients of earlier micro-batches are there, and each new one beside its sum
+    optimiser: str = "adam"  #: a key of OPTIMISERS
+    offload: bool = False  #: its state, with the master weights beside a working copy, lies in the host's memory
+    in_backward: bool = False  #: a layer's weights are updated, and its gradients freed, as soon as they are there
+    base_bits: float = 0  #: bits of a layer's frozen weights, which are multiplied as 16 bits; 0: as all weights
+    trusted: bool = True  #: trainings support it (docs/evidence.md); else a table shows it, and no advice names it
+
+    def shared_by(self, stage: int) -> int:
+        """Number of devices that share what ZeRO shares from this stage on: 1 the optimiser's state and its update, 2
+        the gradients, 3 the parameters."""
+        return self.devices if self.zero >= stage else 1

@@ -1,0 +1,46 @@
+"""Every kind of layer: at full width the plain one; quantised whole; copied, pickled, compiled and taken back."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+import dsq
+from tests.dsq.gradients import step
+from tests.dsq.layers.kinds import KINDS, ROUTED, made
+
+CONFIG = dsq.DSQConfig(levels="[4,4,4,16]", attention=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_full_width_it_is_the_plain_layer_and_becomes_that_again(kind):
+    net, plain, inputs = made(kind), made(kind), KINDS[kind][1]()
+    dsq.convert(net, dsq.DSQConfig(levels="[32,32,32,32]", attention=True))
+    assert dsq.converted(net) or type(net[0]) is not type(plain[0])
+    torch.testing.assert_close(step(net, *inputs), step(plain, *inputs), rtol=1e-4, atol=1e-4)
+    assert list(net.state_dict()) == list(plain.state_dict())
+    dsq.unconvert(net)
+    assert [type(module) for module in net.modules()] == [type(module) for module in plain.modules()]
+    assert list(net.state_dict()) == list(plain.state_dict())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_products_are_quantised_and_it_is_copied_and_pickled(kind):
+    net, inputs = dsq.convert(made(kind), CONFIG), KINDS[kind][1]()
+    found = dsq.report(net, *inputs)
+    assert (found.forward.share, found.backward.share, found.left) == (1, 1, ())
+    y = step(net, *inputs)[0]
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert type(twin) is type(net)
+        assert torch.equal(step(twin, *inputs)[0], y)
+    whole = dsq.convert(made(kind), dsq.DSQConfig(levels="[4,4,4,16]", attention=True, stash="all"))
+    assert torch.equal(step(whole, *inputs)[0], y)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (*ROUTED, "grouped")])  # counts break a graph
+def test_compiled_in_one_graph(kind):
+    net, inputs = dsq.convert(made(kind), CONFIG), KINDS[kind][1]()
+    torch._dynamo.reset()
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(step(net, *inputs, run=compiled), step(net, *inputs), rtol=1e-3, atol=1e-3)
