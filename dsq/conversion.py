@@ -133,7 +133,8 @@ def check_conversion(model: nn.Module, config: DSQConfig, of: str = "config") ->
             if getattr(config, name) != value:
                 got = getattr(config, name)
                 raise ValueError(
-                    f"{of} must have {name}={value!r}, as the model was converted, got {got!r}: say the same to both"
+                    f"{of} must have {name}={value!r}, as the model was converted, got {got!r}: "
+                    "say the same to both, or call dsq.unconvert(model) between"
                 )
 
 
