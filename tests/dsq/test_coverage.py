@@ -156,3 +156,11 @@ def test_blocks_compiled_by_themselves_are_counted_as_eager_ones():
     assert isinstance(found.stash_bytes, int)
     assert found.stash_bytes < eager.stash_bytes
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize(("largest", "unlike"), [(1.0, ()), (1000.0, ("0",))])
+def test_layers_that_read_features_of_unlike_scales_are_named(largest, unlike):
+    net = dsq.convert(nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1)))
+    found = dsq.report(net, torch.rand(64, 10) * torch.tensor([1.0] * 9 + [largest]))
+    assert found.unlike == unlike
+    assert ("unlike scales" in str(found)) == bool(unlike)
