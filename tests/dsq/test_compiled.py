@@ -89,6 +89,12 @@ def test_an_exported_graph_gives_the_forward_and_refuses_the_backward(strict):
         exported(x).sum().backward()
 
 
+def test_onnx_is_refused_in_a_line(monkeypatch):
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    with pytest.raises(RuntimeError, match=r"call dsq.unconvert\(model\) before torch.onnx.export"):
+        torch.export.export(block(), (torch.randn(2, 16, 32),))
+
+
 def test_stochastic_rounding_in_one_graph_draws_what_eager_mode_draws():
     net = dsq.convert(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), STOCHASTIC)
     x = torch.randn(2, 16, 32)
