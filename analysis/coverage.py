@@ -85,12 +85,10 @@ def shares(name: str, **options: Any) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m analysis.coverage", description=__doc__)
     parser.add_argument("--attention", action="store_true", help="quantise attention's two products too")
-    names = f"of {', '.join(MODELS)}; default: all"
-    parser.add_argument("models", nargs="*", choices=[*MODELS, []], metavar="MODEL", help=names)
     given = parser.parse_args(argv)
 
     def work() -> None:
-        rows = [shares(name, attention=given.attention) for name in given.models or MODELS]
+        rows = [shares(name, attention=given.attention) for name in MODELS]
         columns = {"model": "", "forward": ".1%", "backward": ".1%", "others": "", "uncalled": ""}
         print(table(rows, columns | {"parameters left": "", "stash": ".0%"}, markdown=True))
 

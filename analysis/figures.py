@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from dsq.command import write_whole
 
 #: Okabe and Ito's colours: told apart with any colour vision; line styles and markers differ besides
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
 
 _LOOK: dict[Any, Any] = {
     "axes.spines.top": False,

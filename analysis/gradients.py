@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import dsq
 from analysis.attach import attach
 from analysis.translation.text import read_lines
 from dsq.command import OneLineParser, guarded, table
 from dsq.gradient_check import compare
 
 WIDTH, WORDS, LONGEST, BATCH, PAIRS = 128, 5000, 24, 64, 12_000
+AT = (100, 200, 500)  #: updates of a training in fp32, before which gradients are compared
 Batch = tuple[Tensor, Tensor]
 
 #: as analysis/attach.py names them
@@ -80,8 +80,6 @@ def batches(path: Path) -> Iterator[Batch]:
 def checks(model: nn.Module, batch: Batch, update: int) -> Iterator[dict[str, Any]]:
     """A row a setting, and one of bf16 autocast."""
     plain = copy.deepcopy(model)
-    if dsq.converted(plain):
-        dsq.unconvert(plain)
     for name in SETTINGS:
         changed = copy.deepcopy(plain)
         attach(changed, name)
@@ -106,20 +104,16 @@ def row(update: int, name: str, model: nn.Module, loss: Callable[[], Tensor]) ->
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m analysis.gradients", description=__doc__)
     parser.add_argument("file", type=Path, help="pairs of sentences, text or .xz")
-    parser.add_argument("--stash", choices=("linears", "all"), help="train at [8,4,4,8] with this stash; default: fp32")
-    parser.add_argument("--at", type=int, nargs="+", default=[100, 200, 500], metavar="UPDATE", help="when to compare")
     given = parser.parse_args(argv)
 
     def work() -> None:
         torch.manual_seed(1)
         warnings.simplefilter("ignore")  # few bits may damage training: that is the question
         model = Translator()
-        if given.stash:
-            dsq.convert(model, dsq.DSQConfig("[8,4,4,8]", stash=given.stash))
         optimizer = torch.optim.Adam(model.parameters(), 5e-4, betas=(0.9, 0.98))
         rows: list[dict[str, Any]] = []
-        for update, batch in zip(range(max(given.at) + 1), batches(given.file), strict=False):
-            if update in given.at:
+        for update, batch in zip(range(max(AT) + 1), batches(given.file), strict=False):
+            if update in AT:
                 rows += checks(model, batch, update)
             optimizer.param_groups[0]["lr"] = 5e-4 * min(1, (update + 1) / 100)
             optimizer.zero_grad()

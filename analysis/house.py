@@ -10,7 +10,6 @@ from pathlib import Path
 from analysis import ROOT
 from dsq.command import OneLineParser, guarded, table
 
-PROG = "python -m analysis.house"
 ROOMS = ("dsq", "kernels", "costmodel", "fairseq_plugin", "analysis")
 
 
@@ -29,10 +28,10 @@ def report(tree: Path) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = OneLineParser(prog=PROG, description=__doc__)
+    parser = OneLineParser(prog="python -m analysis.house", description=__doc__)
     parser.add_argument("--tree", type=Path, default=ROOT, help="a git checkout (default: this one)")
     given = parser.parse_args(argv)
-    return guarded(PROG, lambda: print(report(given.tree)))
+    return guarded(parser.prog, lambda: print(report(given.tree)))
 
 
 if __name__ == "__main__":

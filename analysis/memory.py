@@ -1,6 +1,6 @@
 """Memory as the ledger predicts it and as running models have it, on this machine's CPU.
 
-python -m analysis.memory [MODEL...] [--markdown] [--measured analysis/results/memory.json]
+python -m analysis.memory [--measured analysis/results/memory.json]
 
 Saved: what malloc has given out between forward and backward. Peak: the most during both. Every malloc of the process
 is counted (analysis.stash.allocator); parameters, gradients and batch are there before. Small models, dropout off.
@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -27,14 +27,11 @@ from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, POLICIES, Method,
 from costmodel.model.operations import Workload
 from costmodel.workloads.named import fairseq, load_workload
 from costmodel.workloads.transformer import build
-from dsq.arguments import choice
 from dsq.command import OneLineParser, guarded, table
 from dsq.precision import Precision
 
 Record = dict[str, Any]
 MEGA = 1e6
-
-# ---- models: each with the loss of its batch, and what the cost model makes of it ----
 
 WORDS, WIDTH, BLOCKS, HEADS, BATCH = 1000, 128, 4, 4, (16, 128)
 LARGE = "gpt2-124m"  #: the model of full size
@@ -113,9 +110,6 @@ def _fairseq() -> CheckedModel:
     head = replace(shape.head, outputs=WORDS, upcasts=True)
     lengths: dict[str, Any] = {"sequences": BATCH[0], "source_length": BATCH[1], "target_length": BATCH[1]}
     return CheckedModel(model, loss, build(replace(shape, head=head, **stacks, **lengths)))
-
-
-# ---- ways to train ----
 
 
 @dataclass(frozen=True)
@@ -197,13 +191,10 @@ def _forward(loss: Callable[[], Tensor], method: CheckedMethod) -> Callable[[], 
     return run
 
 
-# ---- the comparison ----
-
-
-def measurements(names: Iterable[str], path: Path | None) -> dict[str, Any]:
+def measurements(path: Path | None) -> dict[str, Any]:
     """Bytes of each model and method: a process for each model that ``path`` lacks."""
     known: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
-    known |= {name: figures("analysis.memory", "--held", name) for name in names if name not in known}
+    known |= {name: figures("analysis.memory", "--held", name) for name in NAMES if name not in known}
     if path:
         path.write_text(json.dumps(known, indent=1))
     return known
@@ -237,31 +228,26 @@ def _summary(name: str, records: list[Record]) -> Record:
     return found
 
 
-def run(given: argparse.Namespace) -> None:
-    names = given.model or NAMES
-    for name in names:
-        choice("model", name, NAMES)
-    known = measurements(names, given.measured)
-    records = [record for name in names for record in compare(name, known[name])]
+def run(measured: Path | None) -> None:
+    known = measurements(measured)
+    records = [record for name in NAMES for record in compare(name, known[name])]
     shown = {"model": "", "method": "", "saved_MB": ".2f", "predicted_MB": ".2f", "off": "+.1%"}
     shown |= {"peak_MB": ".2f", "predicted_peak_MB": ".2f", "peak_off": "+.1%", "peak_at": ""}
-    print(table(records, shown, markdown=given.markdown))
-    summary = [_summary(name, [record for record in records if record["model"] == name]) for name in names]
+    print(table(records, shown, markdown=True))
+    summary = [_summary(name, [record for record in records if record["model"] == name]) for name in NAMES]
     summary.append(_summary("all", records))
-    print("\n" + table(summary, dict.fromkeys(summary[0], ".1%") | {"model": ""}, markdown=given.markdown))
+    print("\n" + table(summary, dict.fromkeys(summary[0], ".1%") | {"model": ""}, markdown=True))
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m analysis.memory", description=__doc__)
-    parser.add_argument("model", nargs="*", help=f"any of {', '.join(NAMES)} (default: all)")
-    parser.add_argument("--markdown", action="store_true", help="as a Markdown table")
     parser.add_argument("--measured", type=Path, metavar="FILE", help="measurements to read, or to write if not there")
     parser.add_argument("--held", choices=NAMES, help=argparse.SUPPRESS)  # of the process that is counted
     given = parser.parse_args(argv)
     if given.held:
         print(json.dumps(held(given.held)))
         return 0
-    return guarded(parser.prog, lambda: run(given))
+    return guarded(parser.prog, lambda: run(given.measured))
 
 
 if __name__ == "__main__":

@@ -162,20 +162,6 @@ def resnet20(widths: tuple[int, int, int] = (32, 64, 128), classes: int = 10, ch
 # ---- models of transformers and of fairseq ----
 
 
-def from_transformers(head: str, attention: str = "sdpa", **fields: Any) -> Any:
-    """The model of transformers of the class ``head``: random weights, in training mode, without dropout and without a
-    cache of keys and values, which is no part of training. ``fields``: of its configuration.
-    """
-    import transformers
-
-    kind = getattr(transformers, head)
-    config = kind.config_class(attn_implementation=attention, use_cache=False, **fields)
-    for field in vars(config):
-        if "drop" in field:
-            setattr(config, field, 0.0)
-    return kind(config).train()
-
-
 #: name -> class, fields beside the sizes of ``_sizes``
 TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertForMaskedLM", {}),
@@ -219,18 +205,27 @@ def transformer(
     attention: str = "sdpa",
     **fields: Any,
 ) -> tuple[Any, dict[str, Tensor]]:
-    """A model of TRANSFORMERS, and the inputs of a batch of (sequences, tokens), labels among them; as
-    many images as have that many patches. ``fields``: of its configuration, before those of the table.
+    """A model of TRANSFORMERS, and the inputs of a batch of (sequences, tokens), labels among them; as many images as
+    have that many patches. Random weights, training mode, no dropout, no cache of keys and values, which is no part of
+    training. ``fields``: of its configuration, before those of the table.
     """
+    import transformers
+
     head, usual = TRANSFORMERS[name]
     fields = _sizes(name, width, blocks, heads) | usual | fields
     if name == "vit":
         side, tokens = fields["image_size"], (fields["image_size"] // fields["patch_size"]) ** 2
         images = torch.randn(batch[0] * batch[1] // tokens, 3, side, side)
         inputs = {"pixel_values": images, "labels": torch.zeros(len(images)).long()}
-        return from_transformers(head, attention, **fields), inputs
-    ids = torch.randint(1, words, batch)
-    return from_transformers(head, attention, **fields, vocab_size=words), {"input_ids": ids, "labels": ids}
+    else:
+        ids, fields["vocab_size"] = torch.randint(1, words, batch), words
+        inputs = {"input_ids": ids, "labels": ids}
+    kind = getattr(transformers, head)
+    config = kind.config_class(attn_implementation=attention, use_cache=False, **fields)
+    for field in vars(config):
+        if "drop" in field:
+            setattr(config, field, 0.0)
+    return kind(config).train(), inputs
 
 
 def fairseq_transformer(

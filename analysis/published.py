@@ -42,9 +42,6 @@ SEED = 20261125
 #: left out, because dsq-cost does not describe it: context parallelism, interleaved stages, 8-bit and 4-bit floats
 EXCLUDED = re.compile(r"\bCP ?([2-9]|\d\d)|interleav|\bVP\d|fp8|fp4", re.IGNORECASE)
 
-#: who judges the predictions: MPT's trainings that were not fitted, the others', and those that were fitted
-HALVES = ("judging", "others", "fitted")
-
 Row = dict[str, str]
 
 
@@ -58,9 +55,8 @@ def halves() -> tuple[list[Row], list[Row]]:
     """The rows of MPT that are fitted, and those that judge, each in the table's order."""
     rows = [row for row in included() if row["table"] == "mpt"]
     fitted = set(random.Random(SEED).sample(range(len(rows)), len(rows) // 2))
-    return [row for at, row in enumerate(rows) if at in fitted], [
-        row for at, row in enumerate(rows) if at not in fitted
-    ]
+    parts = ([row for at, row in enumerate(rows) if (at in fitted) == half] for half in (True, False))
+    return next(parts), next(parts)
 
 
 #: start of a device's name in the table -> profile of dsq-cost, and the GB of its memory that a process may take
@@ -77,12 +73,7 @@ DEVICES = {
 }
 MPT_WORDS = 50368
 _LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
-_LLAMA_70 = _LLAMA | {
-    "hidden_size": 8192,
-    "num_attention_heads": 64,
-    "num_hidden_layers": 80,
-    "intermediate_size": 28672,
-}
+_LLAMA_70 = _LLAMA | {"hidden_size": 8192, "num_attention_heads": 64, "intermediate_size": 28672}
 #: start of a model's name in the table "others" -> its config.json
 CONFIGS: dict[str, dict[str, Any]] = {
     "Llama2-13B": {"model_type": "llama", "hidden_size": 5120, "num_attention_heads": 40, "num_hidden_layers": 40}
@@ -132,11 +123,6 @@ class Run:
         at = memory.operations.index(head.name)  # the logits are there from its forward to its backward
         there = memory.totals[at : 2 * len(memory.operations) - at].max() + 2 * head.M * head.N
         return max(memory.peak, float(there))
-
-    @property
-    def published_peak(self) -> float:
-        """Bytes of one device, as the allocator reserved them; 0: not published. Tables state GiB."""
-        return float(self.row["memory"] or 0) * 2**30
 
 
 def runs() -> list[Run]:
@@ -201,11 +187,8 @@ def _profile(name: str) -> Hardware:
     return load_hardware(name)
 
 
-# -- fit
-
 #: a constant's name -> the hardware with it at another value
-Change = Callable[[Hardware, float], Hardware]
-CONSTANTS: dict[str, Change] = {
+CONSTANTS: dict[str, Callable[[Hardware, float], Hardware]] = {
     "memory": lambda hardware, value: replace(hardware, efficiency=replace(hardware.efficiency, memory=value)),
     "exposed": lambda hardware, value: replace(hardware, efficiency=replace(hardware.efficiency, exposed=value)),
     "attention, A100": lambda hardware, value: _attention(hardware, "A100", value),
@@ -249,10 +232,8 @@ def fit(fitted: list[Run]) -> dict[str, float]:
     return dict(zip(CONSTANTS, np.exp(logs).tolist(), strict=True))
 
 
-# -- judge
-
-#: how each half is drawn
-LOOKS = {"fitted": (GREY, "x"), "judging": (BLUE, "o"), "others": (ORANGE, "s")}
+#: how the trainings are drawn: MPT's that were not fitted, the others', and those that were fitted
+HALVES = {"judging": (BLUE, "o"), "others": (ORANGE, "s"), "fitted": (GREY, "x")}
 
 
 def judged(run: Run) -> dict[str, Any]:
@@ -263,7 +244,7 @@ def judged(run: Run) -> dict[str, Any]:
     record: dict[str, Any] = {"half": run.half} | {name: run.row[name] for name in fields}
     record |= {"published": run.published, "predicted": predicted, "ratio": predicted / run.published}
     record |= {"peak_GB": memory / 1e9, "fits": "yes" if memory <= hardware.memory_bytes else "no"}
-    known = run.published_peak
+    known = float(run.row["memory"] or 0) * 2**30  # bytes that the allocator reserved; 0: not published
     return record | {"published_GB": known / 1e9 or None, "of_peak": memory / known if known else None}
 
 
@@ -288,7 +269,7 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
         for axes, middle in ((both, ends), (ratio, ones)):
             axes.fill_between(ends, middle / 1.25, middle * 1.25, color=GREY, alpha=0.15, lw=0, label="within 25 %")
             axes.plot(ends, middle, color=GREY, lw=0.8)
-        for half, (colour, marker) in LOOKS.items():
+        for half, (colour, marker) in HALVES.items():
             mine = [record for record in records if record["half"] == half]
             style = {"s": 18, "color": colour, "marker": marker, "alpha": 0.8, "label": half}
             published = [record["published"] for record in mine]
@@ -315,12 +296,11 @@ def worst(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m analysis.published", description=__doc__)
     parser.add_argument("task", choices=("fit", "judge"))
-    parser.add_argument("--markdown", action="store_true", help="tables in Markdown")
     options = parser.parse_args(argv)
-    return guarded(parser.prog, lambda: run(options.task, options.markdown))
+    return guarded(parser.prog, lambda: run(options.task))
 
 
-def run(task: str, markdown: bool) -> None:
+def run(task: str) -> None:
     if task == "fit":
         for name, value in fit([one for one in runs() if one.half == "fitted"]).items():
             print(f"{name}: {value:.3f}")
@@ -331,10 +311,10 @@ def run(task: str, markdown: bool) -> None:
     shown = {"half": "", "trainings": "", "median off": ".1%", "within 15%": ".0%", "within 25%": ".0%"}
     shown |= dict.fromkeys(("least", "a tenth below", "a tenth above", "most"), ".2f") | {"told not to fit": ""}
     shown |= {"peaks": "", "peaks off": ".1%"}
-    halves_ = [{"half": kind} | summary([one for one in records if one["half"] == kind]) for kind in HALVES]
-    print(table(halves_, shown, markdown=markdown))
+    summaries = [{"half": kind} | summary([one for one in records if one["half"] == kind]) for kind in HALVES]
+    print(table(summaries, shown, markdown=True))
     columns = dict.fromkeys(list(records[0])[:8], "") | {"published": ",.0f", "predicted": ",.0f", "ratio": ".2f"}
-    print("\nworst:\n" + table(worst(records)[:12], columns, markdown=markdown))
+    print("\nworst:\n" + table(worst(records)[:12], columns, markdown=True))
 
 
 if __name__ == "__main__":

@@ -127,18 +127,16 @@ def _paper(file: str, experiment: str, number: str) -> str:
             paper = float(printed["score"]) - float(printed["fp32"]) if printed["score"] else None
             told = {"format": format_, "levels": levels, "paper": paper}
             ours = [one for one in others if (one.rows[0]["format"], one.rows[0]["levels"]) == (format_, levels)]
-            rows += [told | one.told | _losses(one.above(fp32)) for one in ours] or [told | _losses([])]
-    return table(rows, dict.fromkeys(rows[0], "") | dict.fromkeys(("paper", *_LOSSES[:3]), "+.2f"), markdown=True)
+            rows += [told | one.told | _here(one.above(fp32)) for one in ours] or [told | _here([])]
+    return table(rows, dict.fromkeys(rows[0], "") | {"paper": "+.2f"}, markdown=True)
 
 
-_LOSSES = ("here", "lowest", "highest", "seeds")
-
-
-def _losses(differences: list[float]) -> Row:
+def _here(differences: list[float]) -> Row:
+    """The mean, and of several seeds the lowest and the highest."""
     if not differences:
-        return dict.fromkeys(_LOSSES)
-    values = (fmean(differences), min(differences), max(differences), len(differences))
-    return dict(zip(_LOSSES, values, strict=True))
+        return {"here": None, "seeds": None}
+    ends = f" ({min(differences):+.2f}..{max(differences):+.2f})" if len(differences) > 1 else ""
+    return {"here": f"{fmean(differences):+.2f}{ends}", "seeds": len(differences)}
 
 
 def _rows(file: str) -> list[Row]:

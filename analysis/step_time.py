@@ -1,14 +1,13 @@
 """Step times as dsq-cost predicts them and as running models take them, on the machine that a hardware file measured.
 
     dsq-cost calibrate mine.toml
-    python -m analysis.step_time mine.toml [--markdown]
+    python -m analysis.step_time mine.toml
 
 A step is forward, backward and a fused Adam update, of models of Hugging Face with eager attention, without dropout and
 key-value cache, with the threads that the file was measured with. The converted models stay in float32 around their
 layers, so that their passes are predicted with --container 32.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator
 from statistics import median
@@ -52,20 +51,18 @@ SETUPS = {
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m analysis.step_time", description=__doc__)
     parser.add_argument("hardware", help="the file that dsq-cost calibrate wrote on this machine")
-    parser.add_argument("--model", action="append", choices=MODELS, help="only this one; may be repeated")
-    parser.add_argument("--markdown", action="store_true", help="as a Markdown table")
-    options = parser.parse_args(argv)
-    return guarded(parser.prog, lambda: run(options))
+    given = parser.parse_args(argv)
+    return guarded(parser.prog, lambda: run(given.hardware))
 
 
-def run(options: argparse.Namespace) -> None:
-    hardware = load_hardware(options.hardware)
+def run(file: str) -> None:
+    hardware = load_hardware(file)
     if not hardware.measured:
-        raise ValueError(f"hardware {options.hardware} is not measured: dsq-cost calibrate writes one that is")
+        raise ValueError(f"hardware {file} is not measured: dsq-cost calibrate writes one that is")
     keep_freed_memory()
-    records = [record for name in options.model or MODELS for record in compare(name, hardware)]
+    records = [record for name in MODELS for record in compare(name, hardware)]
     shown = {"model": "", "setup": "", "measured_ms": ".1f", "predicted_ms": ".1f", "off": "+.1%"}
-    print(table(records, shown, markdown=options.markdown))
+    print(table(records, shown, markdown=True))
     errors = sorted(abs(record["off"]) for record in records)
     print(f"\noff: median {median(errors):.1%}, worst {errors[-1]:.1%}; {hardware.name}, {hardware.measured}")
 

@@ -1,7 +1,7 @@
 """Costs of a training: memory, time, DRAM bytes, multiplier work, roofline bound. Imports no torch.
 
 workloads/   shapes of a training step: named models, a Hugging Face config.json, a traced model's file
-model/       operations -> ledger -> traffic, arithmetic, memory -> roofline -> estimate, from first principles
+model/       operations, methods -> ledger -> traffic, entries -> memory, roofline, from first principles
 planning/    does it fit, how long is a step, over how many devices, what would help
 hardware/    peaks and bandwidths, each with its source
 paper/       the calibrated model that reproduces the published tables, and the tables themselves

@@ -1,7 +1,8 @@
 """Checks of arguments: one error line that names the argument, what is accepted and what was given."""
 
+import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from numbers import Integral
 from typing import Any
@@ -53,3 +54,14 @@ def choice(name: str, value: Any, accepted: Iterable[str]) -> str:
     if value not in words:
         raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")
     return str(value)
+
+
+def as_called(
+    forward: Callable[..., Any], inputs: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what ``forward`` is called with: a batch whose keys are names of its parameters, as Hugging Face's are,
+    gives keywords; all else stays as it is."""
+    if len(inputs) != 1 or keywords or not isinstance(batch := inputs[0], Mapping) or not batch:
+        return inputs, keywords
+    named = set(batch) <= set(inspect.signature(forward).parameters)
+    return ((), dict(batch)) if named else (inputs, keywords)

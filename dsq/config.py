@@ -151,8 +151,11 @@ class DSQConfig:
 
         ``config`` is a DSQConfig, what its ``as_dict`` gave, or the schedule as text, "[4,3,3,8] [8,4,4,8]";
         ``options`` are its other fields. Without ``stash`` everything is packed, "all". Raises TypeError where
-        ``config`` is something else, or options stand beside a whole config.
+        ``config`` is something else, options stand beside a whole config, or are none of its fields.
         """
+        names = [it.name for it in fields(DSQConfig)]
+        if unknown := [name for name in options if name not in names]:
+            raise TypeError(f"DSQConfig has no option {unknown[0]!r}; it takes {', '.join(names)}")
         if config is None or isinstance(config, str):
             return DSQConfig(**{"stash": "all", **({} if config is None else {"levels": config}), **options})
         if options:
@@ -160,7 +163,7 @@ class DSQConfig:
         if isinstance(config, dict):
             return DSQConfig.from_dict(config)
         if not isinstance(config, DSQConfig):
-            raise TypeError(f'config must be a DSQConfig or a schedule as text, "[8,4,4,8]", got {config!r}')
+            raise TypeError(f'config must be a DSQConfig or a schedule as text, "[8,4,8,8]", got {config!r}')
         return config
 
     def scheduler(self, total_updates: int | None = None) -> PrecisionScheduler:

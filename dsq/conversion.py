@@ -72,7 +72,8 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
                 raise
         _warn_of_little(model, excluded + tied)
     else:
-        warnings.warn(f"model has no product to convert: it stays as it is; {_STASH_ALONE}", stacklevel=2)
+        left = "".join(f"; {it.name or it.kind}: {it.why}" for it in unquantised(model)[:2])
+        warnings.warn(f"model has no product to convert: it stays as it is{left}; {_STASH_ALONE}", stacklevel=2)
     if config.exclude is not None and not excluded:
         warnings.warn(f"exclude={config.exclude!r} matches no layer of the model", stacklevel=2)
     return model
@@ -131,7 +132,10 @@ def check_conversion(model: nn.Module, config: DSQConfig, of: str = "config") ->
         for name, value in layer.conversion.items():
             if getattr(config, name) != value:
                 got = getattr(config, name)
-                raise ValueError(f"{of} must have {name}={value!r}, as the model was converted, got {got!r}")
+                raise ValueError(
+                    f"{of} must have {name}={value!r}, as the model was converted, got {got!r}: "
+                    "say the same to both, or call dsq.unconvert(model) between"
+                )
 
 
 def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
@@ -144,7 +148,7 @@ def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
     level = whole_number("level", level, 0, len(config.levels) - 1)
     layers = converted(model)
     if not layers:
-        raise ValueError(f"model has no converted layers; dsq.convert converts them; {_STASH_ALONE}")
+        raise ValueError(f"model has no converted layers: dsq.convert did not run, or found none; {_STASH_ALONE}")
     quantizers = config.at(level)
     for module in layers.values():
         module.quantizers = quantizers

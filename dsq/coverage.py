@@ -10,10 +10,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.benchmark.utils.timer import timer as wall_clock  # waits for a GPU
 from torch.utils.flop_counter import FlopCounterMode
 
+from dsq.arguments import as_called
 from dsq.command import table
 from dsq.conversion import as_plain, converted
 from dsq.gradient_check import GradientCheck, compare, undisturbed, without_gradients
 from dsq.left_plain import Unquantised, unquantised
+from dsq.linear import Linear
+from dsq.ops.linear_passes import matrix
+from dsq.packing import quantize
 from dsq.process_memory import resident
 from dsq.stash.meter import measure, reachable
 from dsq.stash.policy import run_eagerly
@@ -47,6 +51,7 @@ class Coverage:
     backward: Flops | None  #: None: nothing needs a gradient
     layers: int  #: converted
     uncalled: tuple[str, ...]  #: converted layers whose forward never ran: something reads their weights past them
+    unlike: tuple[str, ...]  #: converted layers that read most of their features as noise: others in a box are larger
     left: tuple[Unquantised, ...]  #: modules with matrices that are not quantised, and why
     stash_bytes: int | None  #: kept for the backward; None: nothing needs a gradient
     plain_stash_bytes: int | None  #: the same before conversion
@@ -78,6 +83,9 @@ class Coverage:
         lines += [] if self.gradient is None else [str(self.gradient)]
         lines.append(f"layers: {self.layers} converted, {len(self.uncalled)} of them never called")
         lines += [f"  never called: {name}" for name in self.uncalled]
+        if self.unlike:
+            lines.append("  features of unlike scales share boxes: standardise them, or give q0 more bits, in")
+            lines.append(f"    {', '.join(self.unlike)}")
         if self.forward.plain.get("aten.bmm"):
             lines.append("  bmm: attention's products, perhaps: DSQConfig(attention=True), or dsq.functional.matmul in")
             lines.append("    the place of @ and bmm in functions that no module's class holds")
@@ -95,6 +103,8 @@ def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None 
     Parameters, ``.grad``, buffers and random numbers stay as they are. Attention is counted as its two products, all
     positions, whatever the mask. The seconds are the best of three runs; ``dsq-cost`` predicts those of other hardware.
 
+    One batch whose keys are names of the forward's arguments, as Hugging Face's, is given as keywords.
+
     Raises TypeError where ``model`` is no module, or ``loss`` no function of the result.
     """
     if not isinstance(model, nn.Module):
@@ -103,13 +113,15 @@ def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None 
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function of the model's result, got {type(loss).__name__}")
 
+    inputs, keywords = as_called(model.forward, inputs, keywords)
+
     def run(total: Callable[[Tensor], Tensor] = torch.sum) -> Tensor | None:
         result = model(*inputs, **keywords)
         return _loss(result, total) if loss is None else loss(result)
 
     layers = converted(model)
     with undisturbed(model):
-        uncalled, forward, backward = _counted(layers, run, list(model.parameters()))
+        uncalled, unlike, forward, backward = _counted(layers, run, list(model.parameters()))
     stash_bytes = plain_bytes = None
     if backward is not None:
         with undisturbed(model):
@@ -120,15 +132,24 @@ def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None 
     trained = backward is not None and any(p.requires_grad for p in model.parameters())
     gradient = compare(model, lambda: run(_randomly_weighted)) if trained else None
     left = unquantised(model)
-    return Coverage(forward, backward, len(layers), uncalled, left, stash_bytes, plain_bytes, *seconds, gradient)
+    return Coverage(
+        forward, backward, len(layers), uncalled, unlike, left, stash_bytes, plain_bytes, *seconds, gradient
+    )
 
 
 def _counted(
     layers: dict[str, nn.Module], run: Callable[[], Tensor | None], parameters: list[nn.Parameter]
-) -> tuple[tuple[str, ...], Flops, Flops | None]:
-    """Return the layers never called, and the FLOPs of the forward and of the backward."""
+) -> tuple[tuple[str, ...], tuple[str, ...], Flops, Flops | None]:
+    """Return the layers never called, those that lose features, and the FLOPs of the forward and of the backward."""
     called: set[nn.Module] = set()
-    hooks = [layer.register_forward_pre_hook(lambda module, _: called.add(module)) for layer in layers.values()]
+    losing: set[nn.Module] = set()
+
+    def note(layer: nn.Module, args: tuple[Any, ...]) -> None:
+        called.add(layer)
+        if isinstance(layer, Linear) and args and _loses_features(layer, args[0]):
+            losing.add(layer)
+
+    hooks = [layer.register_forward_pre_hook(note) for layer in layers.values()]
     try:
         with run_eagerly(), sdpa_kernel(SDPBackend.MATH):  # the other kernels have no formula on a CPU
             with _counter() as counter:
@@ -141,7 +162,23 @@ def _counted(
     finally:
         for hook in hooks:
             hook.remove()
-    return tuple(name for name, layer in layers.items() if layer not in called), forward, backward
+    uncalled, unlike = (
+        tuple(name for name, layer in layers.items() if found(layer))
+        for found in (lambda layer: layer not in called, losing.__contains__)
+    )
+    return uncalled, unlike, forward, backward
+
+
+@torch.no_grad()
+def _loses_features(layer: Linear, x: Tensor) -> bool:
+    """Return whether Q0 puts noise of a quarter of its variance on most of the features of ``x`` (..., K)."""
+    fmt = layer.quantizers.q0
+    if not fmt.packs or type(x) is not Tensor or x.numel() == 0:
+        return False
+    x_TK = matrix(x).float()
+    variance = x_TK.var(0, correction=0)
+    noise = (quantize(x_TK, fmt) - x_TK).square().mean(0)
+    return bool((noise > variance / 4)[variance > 0].float().mean() > 0.5)
 
 
 def _best_seconds(model: nn.Module, run: Callable[[], Tensor | None]) -> tuple[float, float]:

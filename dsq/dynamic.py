@@ -8,6 +8,7 @@ accelerate: ``accelerator.register_for_checkpointing(dynamic)``.
 """
 
 import logging
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from dsq.scheduler import updates_left
 from dsq.stash.observation import Observation
 
 _KEYS = {"config", "scheduler"}
+_MANY = 1000  #: updates after which a validation is missed
 _LOG = logging.getLogger("dsq")  #: what happens once
 
 
@@ -58,8 +60,18 @@ class DynamicPrecision:
         self._checked_at = 0  #: the update of it
 
     def record(self, updates: int | Tensor = 1, tokens: int | Tensor = 0) -> bool:
-        """Count work, as ``PrecisionScheduler.record``. True if the level rose; the model is at it then."""
-        return self._set_level(self.scheduler.record(updates, tokens))
+        """Count work, as ``PrecisionScheduler.record``. True if the level rose; the model is at it then.
+
+        Warns once where the level waits for a validation that has not come in 1,000 updates.
+        """
+        before = self.scheduler.updates
+        rose = self._set_level(self.scheduler.record(updates, tokens))
+        now = self.scheduler
+        validated = now.level > 0 or now.stale > 0 or math.isfinite(now.best)
+        if before < _MANY <= now.updates and self.config.follows_validation and not validated:
+            text = f"{now.updates} updates at {now.precision} and no validation: the level waits for dynamic.step(loss)"
+            warnings.warn(f"{text}; or give rise_at", stacklevel=2)
+        return rose
 
     def step(self, loss: float | Tensor) -> bool:
         """Take note of a validation loss, as ``PrecisionScheduler.step``. True if the level rose."""

@@ -81,6 +81,8 @@ def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
         return f"a subclass of nn.MultiheadAttention, {kind.__name__}, may multiply otherwise"
     if isinstance(module, _CONVOLUTIONS):
         return "a convolution"
+    if isinstance(module, nn.RNNBase):
+        return "its products are inside of one operation of PyTorch's, and no GFLOP of this report counts them"
     if any(p.dim() == 3 for p in own):
         return "parameters of three dimensions, multiplied where dsq does not see them, or not at all"
     if hasattr(module, "top_k"):

@@ -19,7 +19,7 @@ same: nn.Sequential = dsq.convert(nn.Sequential(nn.Linear(4, 4)))
 packed: dsq.Packed = dsq.pack(x, dsq.BFP(4))
 dsq.set_level(model, config, 1)
 rose: bool = dynamic.step(1.0)
-advised: dsq.DSQConfig = dsq.DSQConfig.of("[8,4,4,8]", stash="all")
+advised: dsq.DSQConfig = dsq.DSQConfig.of("[8,4,8,8]", stash="all")
 z: torch.Tensor = dsq.quantize(x, dsq.BFP(4))
 version: str = dsq.__version__
 """

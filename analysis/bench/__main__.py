@@ -16,10 +16,8 @@ RACES = {
     "product": "kernels.product",
     "step": "steps.six_blocks",
     "narrow": "steps.narrow",
-    "formats": "steps.formats",
     "tiny": "steps.tiny",
     "policies": "steps.policies",
-    "gpt": "steps.gpt_steps",
 }
 #: part -> a function of the folder that its CSV goes to
 TABLES = {"format_errors": "kernels.format_errors"}

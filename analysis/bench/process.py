@@ -54,8 +54,6 @@ LOSSES = ("usual", "in chunks")
 SETTINGS = ("none", "own", "first")
 #: the fields that tell rows apart
 KEYS = ("setup", "loss", "setting", "batch", "size", "threads")
-#: figures of a row on the terminal, with their formats
-SHOWN = {"batch": "", "above MiB": ".0f", "process MiB": ".0f", "seconds": ".3g"}
 #: the search for the largest batch ends where one that is larger by this share does not fit
 NEAR = 1 / 32
 
@@ -102,8 +100,7 @@ def run(options: argparse.Namespace) -> None:
             row = case.labels | {"batch": largest(case, options.largest * 1024), "GiB": options.largest}
         else:
             row = case.labels | measured(case)
-        figures = ", ".join(f"{name} {row[name]:{spec}}" for name, spec in SHOWN.items() if name in row)
-        print(f"{case.name}: {figures}", flush=True)
+        print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
         rows[tuple(row[name] for name in keys)] = row
         write_text(path, as_csv(list(rows.values()), ".4g"))
     print(f"written: {path}")

@@ -5,7 +5,7 @@
     python -m analysis.evidence table
     python -m analysis.evidence run --suite analysis/evidence/paper.toml --ledger runs/paper.csv --tier 0 --seeds 1
 
-Tier 0: three translations and a language model, fp32, bf16 autocast and [8,4,4,8]; tier 1: a task of each kind; tier 2:
+Tier 0: three translations and a language model, fp32, bf16 autocast and [8,4,8,8]; tier 1: a task of each kind; tier 2:
 all tasks; tier 3: all methods; tier 4: few bits on one task, from which dsq.DSQConfig warns; tiers 5 to 7: what the
 papers of GACT, Mesa and WTA-CRS compare. A tier includes those below it. What is in the ledger is not run again.
 """
@@ -23,11 +23,9 @@ from analysis.evidence.session import Session
 from analysis.evidence.suite import SUITE, Suite, load_suite, locate
 from dsq.command import OneLineParser, count, guarded, write_text
 
-PROG = "python -m analysis.evidence"
-
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = OneLineParser(prog=PROG, description=__doc__)
+    parser = OneLineParser(prog="python -m analysis.evidence", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     runner = commands.add_parser("run", help="run what the ledger lacks")
     runner.add_argument("--tier", type=int, default=1, metavar="N", help="default: %(default)s")
@@ -54,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
 
     work = {"run": run, "table": write, "one": train}[given.command]
-    return guarded(PROG, lambda: work(given, load_suite(given.suite)))
+    return guarded(parser.prog, lambda: work(given, load_suite(given.suite)))
 
 
 def run(given: Namespace, suite: Suite) -> None:

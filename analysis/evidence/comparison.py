@@ -1,5 +1,6 @@
 """The page of the suite: by how much each setting differs from fp32, and from bf16 autocast, of the same seed."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 from analysis import ROOT
 from analysis.evidence.ledger import Key, Row, difference
-from analysis.evidence.suite import FP32, SEEDS, Suite, Task
+from analysis.evidence.suite import FP32, SEEDS, Suite
 from dsq.command import table
 
 PAGE = ROOT / "docs" / "evidence.md"
@@ -23,19 +24,17 @@ _T95 = (
 INTRODUCTION = """# Evidence
 
 The suite of real tasks ([analysis/evidence](../analysis/evidence)) judges every default and every figure. The yardstick
-is bf16 autocast, PyTorch's own. Each run is paired with fp32 of the same task and seed: both start from the same
-weights and see the same batches. A setting changes what its name says and leaves `dsq.DSQConfig` at its defaults
-otherwise; "all" is `stash="all"`.
+is bf16 autocast. Each run is paired with fp32's of its seed: the same initial weights and batches. A setting leaves
+`dsq.DSQConfig` at its defaults but for what its name says; "all" is `stash="all"`.
 
     make evidence DATA=../data                   # runs what the ledger lacks, then writes this page
-    python -m analysis.evidence run --help
 
-- Loss: on held-out data after the last update. In translation (with label smoothing of 0.1) and language modelling nats
-  a token, and differences are in nats; elsewhere nats a sample, and differences are shares of fp32's loss.
+- Loss: on held-out data. In translation (label smoothing of 0.1) and language modelling nats a token, with differences
+  in nats; elsewhere nats a sample, with differences as shares of fp32's loss.
 - Score: BLEU in translation; elsewhere the share of right tokens or classes in %.
 - ±: half of the 95 % interval of the mean (Student's t), over tasks in the first table, over seeds in the second.
-- Held: MiB that a step keeps between forward and backward. Minutes: of one core. Their shares of fp32's are means over
-  the tasks; the models are small, and time is gained in wide layers ([performance](performance.md)).
+- Held: MiB that a step keeps between forward and backward. Minutes: of one core; these models are small, and time is
+  gained in wide layers ([performance](performance.md)).
 """
 
 
@@ -166,27 +165,24 @@ def _strays(evidence: Evidence) -> str:
 
 
 def _by_task(evidence: Evidence) -> str:
-    records: list[dict[str, Any]] = []
-    for task in evidence.suite.tasks.values():
-        for name in evidence.suite.settings:
-            if evidence.column(task.name, name, "loss"):
-                records.append(_record(evidence, task, name))
+    pairs = itertools.product(evidence.suite.tasks, evidence.suite.settings)
+    records = [_record(evidence, task, name) for task, name in pairs if evidence.column(task, name, "loss")]
     return table(records, markdown=True) if records else "No run yet."
 
 
-def _record(evidence: Evidence, task: Task, name: str) -> dict[str, Any]:
+def _record(evidence: Evidence, task: str, name: str) -> dict[str, Any]:
     def mean(column: str, spec: str, scale: float = 1.0) -> str | None:
-        values = evidence.column(task.name, name, column)
+        values = evidence.column(task, name, column)
         return f"{fmean(values) / scale:{spec}}" if values else None
 
     return {
-        "task": task.name,
+        "task": task,
         "setting": name,
-        "seeds": len(evidence.column(task.name, name, "loss")),
+        "seeds": len(evidence.column(task, name, "loss")),
         "loss": mean("loss", ".3f"),
-        "minus fp32": None if name == FP32 else evidence.losses(task.name, name).text("+.3f"),
+        "minus fp32": None if name == FP32 else evidence.losses(task, name).text("+.3f"),
         "score": mean("score", ".1f"),
-        "score minus fp32": None if name == FP32 else evidence.scores(task.name, name).text("+.2f"),
+        "score minus fp32": None if name == FP32 else evidence.scores(task, name).text("+.2f"),
         "held": mean("held_mib", ".0f"),
         "minutes": mean("seconds", ".1f", 60),
     }

@@ -17,12 +17,11 @@ from unittest.mock import patch
 from analysis.evidence.loop import Result
 from analysis.evidence.suite import Setting, Task
 from analysis.translation.text import read_pairs
-from analysis.translation.training import Text, prepare, train
+from analysis.translation.training import SPLITS, Text, prepare, train
 
 USER = Path(__file__).with_name("fairseq_user") / "dsq_evidence"
 #: the variable of the environment that USER reads
 SETTING = "DSQ_EVIDENCE_SETTING"
-SPLITS = ("train", "valid", "test")
 
 
 def translate(task: Task, setting: Setting, seed: int, files: Sequence[Path], work: Path) -> Result:

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
@@ -18,7 +18,6 @@ from dsq.command import Record
 from dsq.formats import BFP, FixedPoint, Format, Layout, SignedNVInt
 from dsq.kernels.backend import GemmKernel
 from dsq.kernels.conformance import (
-    Case,
     Product,
     affine_disagreements,
     cases,
@@ -48,16 +47,16 @@ def agreement(machine: Machine) -> Iterator[Trial]:
         yield Trial(f"masks{_offsets(wide)}", partial(_all, partial(mask_disagreements, TRITON, device), wide))
     yield Trial("bytes that no kernel packed", partial(_all, partial(foreign_disagreements, TRITON, device)))
     for case in every:
-        yield Trial(str(case), partial(_case, case, device))
+        yield Trial(str(case), partial(_told, partial(disagreements, TRITON, case, device)))
     for product in _products(machine):
-        yield Trial(str(product), partial(_product, product, device))
+        yield Trial(str(product), partial(_told, partial(product_disagreements, TRITON, product, device)))
     for gemm in TRITON.gemms[:: 1 if machine.is_gpu else 3]:
         yield Trial(f"layer by {gemm.name}, pass by pass and product by product", partial(_layers, gemm, machine))
     for case in every[:: 7 if machine.is_gpu else 17]:
-        yield Trial(f"{case}{_offsets(True)}", partial(_case, case, device, wide=True))
+        yield Trial(f"{case}{_offsets(True)}", partial(_told, partial(disagreements, TRITON, case, device), wide=True))
     if machine.is_gpu:
         for case in cases(TRITON, rows=200, columns=1100):
-            yield Trial(str(case), partial(_case, case, device))
+            yield Trial(str(case), partial(_told, partial(disagreements, TRITON, case, device)))
         yield Trial("beyond 32 bits", _beyond_32_bits)
         yield Trial("affine codes", partial(_all, partial(affine_disagreements, TRITON, device)))
 
@@ -79,13 +78,9 @@ def _offsets(wide: bool) -> str:
     return ", 64-bit offsets" if wide else ""
 
 
-def _case(case: Case, device: torch.device, wide: bool = False) -> Record:
+def _told(differences: Callable[[], str], wide: bool = False) -> Record:
     with _wide_offsets(wide):
-        return {"disagree": disagreements(TRITON, case, device)}
-
-
-def _product(product: Product, device: torch.device) -> Record:
-    return {"disagree": product_disagreements(TRITON, product, device)}
+        return {"disagree": differences()}
 
 
 #: formats of q0 to q3, and rounding: one exponent a tensor and none, boxes of one length and of others
@@ -110,12 +105,9 @@ def _layers(gemm: GemmKernel, machine: Machine) -> Record:
             x, dy = torch.randn(3, 13, 72).to(device).requires_grad_(), torch.randn(3, 13, 40).to(device)
             w = torch.randn(72, 40).to(device).t() if turned else torch.randn(40, 72).to(device)
             w, bias = w.requires_grad_(), torch.randn(40).to(device).requires_grad_()
+            autocasting = torch.autocast(device.type, torch.bfloat16, enabled=autocast)
             products = nullcontext() if machine.is_gpu else _bfloat16_products()
-            with (
-                use_backend(backend, device.type),
-                torch.autocast(device.type, torch.bfloat16, enabled=autocast),
-                products,
-            ):
+            with use_backend(backend, device.type), autocasting, products:
                 y = dsq.functional.linear(x, w, bias, quantizers)
                 results.append((y.detach(), *torch.autograd.grad(y, (x, w, bias), dy.to(y.dtype))))
         if not all(map(same_bits, *results)):
@@ -123,12 +115,12 @@ def _layers(gemm: GemmKernel, machine: Machine) -> Record:
     return {"disagree": "; ".join(wrong)}
 
 
-def _bfloat16_products() -> AbstractContextManager[object]:
+@contextmanager
+def _bfloat16_products() -> Iterator[None]:
     """Inside, the CPU has PyTorch's product of bfloat16 in float32, which it lacks."""
-    stack = ExitStack()
-    stack.enter_context(patch.object(torch.cuda, "is_bf16_supported", lambda **_: True))
-    stack.enter_context(patch.object(torch, "mm", lambda a, b, out_dtype: torch.matmul(a.float(), b.float())))
-    return stack
+    mm = patch.object(torch, "mm", lambda a, b, out_dtype: torch.matmul(a.float(), b.float()))
+    with patch.object(torch.cuda, "is_bf16_supported", lambda **_: True), mm:
+        yield
 
 
 def _all(tried: Callable[[], Iterator[tuple[str, str]]], wide: bool = False) -> Record:

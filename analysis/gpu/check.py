@@ -14,12 +14,11 @@ Parts run in the order of their worth, each in a process of its own with a share
     batches     the largest batch that fits the card
     devices     two processes over NCCL
 
-A row is written to DIR/PART.jsonl as soon as it is known; one that raises has its error; one that ends its process is
-marked, and the part goes on behind it. The same command with the same DIR goes on where the last one stopped; what was
-running then has one more try. DIR/report.md is one page with all of it. Exits 1 if a kernel disagrees, or a row failed.
+A row is written to DIR/PART.jsonl as soon as it is known. One that raises has its error; one that ends its process is
+marked, and the part goes on behind it. The same command goes on where the last one stopped; what was running then has
+one more try. DIR/report.md is one page with all of it. Exits 1 if a kernel disagrees, or a row failed.
 
-Without a GPU the same parts run through Triton's interpreter on tiny tensors, which proves that they agree and run; of
-times, which then mean nothing, none is shown.
+Without a GPU the parts run through Triton's interpreter on tiny tensors: they prove agreement, and show no times.
 """
 
 import argparse
@@ -30,7 +29,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import date
 from importlib import import_module
 from pathlib import Path
@@ -236,13 +235,9 @@ def report(out: Path) -> str:
         done = all(_is_done(_file(out, name, w)) for w in range(PARTS[name].processes) if _file(out, name, w).exists())
         page += ["", f"## {name}: {len(rows)} rows, {len(failed)} failed{'' if done else ', not finished'}", ""]
         shown = failed if all("disagree" in row or "error" in row for row in rows) else rows
-        page += [table(_columns(shown))] if shown else []
+        names = dict.fromkeys(key for row in shown for key in row if key not in ("machine", "seconds"))
+        page += [table([{name: row.get(name) for name in names} for row in shown])] if shown else []
     return "\n".join(page) + "\n"
-
-
-def _columns(rows: Sequence[Record]) -> list[Record]:
-    names = dict.fromkeys(key for row in rows for key in row if key not in ("machine", "seconds"))
-    return [{name: row.get(name) for name in names} for row in rows]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compile every GPU kernel that dispatch can launch, for GPUs that are not there: make gpu-compile
 
-    python -m analysis.gpu.compiled [--target sm_90]... [--part hot|edges|all] [--out FILE.jsonl]
+    python -m analysis.gpu.compiled [--target sm_90]... [--part hot|edges|all]
 
 Triton's compiler needs no device. Every variant of the kernels is compiled: of the hot launches, of the edges of each
 size class, of the conformance cases; for every target below, in a process of its own. Nothing runs. The table has the
@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +34,6 @@ from dsq.kernels.triton import codec, codec_kernels, int8_kernels
 from dsq.kernels.triton.backend import TRITON
 from dsq.kernels.triton.linear import Passes
 
-PROG = "python -m analysis.gpu.compiled"
 #: bytes of shared memory that a block may have (CUDA programming guide, table of compute capabilities; CDNA: LDS)
 TARGETS = {
     "sm_75": 64 << 10,
@@ -52,6 +50,8 @@ TARGETS = {
 WITHOUT_INT8 = ("sm_75",)
 PARTS = ("hot", "edges", "all")
 LARGE = (4096, 4096)
+#: formats of the levels [8,4,4,8] and [4,3,3,8], and the paper's own
+HOT = (SignedNVInt(3), SignedNVInt(4), BFP(8), BFP(4))
 #: sizes at which another variant begins: one value, one column, one row, offsets of 64 bits
 EDGES = ((1,), (4096, 1), (1, 4096), (codec.WIDE // 4096 - 1, 4096), (codec.WIDE // 4096, 4096), (codec.WIDE + 1,))
 
@@ -63,16 +63,12 @@ class Launch(NamedTuple):
     call: Callable[[], object]
     part: str = "all"  #: of PARTS
 
-    @property
-    def hot(self) -> bool:
-        return self.part == "hot"
-
 
 def launches() -> Iterator[Launch]:
     """Every launch that is compiled: hot ones first, then the edges of sizes, then the conformance cases."""
-    for fmt, dtype, dim in ((f, t, d) for f in _hot_formats() for t in DTYPES[:2] for d in (-1, 0)):
-        yield from _codec(fmt, LARGE, dim, dtype, dtype, None, part="hot")
-        yield from _codec(fmt, LARGE, dim, dtype, dtype, 1, part="edges")
+    for fmt, dtype, dim in itertools.product(HOT, DTYPES[:2], (-1, 0)):
+        yield from _codec(fmt, LARGE, dim, (dtype, dtype), None, part="hot")
+        yield from _codec(fmt, LARGE, dim, (dtype, dtype), 1, part="edges")
     yield from _masks()
     for levels, seed in itertools.product(("[8,4,4,8]", "[4,3,3,8]"), (None, 1)):
         yield from _layer(levels, seed)
@@ -83,35 +79,25 @@ def launches() -> Iterator[Launch]:
                 for moved, first in zip(transposed, (True, False), strict=True)
             )
             yield from _products(MatMul(a, b), *LARGE, 4096, part="hot")
-    for shape in EDGES:
-        for fmt in (BFP(4), BFP(5, 64), SignedNVInt(3), FixedPoint(4)):
-            for dim in range(-len(shape), 0):
-                for seed in (None, 1):
-                    yield from _codec(fmt, shape, dim, torch.float32, torch.bfloat16, seed, "edges")
+    formats = (BFP(4), BFP(5, 64), SignedNVInt(3), FixedPoint(4))
+    for sizes, fmt, seed in itertools.product(EDGES, formats, (None, 1)):
+        for dim in range(-len(sizes), 0):
+            yield from _codec(fmt, sizes, dim, (torch.float32, torch.bfloat16), seed, "edges")
     for case in cases(TRITON):
-        yield from _codec(case.format, case.shape, case.dim, case.dtype, case.out, case.seed)
+        yield from _codec(case.format, case.shape, case.dim, (case.dtype, case.out), case.seed)
     for product in products():
         yield from _products(product.matmul, product.rows, product.depth, product.columns)
 
 
-def _hot_formats() -> list[Format]:
-    """Return the formats of the levels [8,4,4,8] and [4,3,3,8], and the paper's own format."""
-    return [SignedNVInt(3), SignedNVInt(4), BFP(8), BFP(4)]
+#: of a tensor, and of what it is quantised or unpacked to
+Types = tuple[torch.dtype, torch.dtype]
 
 
 def _codec(
-    fmt: Format,
-    shape: tuple[int, ...],
-    dim: int,
-    dtype: torch.dtype,
-    out: torch.dtype,
-    seed: int | None,
-    part: str = "all",
+    fmt: Format, sizes: tuple[int, ...], dim: int, types: Types, seed: int | None, part: str = "all"
 ) -> Iterator[Launch]:
-    layout, x = Layout.of(shape, dim), torch.empty(shape, dtype=dtype, device="meta")
-    codes, scales = (
-        torch.empty(s, dtype=torch.uint8, device="meta") for s in (layout.code_shape(fmt.bits), fmt.scale_shape(layout))
-    )
+    (dtype, out), layout = types, Layout.of(sizes, dim)
+    x, (codes, scales) = torch.empty(sizes, dtype=dtype, device="meta"), _packed(fmt, layout)
     what = f"{fmt}, boxes along {'rows' if layout.along_rows else 'columns'}, {_short(dtype)}"
     rounding = "" if seed is None else ", stochastic"
     yield Launch(f"pack {what}{rounding}", lambda: codec.pack(x, fmt, layout, seed), part)
@@ -167,10 +153,13 @@ def _run(gemm: GemmKernel, matmul: MatMul, a: Codes, b: Codes, bias: torch.Tenso
 
 def _codes(operand: Operand, shape: tuple[int, ...]) -> Codes:
     assert operand.format is not None
-    layout = Layout.of(shape, operand.axis)
-    shapes = layout.code_shape(operand.format.bits), operand.format.scale_shape(layout)
-    codes, scales = (torch.empty(s, dtype=torch.uint8, device="meta") for s in shapes)
-    return Codes(codes, scales, torch.Size(shape))
+    return Codes(*_packed(operand.format, Layout.of(shape, operand.axis)), torch.Size(shape))
+
+
+def _packed(fmt: Format, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
+    shapes = layout.code_shape(fmt.bits), fmt.scale_shape(layout)
+    codes, scales = (torch.empty(sizes, dtype=torch.uint8, device="meta") for sizes in shapes)
+    return codes, scales
 
 
 def _told(matmul: MatMul) -> str:
@@ -179,9 +168,6 @@ def _told(matmul: MatMul) -> str:
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-# ---- compiling without a device, and what the compiler made
 
 
 class _AbsentDevice:
@@ -281,14 +267,11 @@ def _read_amd(asm: str) -> Record:
     }
 
 
-# ---- the command
-
-
 def compiled_rows(target: str, wanted: Iterable[Launch]) -> Iterator[Record]:
     """A row for each kernel that is new, and for each launch that fails."""
     seen: set[str] = set()
     for launch in wanted:
-        row = {"target": target, "launch": launch.what, "hot": launch.hot}
+        row = {"target": target, "launch": launch.what, "hot": launch.part == "hot"}
         with compiling(target) as kernels:
             try:
                 launch.call()
@@ -342,39 +325,37 @@ def _most(name: str, rows: list[Record]) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = OneLineParser(prog=PROG, description=__doc__)
+    parser = OneLineParser(prog="python -m analysis.gpu.compiled", description=__doc__)
     parser.add_argument("--target", action="append", choices=TARGETS, help="only this (may be given again)")
-    parser.add_argument(
-        "--part", choices=PARTS, default="all", help="hot: what a step spends its time in; edges: that too"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("build/gpu_compiled"), help="its start: a file a target, a row a kernel"
-    )
+    parts = "hot: what a step spends its time in; edges: that too"
+    parser.add_argument("--part", choices=PARTS, default="all", help=parts)
     parser.add_argument("--here", action="store_true", help="in this process, rows to the standard output")
     args = parser.parse_args(argv)
-    wanted = [launch for launch in launches() if PARTS.index(launch.part) <= PARTS.index(args.part)]
     if args.here:
         (target,) = args.target
-        chosen = (it for it in wanted if target not in WITHOUT_INT8 or "int8" not in it.what)
-        for row in compiled_rows(target, chosen):
+        for row in compiled_rows(target, wanted(target, args.part)):
             print(json.dumps(row), flush=True)
         return 0
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     rows: list[Record] = []
     for target in args.target or TARGETS:
         command = [sys.executable, "-m", "analysis.gpu.compiled", "--here", "--target", target, "--part", args.part]
-        with args.out.with_suffix(f".{target}.jsonl").open("w+") as file:
-            done = subprocess.run(command, stdout=file, stderr=subprocess.DEVNULL, check=False)
-            file.seek(0)
-            of_target: list[Record] = [json.loads(line) for line in file]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+        of_target: list[Record] = [json.loads(line) for line in done.stdout.splitlines()]
         if done.returncode:
             of_target.append({"target": target, "launch": "all", "error": f"ended with status {done.returncode}"})
         print(f"{target}: {len(of_target)} kernels, {len(faults(of_target))} faults", file=sys.stderr, flush=True)
         rows += of_target
-    print(table(summary(rows)))
     found = faults(rows)
-    print("\n".join(found))
+    print(table(summary(rows)), *found, sep="\n")
     return int(bool(found))
+
+
+def wanted(target: str, part: str) -> Iterator[Launch]:
+    """The launches of a part and of those before it that the target takes."""
+    for launch in launches():
+        within = PARTS.index(launch.part) <= PARTS.index(part)
+        if within and (target not in WITHOUT_INT8 or "int8" not in launch.what):
+            yield launch
 
 
 if __name__ == "__main__":

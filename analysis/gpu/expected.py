@@ -1,20 +1,20 @@
 """Print what a step's kernels should take on a GPU, on paper: no GPU is needed, and nothing is measured.
 
-    python -m analysis.gpu.expected [--hardware a100-80gb]... [--levels "[8,4,4,8]"] [--check build/gpu_check]
+    python -m analysis.gpu.expected [--check build/gpu_check]
 
 A launch takes what is longest of 5 us, its bytes at the bandwidth that programs reach, and its multiply-accumulates at
 the rate that they reach (dsq-cost's hardware files). Bytes and products are counted (launches.py). With boxes of 16 an
 int8 product uses half of its units, and takes three instructions for each box of each sum; with one step for 128
 values, which few codes of 8 bits allow, it does neither. What codecs compute is left out.
 
-``--check``: rows that analysis.gpu.check measured, beside what the first hardware should take.
+``--check``: rows that analysis.gpu.check measured, beside what the first of CARDS should take.
 """
 
 import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from dsq.command import OneLineParser, Record, table
 
 PROG = "python -m analysis.gpu.expected"
 CARDS = ("a100-80gb", "h100", "rtx-4090")
+LEVELS = "[8,4,4,8]"
 LAUNCH = 5 * MICRO
 TOKENS, WIDTH = 8192, 4096
 #: of a block, whose sequences have 1,024 tokens
@@ -54,31 +55,27 @@ def total(launches: Iterable[DeviceCall], card: Hardware, span: int = BOX) -> fl
 
 
 @cache
-def linear_step(width: int, levels: str | None, gemm: str | None) -> list[DeviceCall]:
-    """Return the launches of a linear layer's step in bfloat16."""
-    return step(linear(width, levels).to(torch.bfloat16), (TOKENS, width), gemm).launches
+def linear_step(width: int, gemm: str | None) -> list[DeviceCall]:
+    """Return the launches of a linear layer's step in bfloat16; a plain one's where ``gemm`` is None."""
+    return step(linear(width, gemm and LEVELS).to(torch.bfloat16), (TOKENS, width), gemm).launches
 
 
-def counts(levels: str) -> Iterator[Record]:
+def counts() -> Iterator[Record]:
     """A row a step: launches and bytes."""
     for what, make, shape in (("linear", linear, (TOKENS, WIDTH)), ("block, all packed", block, BLOCK)):
         for dtype in (torch.float32, torch.bfloat16):
             for gemm in (None, "bfloat16", INT8):
-                found = step(make(shape[-1], levels if gemm else None).to(dtype), shape, gemm).launches
+                found = step(make(shape[-1], gemm and LEVELS).to(dtype), shape, gemm).launches
                 moved = sum(it.moved for it in found)
-                row: dict[str, Any] = {
-                    "step": what,
-                    "dtype": _short(dtype),
-                    "by": gemm or "plain PyTorch",
-                    "launches": len(found),
-                }
+                row: dict[str, Any] = {"step": what, "dtype": str(dtype).removeprefix("torch.")}
+                row |= {"by": gemm or "plain PyTorch", "launches": len(found)}
                 row |= {"in Triton": sum(it.in_triton for it in found), "GB": f"{moved / 1e9:.2f}"}
                 linears = gemm and what == "linear"
-                row["x least"] = f"{moved / least(TOKENS, WIDTH, levels, dtype):.1f}" if linears else ""
+                row["x least"] = f"{moved / least(TOKENS, WIDTH, LEVELS, dtype):.1f}" if linears else ""
                 yield row
 
 
-def times(card: Hardware, levels: str) -> Iterator[Record]:
+def times(card: Hardware) -> Iterator[Record]:
     """A row a kernel or step: its expected time on a card in bfloat16, and what bounds most of it."""
     for name, launches, few in codecs(TOKENS, WIDTH, torch.bfloat16):
         moved = sum(it.moved for it in launches)
@@ -89,8 +86,7 @@ def times(card: Hardware, levels: str) -> Iterator[Record]:
         ("dsq by int8, a step for 16", INT8, BOX),
         ("dsq by int8, a step for 128", INT8, RUN),
     ):
-        found = linear_step(WIDTH, levels if gemm else None, gemm)
-        yield _row(card, f"linear, forward and backward, {by}", found, span)
+        yield _row(card, f"linear, forward and backward, {by}", linear_step(WIDTH, gemm), span)
 
 
 def _row(card: Hardware, name: str, launches: list[DeviceCall], span: int = BOX) -> Record:
@@ -103,11 +99,10 @@ def _row(card: Hardware, name: str, launches: list[DeviceCall], span: int = BOX)
     return {"": name, "us": f"{whole / MICRO:,.0f}", "bound": f"{most} ({by_bound[most] / whole:.0%})"}
 
 
-def wins_from(card: Hardware, levels: str, span: int) -> str:
+def wins_from(card: Hardware, span: int) -> str:
     """The least width, of powers of two, at which a square linear layer by int8 should beat bf16."""
     for width in (2**power for power in range(8, 16)):
-        plain, ours = linear_step(width, None, None), linear_step(width, levels, INT8)
-        if total(ours, card, span) < total(plain, card, span):
+        if total(linear_step(width, INT8), card, span) < total(linear_step(width, None), card, span):
             return f"{width:,}"
     return "none"
 
@@ -129,26 +124,18 @@ def beside(card: Hardware, folder: Path) -> Iterator[Record]:
                 yield {"": row["name"], "expected us": f"{expected:.0f}", "measured us": f"{1000 * row['ms']:.0f}"}
 
 
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog=PROG, description=__doc__)
-    parser.add_argument(
-        "--hardware", action="append", help="of dsq-cost's (may be given again); default: " + ", ".join(CARDS)
-    )
-    parser.add_argument("--levels", default="[8,4,4,8]", help="one level")
     parser.add_argument("--check", type=Path, help="folder of analysis.gpu.check's results")
     args = parser.parse_args(argv)
-    cards = [load_hardware(name) for name in args.hardware or CARDS]
+    cards = [load_hardware(name) for name in CARDS]
     print(f"Counted: a linear layer of {WIDTH:,} x {WIDTH:,} at {TOKENS:,} tokens; a block of width 1,024\n")
-    print(table(list(counts(args.levels))))
+    print(table(list(counts())))
     for card in cards:
         print(f"\nExpected, not measured: {card.name}, values in bfloat16\n")
-        print(table(list(times(card, args.levels))))
-        won = partial(wins_from, card, args.levels)
-        print(f"\nint8 beats bf16 from width: a step for 16 values {won(BOX)}, a step for 128 values {won(RUN)}")
+        print(table(list(times(card))))
+        won = [wins_from(card, span) for span in (BOX, RUN)]
+        print(f"\nint8 beats bf16 from width: a step for 16 values {won[0]}, a step for 128 values {won[1]}")
     if args.check:
         print(f"\nExpected beside measured: {cards[0].name}\n")
         print(table(list(beside(cards[0], args.check))))

@@ -30,14 +30,12 @@ def bandwidth(machine: Machine) -> Iterator[Trial]:
         x = torch.randn(rows, columns, device=machine.device).to(dtype)
         for dim in (-1, 0):
             for fmt in PACKED:
-                yield _pack(machine, x, dim, fmt)
-                yield _unpack(machine, x, dim, fmt)
+                yield from (_codec(machine, op, x, dim, fmt) for op in ("pack", "unpack"))
             for fmt in QUANTISED:
-                yield _pack(machine, x, dim, fmt, seed=1)
-                yield _quantize(machine, x, dim, fmt)
-            yield _pack(machine, x, dim, BFP(5))
-            yield _pack(machine, x, dim, BFP(4, 128))
-        yield _pack(machine, x, -1, FixedPoint(4))
+                yield _codec(machine, "pack", x, dim, fmt, seed=1)
+                yield _codec(machine, "quantize to bfloat16", x, dim, fmt)
+            yield from (_codec(machine, "pack", x, dim, fmt) for fmt in (BFP(5), BFP(4, 128)))
+        yield _codec(machine, "pack", x, -1, FixedPoint(4))
         yield from _masks(machine, x.view(-1))
 
 
@@ -54,43 +52,26 @@ def _timed(machine: Machine, moved: int, call: Call) -> Record:
     }
 
 
-def _name(op: str, x: Tensor, dim: int, fmt: Format | str, seed: int | None = None) -> str:
-    axis = "rows" if dim == 0 else "columns"
-    return f"{op} {str(x.dtype).removeprefix('torch.')} {fmt} along {axis}{'' if seed is None else ', stochastic'}"
+def _name(op: str, x: Tensor, what: object, dim: int = -1) -> str:
+    return f"{op} {str(x.dtype).removeprefix('torch.')} {what} along {'rows' if dim == 0 else 'columns'}"
 
 
-def _reads(x: Tensor, fmt: Format) -> int:
-    """Bytes of ``x`` that are read: twice if the tensor has an exponent."""
-    return (2 if fmt.box == 0 or fmt.tensor_bytes else 1) * x.nbytes
-
-
-def _packed_bytes(fmt: Format, layout: Layout) -> int:
-    return layout.code_bytes(fmt.bits) + math.prod(fmt.scale_shape(layout))
-
-
-def _pack(machine: Machine, x: Tensor, dim: int, fmt: Format, seed: int | None = None) -> Trial:
+def _codec(machine: Machine, op: str, x: Tensor, dim: int, fmt: Format, seed: int | None = None) -> Trial:
+    """Pack, unpack or quantise. What is read is read twice if the tensor has an exponent."""
     layout = Layout.of(x.shape, dim)
-    moved = _reads(x, fmt) + _packed_bytes(fmt, layout)
-    call = partial(codec.pack, x, fmt, layout, seed)
-    return Trial(_name("pack", x, dim, fmt, seed), lambda: _timed(machine, moved, call))
-
-
-def _unpack(machine: Machine, x: Tensor, dim: int, fmt: Format) -> Trial:
-    layout = Layout.of(x.shape, dim)
+    read = (2 if fmt.box == 0 or fmt.tensor_bytes else 1) * x.nbytes
+    packed = layout.code_bytes(fmt.bits) + math.prod(fmt.scale_shape(layout))
 
     def row() -> Record:
-        packed = codec.pack(x, fmt, layout, None)
-        moved = x.nbytes + _packed_bytes(fmt, layout)
-        return _timed(machine, moved, lambda: codec.unpack(*packed, fmt, layout, x.dtype))
+        if op == "pack":
+            return _timed(machine, read + packed, partial(codec.pack, x, fmt, layout, seed))
+        if op == "unpack":
+            codes = codec.pack(x, fmt, layout, None)
+            return _timed(machine, x.nbytes + packed, partial(codec.unpack, *codes, fmt, layout, x.dtype))
+        call = partial(codec.quantize, x, fmt, layout, None, torch.bfloat16)
+        return _timed(machine, read + 2 * x.numel(), call)
 
-    return Trial(_name("unpack", x, dim, fmt), row)
-
-
-def _quantize(machine: Machine, x: Tensor, dim: int, fmt: Format) -> Trial:
-    layout = Layout.of(x.shape, dim)
-    moved = _reads(x, fmt) + x.numel() * 2
-    call = partial(codec.quantize, x, fmt, layout, None, torch.bfloat16)
-    return Trial(_name("quantize to bfloat16", x, dim, fmt), lambda: _timed(machine, moved, call))
+    return Trial(_name(op, x, fmt, dim) + ("" if seed is None else ", stochastic"), row)
 
 
 def _masks(machine: Machine, x: Tensor) -> Iterator[Trial]:
@@ -105,10 +86,8 @@ def _masks(machine: Machine, x: Tensor) -> Iterator[Trial]:
         ("unpack", 0, lambda bits: codec.unpack_mask(bits, x.numel(), x.dtype)),
         ("apply", x.nbytes, lambda bits: codec.apply_mask(bits, x)),
     ):
-        yield Trial(_name(op, x, -1, "mask"), partial(row, more, call))
+        yield Trial(_name(op, x, "mask"), partial(row, more, call))
 
-
-# ---- products
 
 #: rows, columns and depth: of a large layer, of a product that fills the GPU, of a small layer
 SIZES: tuple[Sizes, ...] = ((16384, 4096, 1024), (8192, 8192, 8192), (1024, 2048, 512))

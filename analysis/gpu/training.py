@@ -3,7 +3,6 @@
 import copy
 import importlib.util
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -66,12 +65,9 @@ class Step:
         shape = batch or size.batch, size.tokens + 1
         self.tokens = torch.randint(size.vocabulary, shape, generator=torch.Generator().manual_seed(0))
         self.tokens = self.tokens.to(machine.device)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), 3e-4, fused=machine.is_gpu, capturable=machine.is_gpu
-        )
-        self.autocast: AbstractContextManager[object] = nullcontext()
-        if "autocast" in setup:
-            self.autocast = torch.autocast(machine.device.type, torch.bfloat16)
+        on_gpu = {"fused": machine.is_gpu, "capturable": machine.is_gpu}
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 3e-4, **on_gpu)  # type: ignore[arg-type]
+        self.autocast = torch.autocast(machine.device.type, torch.bfloat16, enabled="autocast" in setup)
 
     def __call__(self) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
@@ -85,8 +81,7 @@ class Step:
 
 def steps(machine: Machine) -> Iterator[Trial]:
     """A row a setup: tokens a second and the peak that the allocator held."""
-    for name in setups(machine):
-        yield Trial(name, partial(_step, machine, name))
+    return (Trial(name, partial(_step, machine, name)) for name in setups(machine))
 
 
 def _step(machine: Machine, name: str) -> Record:
@@ -104,9 +99,7 @@ def _step(machine: Machine, name: str) -> Record:
 
 def largest_batches(machine: Machine) -> Iterator[Trial]:
     """The largest batch of the GPT that fits the card, by doubling and then by halves."""
-    for name in setups(machine):
-        if name != "fp32":
-            yield Trial(name, partial(_largest, machine, name))
+    return (Trial(name, partial(_largest, machine, name)) for name in setups(machine) if name != "fp32")
 
 
 def _largest(machine: Machine, name: str) -> Record:
@@ -167,8 +160,8 @@ def _replayed(machine: Machine, name: str) -> Record:
 
 def learning(machine: Machine) -> Iterator[Trial]:
     """A small GPT after 60 updates by each backend: the loss, and how far it is from the reference's on the CPU."""
-    for name in ("bf16", f"dsq {LEVELS[0]}, linears", f"dsq {LEVELS[0]}, whole"):
-        yield Trial(name, partial(_learned, machine, name))
+    names = "bf16", f"dsq {LEVELS[0]}, linears", f"dsq {LEVELS[0]}, whole"
+    return (Trial(name, partial(_learned, machine, name)) for name in names)
 
 
 def _learned(machine: Machine, name: str) -> Record:

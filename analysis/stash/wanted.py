@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 import dsq
 from analysis import ROOT
-from dsq.command import OneLineParser, as_csv, count, guarded, table, write_text
+from dsq.command import OneLineParser, as_csv, guarded, table, write_text
 
-PROG = "python -m analysis.stash.wanted"
 OUT = ROOT / "analysis" / "results" / "wanted.csv"
 #: the paper's shares of a peak: with all wanted, the input, the convolutions, the norms (None: the model has none)
 PAPER: dict[str, tuple[float, float, float, float | None]] = {
@@ -38,14 +37,14 @@ WANTED: dict[str, tuple[type[nn.Module], ...]] = {
 COLUMNS = {"model": "", "wanted": "", "PyTorch, MiB": ".1f", "selective, MiB": ".1f", "share": ".2f", "paper": ".2f"}
 
 
-def rows(name: str, batch: int) -> list[dict[str, Any]]:
+def rows(name: str) -> list[dict[str, Any]]:
     """Return the bytes that the model keeps for its backward, by who wants a gradient; assert equal gradients."""
     from torchvision.models import get_model
 
     torch.manual_seed(0)
     options = {"weights_backbone": None} if "_resnet101" in name else {}
     model: nn.Module = get_model(name, weights=None, **options).eval()
-    x = torch.randn(batch, 3, 224, 224)
+    x = torch.randn(2, 3, 224, 224)
     found: list[dict[str, Any]] = []
     whole = 0  #: bytes that PyTorch keeps where all are wanted, who come first
     for (wanted, kinds), paper in zip(WANTED.items(), PAPER[name], strict=True):
@@ -83,17 +82,15 @@ def step(model: nn.Module, x: Tensor, leaves: list[Tensor]) -> tuple[int, list[T
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = OneLineParser(prog=PROG, description=__doc__)
-    parser.add_argument("--models", nargs="+", choices=list(PAPER), default=list(PAPER))
-    parser.add_argument("--batch", type=count, default=2, help="images (default: %(default)s)")
-    given = parser.parse_args(arguments)
+    parser = OneLineParser(prog="python -m analysis.stash.wanted", description=__doc__)
+    parser.parse_args(arguments)
 
     def run() -> None:
-        found = [row for name in given.models for row in rows(name, given.batch)]
+        found = [row for name in PAPER for row in rows(name)]
         print(table(found, COLUMNS))
         write_text(OUT, as_csv(found, ".4g"))
 
-    return guarded(PROG, run)
+    return guarded(parser.prog, run)
 
 
 if __name__ == "__main__":

@@ -14,21 +14,19 @@ import matplotlib.pyplot as plt
 
 from analysis.figures import BLUE, GREY, look, save
 from analysis.translation.text import read_pairs
-from analysis.translation.training import Text, Trained, prepare, train
+from analysis.translation.training import SPLITS, Text, Trained, prepare, train
 from dsq.command import OneLineParser, as_csv, guarded, make_folder, table, write_text
 
-PROG = "python -m analysis.translation.demo"
 TATOEBA = Path(__file__).with_name("tatoeba")
-SPLITS = ("train", "valid", "test")
 VOCAB, BEAM = 2000, 2
 #: of both trainings: small batches, so that a run of minutes has many updates
 FLAGS = """--cpu --encoder-layers 2 --decoder-layers 2 --max-tokens 1024 --lr 0.003 --lr-scheduler polynomial_decay
     --warmup-updates 200 --total-num-update 1100 --max-update 1100 --max-epoch 0 --validate-interval 1000
     --validate-interval-updates 100 --seed 1"""
 #: a training -> its levels, and further flags
-TRAININGS = {"fp32": ("", ""), "DSQ": ("[8,4,4,8]", "--dsq-format snvint --dsq-stash all")}
+TRAININGS = {"fp32": ("", ""), "DSQ": ("[8,4,8,8]", "--dsq-format snvint --dsq-stash all")}
 #: a training -> what the picture calls it, and its colour
-_NAMES = {"fp32": ("full precision (fp32)", GREY), "DSQ": ("DSQ, [8,4,4,8], whole stash", BLUE)}
+_NAMES = {"fp32": ("full precision (fp32)", GREY), "DSQ": ("DSQ, [8,4,8,8], whole stash", BLUE)}
 _NOTE = "loss: in bits a subword, on sentences held back; kept: what a training step keeps for its backward"
 _COLUMNS = {"run": "", "BLEU": ".1f", "loss": ".3f", "kept, MiB": ".2f", "train, s": ".0f"}
 
@@ -121,10 +119,10 @@ def draw(found: dict[str, Trained], kept_mib: dict[str, float], path: Path) -> N
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; ``arguments``: default, those of the process."""
-    parser = OneLineParser(prog=PROG, description=__doc__)
+    parser = OneLineParser(prog="python -m analysis.translation.demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="new directory (default: %(default)s)")
     given = parser.parse_args(arguments)
-    return guarded(PROG, lambda: demo(given.out))
+    return guarded(parser.prog, lambda: demo(given.out))
 
 
 if __name__ == "__main__":

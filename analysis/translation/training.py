@@ -16,6 +16,7 @@ from analysis import ROOT
 from analysis.translation.text import Pair, train_bpe
 from dsq.command import make_folder, turn_at, write_text
 
+SPLITS = ("train", "valid", "test")
 #: flags that this file relies on
 _FIXED = "--task translation --share-all-embeddings --no-epoch-checkpoints --no-progress-bar --log-format json"
 #: flags that are given unless the caller's, which come later, say otherwise: a model for one CPU core
@@ -33,7 +34,7 @@ _VALID = re.compile(r"\| INFO \| valid \| (\{.*\})$")
 class Text:
     """Parallel text."""
 
-    pairs: Mapping[str, Sequence[Pair]]  #: by split: train, valid, test
+    pairs: Mapping[str, Sequence[Pair]]  #: by split, of SPLITS
     source: str  #: language
     target: str  #: language
     vocab: int  #: BPE subwords, of both languages together

@@ -23,8 +23,8 @@ from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
 DEFAULT_HARDWARE = "a100-80gb"
 _PROFILES = Path(__file__).with_name("profiles")
 NANO, MICRO = 1e-9, 1e-6
-#: largest figure of a file: sums of larger ones overflow
-LARGEST = 1e100
+#: of the figures of a file: what is made of others overflows
+SMALLEST, LARGEST = 1e-30, 1e30
 
 
 @dataclass(frozen=True)
@@ -287,6 +287,6 @@ def _field(data: Any, dotted: str, kind: type) -> Any:
 
 def _number(data: Any, dotted: str, zero: bool = False) -> float:
     value = _field(data, dotted, object)
-    if type(value) not in (int, float) or not 0 <= value <= LARGEST or (value == 0 and not zero):
-        raise ValueError(f"{dotted} must be a positive number up to {LARGEST:g}, not {value!r}")
+    if type(value) not in (int, float) or not (SMALLEST <= value <= LARGEST or (zero and value == 0)):
+        raise ValueError(f"{dotted} must be a number from {SMALLEST:g} to {LARGEST:g}, not {value!r}")
     return float(value)

@@ -117,7 +117,8 @@ def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Rows, R
     backward = left[starts] + held[1:] - held[starts]
     rows = np.concatenate([left[1:], backward[::-1], none])
     gradients = sum(entry.alike.gradients for entry in entries) * method.accumulates
-    wide = np.array([_widened(entry, method) for entry in entries])
+    # the 16-bit copy that a weight of few bits is multiplied as
+    wide = np.array([2.0 * entry.op.parameters * is_base(entry.op, method) for entry in entries])
     extra = [(gradients, entry.alike.made) for entry in entries] + _beside(entries, method, gradients)
     rows[:, Category.GRADIENTS], rows[:, Category.TEMPORARY] = np.array([*extra, (extra[-1][0], 0.0)]).T
     rows[:-1, Category.TEMPORARY] += np.concatenate([wide, wide[::-1]])
@@ -150,11 +151,6 @@ def _beside(entries: list[LedgerEntry], method: Method, gradients: float) -> lis
 def saved_bytes(workload: Workload, setup: Setup) -> float:
     """Bytes that the whole model keeps for the backward, converted layers' stash included."""
     return sum(sum(entry.kept) for entry in entries_of(workload, setup))
-
-
-def _widened(entry: LedgerEntry, method: Method) -> float:
-    """Bytes of the 16-bit copy that a weight of few bits is multiplied as."""
-    return entry.op.parameters * 2.0 if is_base(entry.op, method) else 0.0
 
 
 def is_base(op: Operation, method: Method) -> bool:

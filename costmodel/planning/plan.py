@@ -37,12 +37,13 @@ _BOUNDS = {"compute": "arithmetic", "memory": "memory bandwidth", "link": "the l
 #: the levels of the paper's schedule that end it, and ours
 LEVELS = (Precision(16, 4, 4, 16), Precision(4, 4, 4, 8), *DEFAULT_LEVELS)
 #: a level and a policy of dsq -> the setting of docs/evidence.md whose trainings support it, which a test holds
-TRUSTED = {"dsq [8,4,4,8]": "[8,4,4,8]", "bfp 4": "[8,4,4,8] all"}
+TRUSTED = {"dsq [8,4,8,8]": "[8,4,8,8]", "dsq [8,4,8,8] all": "[8,4,8,8] all", "bfp 4": "[8,4,8,8] all"}
 USUAL = (
     Method("fp32", FP32),
     Method("bf16 autocast", AUTOCAST),
     Method("bf16", BF16),
     *(Method(f"dsq {level}", Setup(DSQ, level), trusted=f"dsq {level}" in TRUSTED) for level in LEVELS),
+    *(Method(f"dsq {level} all", Setup(DSQ, level), stash=POLICIES["bfp 4"]) for level in DEFAULT_LEVELS),
     *(Method(f"bf16, {name}", BF16, stash=it, trusted=name in TRUSTED) for name, it in POLICIES.items()),
     Method("bf16, selective recompute", BF16, recompute=True, selective=True),
     Method("bf16, recompute", BF16, recompute=True),

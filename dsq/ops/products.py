@@ -10,6 +10,7 @@ keys, D features, E features of a value. Leading dimensions are batches and broa
 """
 
 import math
+import sys
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -284,6 +285,8 @@ def _fake(
     seed: int | None,
     dtype: torch.dtype,
 ) -> Tensor:
+    if "torch.onnx" in sys.modules and torch.onnx.is_in_onnx_export():  # else nothing imported it
+        raise RuntimeError("ONNX has no quantised product: call dsq.unconvert(model) before torch.onnx.export")
     b_shape = b.shape if shape is None else shape
     sizes = parse_matmul(matmul).sizes(a.shape, b_shape)
     return a.new_empty((*torch.broadcast_shapes(a.shape[:-2], b_shape[:-2]), *sizes[:2]), dtype=dtype)

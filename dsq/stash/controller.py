@@ -49,8 +49,8 @@ class SharedByCopies:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
-            "a model under a stash policy cannot be pickled: save its state_dict(), or call remove() on the policy's "
-            "controller first"
+            "a model under a stash policy cannot be pickled: save its state_dict(), or call dsq.unconvert(model), and "
+            "remove() on the controller of a policy applied by hand, first"
         )
 
 

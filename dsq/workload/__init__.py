@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from dsq.arguments import as_called
 from dsq.conversion import as_plain
 from dsq.workload.operations import OPERATIONS
 from dsq.workload.recorder import Entry, Recorder
@@ -34,7 +35,8 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
 
     Args:
         model: the module, in the mode (train or eval) to be described.
-        inputs, keywords: example arguments; the tokens of the first tensor among them are the step's tokens.
+        inputs, keywords: example arguments, or one batch whose keys are names of the forward's; the tokens of the first
+            tensor among them are the step's tokens.
     Returns:
         JSON-able dict that `dsq-cost --workload FILE` reads.
     Raises:
@@ -43,6 +45,7 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"trace takes a torch.nn.Module, got {type(model)}")
+    inputs, keywords = as_called(model.forward, inputs, keywords)
     tensors = [value for value in (*inputs, *keywords.values()) if isinstance(value, Tensor)]
     if not tensors:
         raise ValueError("trace needs at least one tensor among the example inputs")

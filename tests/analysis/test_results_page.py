@@ -81,10 +81,11 @@ def test_a_page_keeps_all_but_its_tables(ledger: Path) -> None:
 
 def test_the_papers_figures_beside_ours(ledger: Path) -> None:
     assert cells("paper ledger.csv r 1")[1:] == [
-        ["bfp", "[4,4,4,16]", "-1.00", "-2.00", "-2.00", "-2.00", "1"],
-        ["bfp", "[2,2,2,16] at 0.8", "-2.00", "-20.50", "-20.50", "-20.50", "1"],
-        ["bfp", "[8,8,8,16]", "-", "-", "-", "-", "-"],
+        ["bfp", "[4,4,4,16]", "-1.00", "-2.00", "1"],
+        ["bfp", "[2,2,2,16] at 0.8", "-2.00", "-20.50", "1"],
+        ["bfp", "[8,8,8,16]", "-", "-", "-"],
     ]
+    assert results_page._here([1.0, 2.0, 4.5])["here"] == "+2.50 (+1.00..+4.50)"
 
 
 def test_the_suites_scores_stand_beside_a_papers(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import dsq
+from tests.dsq.gradients import same, step
 
 CONFIG = dsq.DSQConfig(levels=("[4,4,4,16]", "[16,4,4,16]"))
 STOCHASTIC = dsq.DSQConfig(levels="[4,4,4,16]", rounding="stochastic")
@@ -28,6 +29,7 @@ def block(config=CONFIG):
 
 
 def gradients(function, net, x):
+    """Of a step that goes on in the stream of random numbers."""
     net.zero_grad()
     y = function(x)
     y.square().sum().backward()
@@ -42,7 +44,7 @@ def test_compiled_in_one_graph_to_the_same_bits_and_once_more_for_a_level():
     for level, length in ((0, 16), (0, 48), (1, 48)):
         dsq.set_level(net, CONFIG, level)
         x = torch.randn(2, length, 32)
-        assert all(map(torch.equal, gradients(compiled, net, x), gradients(net, net, x)))
+        assert same(step(net, x, run=compiled), step(net, x))
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]
 
@@ -54,16 +56,6 @@ def test_a_compiled_model_stashes_packed_and_once_for_layers_of_one_input():
     saved = compiled(x).grad_fn.saved_tensors
     each = (2 * 128 * 32) * 4.5 / 8 + 1  # that of q, k and v, and that of out
     assert sum(t.nbytes for t in saved if t.dtype == torch.uint8) == 2 * each
-
-
-def test_a_compiled_attention_with_quantised_products():
-    net = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
-    dsq.convert(net, dsq.DSQConfig(levels="[4,4,4,16]", attention=True))
-    torch._dynamo.reset()
-    x = torch.randn(2, 16, 32)
-    compiled = gradients(torch.compile(net, backend="aot_eager", fullgraph=True), net, x)
-    for found, expected in zip(compiled, gradients(net, net, x), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_functional_call_computes_and_its_transforms_are_refused():
@@ -97,6 +89,12 @@ def test_an_exported_graph_gives_the_forward_and_refuses_the_backward(strict):
         exported(x).sum().backward()
 
 
+def test_onnx_is_refused_in_a_line(monkeypatch):
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    with pytest.raises(RuntimeError, match=r"call dsq.unconvert\(model\) before torch.onnx.export"):
+        torch.export.export(block(), (torch.randn(2, 16, 32),))
+
+
 def test_stochastic_rounding_in_one_graph_draws_what_eager_mode_draws():
     net = dsq.convert(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), STOCHASTIC)
     x = torch.randn(2, 16, 32)
@@ -126,10 +124,9 @@ def test_compiled_autograd(made):
     net, x = made(), torch.randn(2, 16, 32)
     torch._dynamo.reset()
 
-    def step(x):
+    def run(x):
         return gradients(net, net, x)
 
     with torch._dynamo.config.patch(compiled_autograd=True):
-        found = torch.compile(step, backend="aot_eager")(x)
-    for tensor, expected in zip(found, step(x), strict=True):
-        torch.testing.assert_close(tensor, expected)
+        found = torch.compile(run, backend="aot_eager")(x)
+    torch.testing.assert_close(found, run(x))

@@ -63,7 +63,7 @@ def test_quantizers_of_a_level():
 def test_the_default_format_is_snvint_and_bfp_where_that_is_as_good():
     q = dsq.DSQConfig().at(0)
     assert dsq.DSQConfig().format == "snvint"
-    assert (q.q0, q.q1, q.q2, q.q3) == (dsq.BFP(8), SignedNVInt(4), SignedNVInt(4), dsq.BFP(8))
+    assert (q.q0, q.q1, q.q2, q.q3) == (dsq.BFP(8), SignedNVInt(4), dsq.BFP(8), dsq.BFP(8))
 
 
 @pytest.mark.filterwarnings("error")

@@ -25,7 +25,7 @@ def test_conversion_is_in_place_and_changes_only_classes():
     assert net.state_dict().keys() == before.keys()
     assert all(torch.equal(net.state_dict()[name], before[name]) for name in before)
     assert list(dsq.converted(net)) == ["1", "3"]
-    assert "precision=[8,4,4,8], format=BFP/SignedNVInt)" in repr(net)
+    assert "precision=[8,4,8,8], format=BFP/SignedNVInt)" in repr(net)
     model().load_state_dict(net.state_dict())
 
 

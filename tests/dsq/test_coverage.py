@@ -60,6 +60,40 @@ def test_what_is_quantised_is_counted_and_the_rest_named():
     assert list(dsq.converted(net)) == ["", "called", "bypassed"]
 
 
+class Named(nn.Module):
+    """A model that takes what Hugging Face's data collators give, with a recurrent layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(64, 64), nn.Linear(64, 64)
+
+    def forward(self, values, labels=None):
+        return {"loss": (self.head(self.lstm(values)[0]) - labels).square().mean()}
+
+
+def test_a_batch_of_the_forwards_names_is_given_as_keywords():
+    batch = {"values": torch.randn(32, 64), "labels": torch.zeros(32, 64)}
+    net = Named()
+    entry = dsq.workload.trace(net, batch)
+    with pytest.warns(UserWarning, match="of the parameters that are multiplied were converted"):
+        dsq.DynamicPrecision(net)
+    found = dsq.report(net, batch)
+    assert found.forward.quantised == 2 * 32 * 64 * 64
+    assert [it["op"] for it in entry["operations"]].count("gemm") > 0
+    (left,) = found.left
+    assert (left.name, left.why.split(",")[0]) == ("lstm", "its products are inside of one operation of PyTorch's")
+    with pytest.raises(AttributeError, match="dict"):  # of another key: it is the first argument, as it stands
+        dsq.report(net, {"x": batch["values"]})
+
+
+def test_a_model_without_products_says_what_it_has():
+    with (
+        pytest.warns(UserWarning, match="LSTM: its products are inside of one operation"),
+        pytest.raises(ValueError, match="found none"),
+    ):
+        dsq.DynamicPrecision(nn.LSTM(64, 64))
+
+
 def test_a_model_that_needs_no_gradient_and_one_that_is_plain():
     net = nn.Sequential(nn.Linear(16, 16)).requires_grad_(False)
     found = dsq.report(net, torch.randn(4, 16))
@@ -122,3 +156,11 @@ def test_blocks_compiled_by_themselves_are_counted_as_eager_ones():
     assert isinstance(found.stash_bytes, int)
     assert found.stash_bytes < eager.stash_bytes
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize(("largest", "unlike"), [(1.0, ()), (1000.0, ("0",))])
+def test_layers_that_read_features_of_unlike_scales_are_named(largest, unlike):
+    net = dsq.convert(nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1)))
+    found = dsq.report(net, torch.rand(64, 10) * torch.tensor([1.0] * 9 + [largest]))
+    assert found.unlike == unlike
+    assert ("unlike scales" in str(found)) == bool(unlike)

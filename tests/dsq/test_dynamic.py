@@ -101,6 +101,22 @@ def test_layers_that_are_plain_for_a_while_are_not_observed():
     dsq.unconvert(model)(x).sum().backward()
 
 
+def test_a_level_that_waits_for_a_validation_says_so_once():
+    levels = "[4,3,3,8] [8,4,8,8]"
+    dynamic, validated, timed = (
+        dsq.DynamicPrecision(nn.Sequential(nn.Linear(16, 16)), levels, **options)
+        for options in ({}, {}, {"rise_at": 5000})
+    )
+    dynamic.record(999)
+    with pytest.warns(UserWarning, match=r"1000 updates at \[4,3,3,8\] and no validation.*dynamic.step.*rise_at"):
+        dynamic.record()
+    validated.step(1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for it in (dynamic, validated, timed):
+            it.record(1000)
+
+
 def test_what_was_warned_of_once_is_not_when_a_state_is_loaded():
     with pytest.warns(UserWarning, match="may damage training"):
         dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig("[2,2,2,16]"))

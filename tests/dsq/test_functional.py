@@ -1,6 +1,7 @@
 """dsq.functional.linear against a float64 statement of its equations, written without dsq."""
 
 import math
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 import dsq
 from dsq.functional import linear
 from dsq.kernels.dispatch import backend_for
+from tests.dsq.gradients import same, saving
 
 #: every point on alone, then off alone, then the paper's settings
 PRECISIONS = [
@@ -66,15 +68,18 @@ def test_a_precision_alone_is_of_the_default_format():
 
 
 @pytest.mark.filterwarnings("ignore:q3 is under 16")
+@pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("box_axis", ["contraction", "last"])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_values_and_gradients_follow_the_equations(precision, box_axis):
+def test_values_and_gradients_follow_the_equations(precision, box_axis, biased):
     x, w, b, dy = inputs()
-    y = linear(x, w, b, quantizers(precision, box_axis=box_axis))
+    if not biased:
+        b = torch.zeros(40)
+    y = linear(x, w, b if biased else None, quantizers(precision, box_axis=box_axis))
     y.backward(dy)
     axis = (lambda contraction: contraction) if box_axis == "contraction" else (lambda contraction: 1)
     expected = statement(x.detach(), w.detach(), b.detach(), dy, precision, axis)
-    got = (y, x.grad, w.grad, b.grad)
+    got = (y, x.grad, w.grad, b.grad if biased else dy.sum(0))
     # Q3(dx) may round a value that the fp32 GEMM moved across a tie to the next step
     steps = 0.0 if dsq.Precision.parse(precision).q3 > 16 else 2.0 ** (4 - dsq.Precision.parse(precision).q3)
     for name, a, e, slack in zip(("y", "dx", "dw", "db"), got, expected, (0, steps, 0, 0), strict=True):
@@ -104,49 +109,27 @@ def test_non_contiguous_input_gives_the_same_numbers():
     x, w, b, dy = inputs()
     transposed = x.detach().t().contiguous().t().requires_grad_()
     assert not transposed.is_contiguous()
-    for a, e in zip(
-        torch.autograd.grad(linear(transposed, w, b, "[4,4,4,16]"), (transposed, w, b), dy),
-        torch.autograd.grad(linear(x, w, b, "[4,4,4,16]"), (x, w, b), dy),
-        strict=True,
-    ):
-        assert torch.equal(a, e)
+    found = torch.autograd.grad(linear(transposed, w, b, "[4,4,4,16]"), (transposed, w, b), dy)
+    assert same(found, torch.autograd.grad(linear(x, w, b, "[4,4,4,16]"), (x, w, b), dy))
 
 
 @pytest.mark.parametrize("needs", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2)])
 def test_only_the_wanted_gradients_are_made_and_only_what_they_need_is_kept(needs):
     x, w, b, dy = inputs()
     tensors = [t.detach().requires_grad_(i in needs) for i, t in enumerate((x, w, b))]
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        y = linear(*tensors, "[4,4,4,16]")
+    y, kept = saving(linear, *tensors, "[4,4,4,16]")
     y.backward(dy)
     full = torch.autograd.grad(linear(x, w, b, "[4,4,4,16]"), (x, w, b), dy)
-    for i, tensor in enumerate(tensors):
-        assert (tensor.grad is not None) == (i in needs)
-        if i in needs:
-            assert torch.equal(tensor.grad, full[i])
+    assert same([t.grad for t in tensors], [full[i] if i in needs else None for i in range(3)])
     assert any(t.dtype == torch.uint8 for t in kept) == (1 in needs)
-
-
-def test_no_bias():
-    x, w, _, dy = inputs()
-    y = linear(x, w, None, quantizers("[4,4,4,16]"))
-    y.backward(dy)
-    expected = statement(x.detach(), w.detach(), torch.zeros(40), dy, "[4,4,4,16]", lambda c: c)
-    torch.testing.assert_close(y.double(), expected[0], rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(w.grad.double(), expected[2], rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(("format", "more"), [("bfp", 0), ("snvint", 1)])
 @pytest.mark.parametrize(("precision", "bits"), [("[2,2,2,16]", 2.5), ("[16,4,4,16]", 4.5), ("[5,5,5,16]", 5.5)])
 def test_the_stash_is_the_packed_tensor(precision, bits, format, more):
-    kept = {}
-    x = torch.randn(64, 32, requires_grad=True)
-    w = torch.nn.Parameter(torch.randn(16, 32))
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(t.data_ptr(), t), lambda t: t):
-        linear(x, w, None, quantizers(precision, format))
-    del kept[w.data_ptr()]
-    assert sum(t.nbytes for t in kept.values()) == x.numel() * bits / 8 + more
+    x, w = torch.randn(64, 32, requires_grad=True), torch.nn.Parameter(torch.randn(16, 32))
+    _, kept = saving(linear, x, w, None, quantizers(precision, format))
+    assert sum(t.nbytes for t in kept if t.data_ptr() != w.data_ptr()) == x.numel() * bits / 8 + more
 
 
 @pytest.mark.parametrize("alias", [lambda t: t, torch.Tensor.detach], ids=["the tensor", "an alias, as our hooks do"])
@@ -219,50 +202,35 @@ def test_forward_mode_is_refused_for_frozen_layers_too(precision, grad):
                 function(forward_ad.make_dual(x, torch.ones_like(x)))
 
 
-@pytest.fixture
+@contextmanager
 def float64_by_default():
     torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("precision", ["[2,2,2,16]", "[16,4,4,16]"])
-def test_the_default_dtype_changes_nothing(precision, float64_by_default):
-    x, w, b, dy = (t.detach().float() for t in inputs())
-    leaves = [t.requires_grad_() for t in (x, w, b)]
-    y = linear(x, w, b, precision)
-    got = (y, *torch.autograd.grad(y, leaves, dy))
-    torch.set_default_dtype(torch.float32)
-    y = linear(x, w, b, precision)
-    expected = (y, *torch.autograd.grad(y, leaves, dy))
-    assert all(torch.equal(a, e) for a, e in zip(got, expected, strict=True))
-
-
-def test_the_default_device_changes_nothing():
+@pytest.mark.parametrize("default", [float64_by_default, partial(torch.device, "meta")], ids=["dtype", "device"])
+def test_defaults_of_pytorch_change_nothing(default, precision):
     x, w, b, dy = inputs()
-    expected = torch.autograd.grad(linear(x, w, b, "[2,2,2,16]"), (x, w, b), dy)
-    with torch.device("meta"):
-        got = torch.autograd.grad(linear(x, w, b, "[2,2,2,16]"), (x, w, b), dy)
-    assert all(torch.equal(a, e) for a, e in zip(got, expected, strict=True))
+    y = linear(x, w, b, precision)
+    expected = (y, *torch.autograd.grad(y, (x, w, b), dy))
+    with default():
+        y = linear(x, w, b, precision)
+        assert same((y, *torch.autograd.grad(y, (x, w, b), dy)), expected)
 
 
-def _in_place(x):
-    x.mul_(2)
+CHANGES = {
+    "in place": lambda x: x.mul_(2),
+    "other values": lambda x: setattr(x, "data", torch.randn(x.shape)),
+    "more rows": lambda x: setattr(x, "data", torch.randn(3 * len(x), x.shape[1])),
+    "transposed": lambda x: setattr(x, "data", x.data.t()),
+}
 
 
-def _other_values(x):
-    x.data = torch.randn(x.shape)
-
-
-def _more_rows(x):
-    x.data = torch.randn(3 * len(x), x.shape[1])
-
-
-def _transposed(x):
-    x.data = x.data.t()
-
-
-@pytest.mark.parametrize("change", [_in_place, _other_values, _more_rows, _transposed])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_stash_is_not_taken_for_that_of_what_the_input_was_before(change):
     x, w = torch.randn(16, 16), torch.randn(8, 16, requires_grad=True)
     first = linear(x, w, None, "[4,4,4,16]")  # its graph keeps the stash alive

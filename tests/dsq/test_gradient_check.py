@@ -162,7 +162,7 @@ class Changed(nn.Module):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda dy: dy * 20_000, "broken.*error over 0.8; first: error 2e"),
+        (lambda dy: dy * 20_000, "broken.*error over 0.8: raise q0 and q2; first: error 2e"),
         (lambda dy: dy * 20, "broken"),
         (lambda dy: dy * 0.02, r"broken.*first: error 0\.98, cosine 1, norm x 0\.02"),
         (lambda dy: dy.flip(0), "broken.*first: error .*cosine"),

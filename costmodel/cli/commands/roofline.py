@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable
 
-from costmodel.cli.answer import Answer, Record, Section, facts, floor_record, heading, setups_of
+from costmodel.cli.answer import Answer, Record, Section, facts, floor_record, hardware_facts, heading, setups_of
 from costmodel.hardware.hardware import Hardware, Rate, load_hardware
 from costmodel.model.methods import Setup
 from costmodel.model.operations import Group, Workload
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> Answer:
         write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, dots))
     notes += [_OF_ROOF, f"times: {hardware.rates}."]
     section = Section("classes", heading(workload, hardware), records, _SHOWN)
-    return Answer([section], notes, facts(workload, hardware))
+    return Answer([section], notes, facts(workload) | hardware_facts(hardware))
 
 
 def _classes(

@@ -95,7 +95,7 @@ def _draw_roofs(axes: Axes, hardware: Hardware) -> list[Bbox]:
 
     for rate, names in roofs(hardware):
         several = " ..." if len(names) > NAMES else ""
-        name(f"{', '.join(names[:NAMES])}{several}  {rate:,.4g} TFLOP/s", (right, rate), (-4, 2), "right")
+        name(f"{', '.join(names[:NAMES])}{several}  {rate:,.4g} TFLOP/s", (right, rate), (-4, 5), "right")
     start = max(left, axes.get_ylim()[0] / bandwidth) * 1.3
     name(f"DRAM {hardware.bandwidth / 1e9:,.0f} GB/s", (start, start * bandwidth), (8, -4), "left")
     return taken

@@ -331,14 +331,14 @@ def test_lightning_tests_a_checkpoint_at_its_level():
 def test_every_callback_takes_the_same(trainer):
     pytest.importorskip({"huggingface": "transformers", "lightning": "lightning"}[trainer])
     callback = importlib.import_module(f"dsq.integrations.{trainer}").PrecisionCallback
-    advised = dsq.DSQConfig("[8,4,4,8]", stash="all")
-    assert callback().config == callback(advised).config == callback("[8,4,4,8]").config == advised
+    advised = dsq.DSQConfig("[8,4,8,8]", stash="all")
+    assert callback().config == callback(advised).config == callback("[8,4,8,8]").config == advised
     whole = dsq.DSQConfig(LEVELS, rise_at=0.8, stash="linears")
     assert callback(LEVELS, rise_at=0.8, stash="linears").config == callback(whole).config == whole
     assert dsq.DynamicPrecision(Net(), LEVELS, 100, rise_at=0.8, stash="linears").config == whole
     with pytest.raises(TypeError, match="config is whole already: put rise_at into it"):
         callback(whole, rise_at=0.8)
-    with pytest.raises(TypeError, match=r'config must be a DSQConfig or a schedule as text, "\[8,4,4,8\]", got 8'):
+    with pytest.raises(TypeError, match=r'config must be a DSQConfig or a schedule as text, "\[8,4,8,8\]", got 8'):
         callback(8)
     with pytest.raises(ValueError, match=r"must be four whole numbers .* got 'high'"):
         callback("high")

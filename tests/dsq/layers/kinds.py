@@ -138,6 +138,10 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]]
     **{name: (make, lambda: (drawn(2, 48, 32),)) for name, make in OWN.items()},
     **{name: (make, batch) for name, make in ROUTED.items()},
     "attention": (lambda: nn.MultiheadAttention(32, 4), lambda: (drawn(16, 3, 32),) * 3),
+    "encoder layer": (
+        lambda: nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True),
+        lambda: (drawn(2, 16, 32),),
+    ),
     "patches": (lambda: nn.Conv2d(3, 20, (4, 6), stride=(4, 6)), lambda: (drawn(2, 3, 16, 24),)),
     "patches, unbatched": (lambda: nn.Conv2d(3, 20, (4, 6), stride=(4, 6)), lambda: (drawn(3, 17, 27),)),
     "patches without bias": (lambda: nn.Conv2d(3, 20, (4, 6), (4, 6), bias=False), lambda: (drawn(2, 3, 16, 24),)),

@@ -11,6 +11,7 @@ from dsq.kernels.cpu import memory
 from dsq.kernels.cpu.library import library
 from dsq.kernels.dispatch import backend_for, use_backend
 from dsq.ops import linear_passes
+from tests.dsq.gradients import saving
 
 NATIVE = backend_for(torch.device("cpu"))
 STEP_BY_STEP = replace(NATIVE, linear=None)
@@ -21,9 +22,7 @@ def step(quantizers, x, w, b, dy, wanted=(0, 1)):
     """y, the stash, and the wanted gradients of x and w, in one pass each or kernel by kernel."""
     torch.manual_seed(0)
     leaves = [t.detach().requires_grad_(i in wanted) for i, t in enumerate((x, w))]
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        y = linear(*leaves, b, quantizers)
+    y, kept = saving(linear, *leaves, b, quantizers)
     gradients = torch.autograd.grad(y, [leaves[i] for i in wanted], dy)
     return [y, *(t for t in kept if t.dtype == torch.uint8), *gradients]
 
@@ -51,15 +50,7 @@ def check_one_call(quantizers, dtypes):
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize(
     "options",
-    [
-        {"format": "bfp"},
-        {"box": 5},
-        {"format": "fixed"},
-        {"format": "snvint"},
-        {"format": "sbfp"},
-        {"units": "float32"},
-        {"box_axis": "last"},
-    ],
+    [{"box": 5}, {"units": "float32"}, {"box_axis": "last"}, *({"format": name} for name in dsq.formats.FORMATS)],
 )
 @pytest.mark.parametrize("precision", ["[2,2,2,16]", "[16,4,4,16]", "[9,4,8,10]", "[4,32,4,16]", "[32,4,4,16]"])
 def test_one_call_gives_the_bits_of_one_kernel_after_another(precision, options, rounding):

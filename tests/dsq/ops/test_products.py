@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from dsq.kernels.backend import MatMul, Operand, parse_matmul
 from dsq.kernels.cpu.library import library
 from dsq.kernels.dispatch import backend_for
 from dsq.ops.products import attention, product, product_matmuls
+from tests.dsq.gradients import saving
 
 
 def weight_gradient(a_bits, b_bits, exact=True):
@@ -92,9 +94,7 @@ def test_forward_and_gradients_are_the_equations():
     q0, q1, q2 = dsq.BFP(8), dsq.BFP(4), dsq.BFP(6)
     a, b = torch.randn(48, 32, requires_grad=True), torch.randn(32, 80, requires_grad=True)
     dy = torch.randn(48, 80)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        y = product(a, b, product_matmuls(q0, q1, q2))
+    y, kept = saving(product, a, b, product_matmuls(q0, q1, q2))
     y.backward(dy)
     expected = quantised(a, q0, 1) @ quantised(b, q0, 0)
     da = quantised(dy, q2, 1) @ quantised(b, q1, 1).t()
@@ -107,9 +107,8 @@ def test_forward_and_gradients_are_the_equations():
 @pytest.mark.parametrize("shape", [(2, 1, 32, 48), (32, 48)])
 def test_an_operand_that_serves_several_matrices_is_stashed_once(shape):
     a, b = torch.randn(2, 3, 16, 32, requires_grad=True), torch.randn(shape, requires_grad=True)
-    matmuls, kept = product_matmuls(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6)), []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        y = product(a, b, matmuls)
+    matmuls = product_matmuls(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6))
+    y, kept = saving(product, a, b, matmuls)
     dy = torch.randn(y.shape)
     repeated = product(a, b.expand(2, 3, 32, 48), matmuls)
     assert torch.equal(y, repeated)
@@ -133,12 +132,9 @@ def test_under_autocast_operands_are_those_of_the_tensors_themselves():
     torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=1e-3)
 
 
-def test_dtypes_that_differ_are_refused():
+def test_operands_that_do_not_fit_are_refused():
     with pytest.raises(TypeError, match=r"a and b must share a floating dtype, got torch\.float32 and torch\.bfloat16"):
         dsq.functional.matmul(torch.ones(2, 3), torch.ones(3, 2).bfloat16(), "[4,4,4,16]")
-
-
-def test_leading_dimensions_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"got \(3, 2, 8, 4\) and \(2, 2, 4, 8\)"):
         dsq.functional.matmul(torch.ones(3, 2, 8, 4), torch.ones(2, 2, 4, 8), "[4,4,4,16]")
 
@@ -170,8 +166,7 @@ def test_at_full_width_it_is_pytorch_s(masks, key_heads):
     for function in (F.scaled_dot_product_attention, lambda *x, **o: attention(*x, FULL, **o)[0]):
         y = function(*given, enable_gqa=key_heads != 4, **masks)
         results.append((y, *torch.autograd.grad(y, given, dy)))
-    for expected, found in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 def test_a_mask_of_float32_serves_bfloat16():
@@ -206,9 +201,7 @@ def test_attention_and_its_gradients_are_the_equations(masks):
 
 def kept_bytes(given, **options):
     """Bytes kept of packed operands, and of all else."""
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        attention(*given, product_matmuls(*(dsq.BFP(4),) * 3), **options)
+    _, kept = saving(partial(attention, **options), *given, product_matmuls(*(dsq.BFP(4),) * 3))
     packed = sum(x.nbytes for x in kept if x.dtype == torch.uint8)
     return packed, sum(x.nbytes for x in kept) - packed
 
