@@ -12,7 +12,7 @@ from analysis.evidence.ledger import enter, read_rows
 from analysis.evidence.session import Session
 from analysis.evidence.suite import Run, load_suite
 
-SETTINGS = ("fp32", "[8,4,4,8]")
+SETTINGS = ("fp32", "[8,4,8,8]")
 
 
 class Trainings:
@@ -58,7 +58,7 @@ def test_a_suite_goes_on_where_it_stopped(trainings: Trainings, data: Path, caps
     assert trainings.run == first + [("gcn-cora", name, 2) for name in SETTINGS]
     assert "2 of 4 runs are in the ledger" in capsys.readouterr().out
     rows = read_rows(data.parent / "ledger.csv", load_suite())
-    assert [float(rows["gcn-cora", "[8,4,4,8]", seed]["loss"]) for seed in (1, 2)] == [2, 3]
+    assert [float(rows["gcn-cora", "[8,4,8,8]", seed]["loss"]) for seed in (1, 2)] == [2, 3]
     assert all(row["seconds"] and row["peak_mib"] and row["cpu"] and row["torch"] for row in rows.values())
 
 
@@ -96,7 +96,7 @@ def test_a_failed_run_is_named_and_the_others_are_done(trainings: Trainings, dat
     trainings.failing.add("fp32")
     assert call(data, "--settings", *SETTINGS, "--seeds", "1") == 2
     assert "1 of 2 runs failed, first gcn-cora, fp32, seed 1" in capsys.readouterr().err
-    assert list(read_rows(data.parent / "ledger.csv")) == [("gcn-cora", "[8,4,4,8]", 1)]
+    assert list(read_rows(data.parent / "ledger.csv")) == [("gcn-cora", "[8,4,8,8]", 1)]
 
 
 def test_an_unknown_name_is_refused(trainings: Trainings, data: Path, capsys) -> None:
