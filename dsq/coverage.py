@@ -162,10 +162,8 @@ def _counted(
     finally:
         for hook in hooks:
             hook.remove()
-    uncalled, unlike = (
-        tuple(name for name, layer in layers.items() if found(layer))
-        for found in (lambda layer: layer not in called, losing.__contains__)
-    )
+    uncalled = tuple(name for name, layer in layers.items() if layer not in called)
+    unlike = tuple(name for name, layer in layers.items() if layer in losing)
     return uncalled, unlike, forward, backward
 
 

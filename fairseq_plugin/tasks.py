@@ -1,4 +1,4 @@
-"""What DSQ adds to a fairseq task: it converts its model, measures and records its training, and steps the schedule.
+"""DSQTask adds DSQ to a fairseq task: it converts its model, measures and records its training, and steps the schedule.
 
 The task is the right place: fairseq asks it for the model in training and in generation alike (sentence_prediction adds
 its classification head there), and tells it of each update and each validation.
@@ -7,8 +7,7 @@ its classification head there), and tells it of each update and each validation.
 import contextlib
 import inspect
 import logging
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from fairseq.logging import metrics
@@ -33,8 +32,7 @@ class DSQTask(FairseqTask):
     dsq_save_dir = ""
     dsq_updates = 0  #: updates of the run that are made with DSQ, from the first epoch on; 0: nothing bounds them
     dsq_state: DSQState | None = None
-    _dsq_model: Callable[[], Any]  #: weak, as the trainer has the model
-    _dsq_observation: Observation
+    _dsq_observation: Observation  #: of the model, which it holds
     _validation_is_new = False
     _described = False
 
@@ -54,7 +52,6 @@ class DSQTask(FairseqTask):
         model = build(cfg, from_checkpoint) if takes_it else build(cfg)
         prepare(model, self.dsq_config, reset=lambda: self.dsq_reset, inference=from_checkpoint)
         self.dsq_state = state_of(model)
-        self._dsq_model = weakref.ref(model)
         if self.dsq_state is not None:
             self._dsq_observation = Observation(model)
             levels = levels_text(self.dsq_state.config.levels)
@@ -75,7 +72,7 @@ class DSQTask(FairseqTask):
             yield
             return
         calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        model = self._dsq_model()
+        model = self._dsq_observation.model
         hook = model.register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True)
         try:
             yield
@@ -96,7 +93,7 @@ class DSQTask(FairseqTask):
         if state.training:  # fairseq calls this once an update, with the outputs of all workers, and in validation
             before = state.scheduler.level
             if state.record(int(sum(output.get("ntokens", 0) for output in logging_outputs))):
-                rise(state, self._dsq_model(), before, state.scheduler.updates, "as --dsq-rise-at says")
+                rise(state, self._dsq_observation.model, before, state.scheduler.updates, "as --dsq-rise-at says")
         seen = {"level": state.scheduler.level, **self._dsq_observation.metrics()}
         for name, value in seen.items():
             metrics.log_scalar(f"dsq_{name}", value, weight=0, priority=150, round=2)

@@ -93,10 +93,7 @@ def convert(model: nn.Module, setting: Setting, updates: int) -> dsq.DynamicPrec
     """Convert the model to the setting's levels, in place. Returns what counts the updates of a schedule."""
     if not setting.levels:
         return None
-    rises = {} if setting.rise_at is None else {"rise_at": setting.rise_at}
-    how = {"stash": setting.stash, "format": setting.format, "rounding": setting.rounding, **setting.options}
-    config = dsq.DSQConfig(setting.levels, **how, **rises)  # type: ignore[arg-type]
-    return dsq.DynamicPrecision(model, config, updates)
+    return dsq.DynamicPrecision(model, dsq.DSQConfig(setting.levels, **setting.converting), updates)
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

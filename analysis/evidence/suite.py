@@ -35,6 +35,12 @@ class Setting:
     options: Mapping[str, Any] = field(default_factory=dict)  #: further fields of DSQConfig
     version: int = 1  #: of the code behind it
 
+    @property
+    def converting(self) -> dict[str, Any]:
+        """The fields of DSQConfig besides its levels."""
+        rises = {} if self.rise_at is None else {"rise_at": self.rise_at}
+        return {"stash": self.stash, "format": self.format, "rounding": self.rounding, **self.options, **rises}
+
 
 @dataclass(frozen=True)
 class Task:

@@ -44,9 +44,7 @@ def flags(task: Task, setting: Setting, seed: int) -> list[str]:
     given = {"cpu": True, **schedule, **length, **data, "dropout": task.dropout or 0.1, "seed": seed, **task.flags}
     given |= {f"{name.replace('_', '-')}": value for name, value in task.sizes.items() if "coder" in name}
     if setting.levels:
-        options = {"stash": setting.stash, "format": setting.format, "rounding": setting.rounding, **setting.options}
-        options |= {} if setting.rise_at is None else {"rise-at": setting.rise_at}
-        given |= {f"dsq-{name}": value for name, value in options.items()}
+        given |= {f"dsq-{name.replace('_', '-')}": value for name, value in setting.converting.items()}
     if setting.autocast or setting.policies:
         given["user-dir"] = USER
     return _words(given)

@@ -16,6 +16,7 @@ from analysis.figures import BLUE, GREY, look, save
 from analysis.translation.text import read_pairs
 from analysis.translation.training import SPLITS, Text, Trained, prepare, train
 from dsq.command import OneLineParser, as_csv, guarded, make_folder, table, write_text
+from dsq.precision import DEFAULT_LEVELS, levels_text
 
 TATOEBA = Path(__file__).with_name("tatoeba")
 VOCAB, BEAM = 2000, 2
@@ -24,9 +25,9 @@ FLAGS = """--cpu --encoder-layers 2 --decoder-layers 2 --max-tokens 1024 --lr 0.
     --warmup-updates 200 --total-num-update 1100 --max-update 1100 --max-epoch 0 --validate-interval 1000
     --validate-interval-updates 100 --seed 1"""
 #: a training -> its levels, and further flags
-TRAININGS = {"fp32": ("", ""), "DSQ": ("[8,4,8,8]", "--dsq-format snvint --dsq-stash all")}
+TRAININGS = {"fp32": ("", ""), "DSQ": (levels_text(DEFAULT_LEVELS), "--dsq-stash all")}
 #: a training -> what the picture calls it, and its colour
-_NAMES = {"fp32": ("full precision (fp32)", GREY), "DSQ": ("DSQ, [8,4,8,8], whole stash", BLUE)}
+_NAMES = {"fp32": ("full precision (fp32)", GREY), "DSQ": (f"DSQ, {TRAININGS['DSQ'][0]}, whole stash", BLUE)}
 _NOTE = "loss: in bits a subword, on sentences held back; kept: what a training step keeps for its backward"
 _COLUMNS = {"run": "", "BLEU": ".1f", "loss": ".3f", "kept, MiB": ".2f", "train, s": ".0f"}
 

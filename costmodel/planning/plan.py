@@ -37,7 +37,10 @@ _BOUNDS = {"compute": "arithmetic", "memory": "memory bandwidth", "link": "the l
 #: the levels of the paper's schedule that end it, and ours
 LEVELS = (Precision(16, 4, 4, 16), Precision(4, 4, 4, 8), *DEFAULT_LEVELS)
 #: a level and a policy of dsq -> the setting of docs/evidence.md whose trainings support it, which a test holds
-TRUSTED = {"dsq [8,4,8,8]": "[8,4,8,8]", "dsq [8,4,8,8] all": "[8,4,8,8] all", "bfp 4": "[8,4,8,8] all"}
+TRUSTED = {
+    **{f"dsq {level}{stash}": f"{level}{stash}" for level in DEFAULT_LEVELS for stash in ("", " all")},
+    "bfp 4": f"{DEFAULT_LEVELS[-1]} all",
+}
 USUAL = (
     Method("fp32", FP32),
     Method("bf16 autocast", AUTOCAST),
