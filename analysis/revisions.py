@@ -109,7 +109,7 @@ def compare(other: Path) -> int:
 
 
 def _digests_of(tree: Path) -> list[str]:
-    """What ``digests`` prints in a process whose dsq is that of ``tree``, by the first kernel that fits."""
+    """Return what ``digests`` prints in a process whose dsq is that of ``tree``, by the first kernel that fits."""
     code = f"import dsq, sys; sys.path.insert(0, {str(ROOT)!r}); import analysis.revisions as it; it.digests()"
     environment = {**os.environ, "DSQ_GEMM": "the first", "PYTHONPATH": str(tree)}
     command = [sys.executable, "-P", "-W", "ignore", "-c", code]  # a q3 under 16 warns

@@ -1,4 +1,4 @@
-"""What products, passes and memory take on this machine, for `dsq-cost calibrate`: plain data, no import of the cost
+"""Times of products, passes and memory on this machine, for `dsq-cost calibrate`: plain data, no import of the cost
 model.
 
 Shape suffixes: M rows, K summed over, N columns, B products in a batch.

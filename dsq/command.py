@@ -1,4 +1,4 @@
-"""What all commands share: errors of one line, files that appear whole or not at all, tables, the machine's name.
+"""All commands share errors of one line, files that appear whole or not at all, tables, and the machine's name.
 
 A user's mistake ends in one line on stderr and exit status 2, with neither usage text nor traceback.
 """

@@ -1,4 +1,4 @@
-"""What a user asks for: the schedule, the format and how it is applied."""
+"""DSQConfig holds what a user asks for: the schedule, the format and how it is applied."""
 
 # ruff: noqa: RUF009 - _option makes a field
 

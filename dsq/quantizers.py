@@ -84,7 +84,7 @@ def _default(precision: Precision) -> Quantizers:
 
 
 class Quantised:
-    """What every converted layer has besides the class that it had before."""
+    """The mixin of every converted layer, before the class that the layer had."""
 
     plain: ClassVar[type[nn.Module]]  #: the class before conversion: ``dsq.unconvert`` goes back to it
     quantizers: Quantizers

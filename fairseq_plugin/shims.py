@@ -1,4 +1,4 @@
-"""What fairseq 0.12.2 needs to work on today's Python and torch. Applied when this module is imported.
+"""Patches that fairseq 0.12.2 needs on today's Python and torch. Applied when this module is imported.
 
 Import this before anything of fairseq, and in every process: workers that are spawned import it again.
 

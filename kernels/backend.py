@@ -1,4 +1,4 @@
-"""What a device must do, as one record of functions (Backend); kernels/reference says what each must compute.
+"""The duties of a device, as one record of functions (Backend); kernels/reference says what each must compute.
 
 Shape suffixes: M rows, N columns, K the contraction; T tokens.
 """
@@ -152,7 +152,7 @@ class LinearMatMuls(NamedTuple):
 
 @lru_cache(maxsize=256)
 def of_stored_transpose(matmuls: LinearMatMuls) -> LinearMatMuls:
-    """The same products for a w that comes as (K, N), as other libraries keep it."""
+    """Return the products for a w that comes as (K, N), as other libraries keep it."""
     output, input_gradient = (
         replace(it, b=replace(it.b, axis=-1 - it.b.axis, transposed=not it.b.transposed)) for it in matmuls[:2]
     )

@@ -1,4 +1,4 @@
-"""What every backend must pass: the reference's bits for codecs and masks, products exact to the order of their sums.
+"""Every backend must pass this: the reference's bits for codecs and masks, products exact to the order of their sums.
 
     from dsq.kernels.conformance import failures
     assert not list(failures(backend, torch.device("cpu")))

@@ -1,4 +1,4 @@
-"""What PyTorch's loop trains: a language model, a sentence classifier, a pretrained encoder, a ViT and a ResNet."""
+"""PyTorch's loop trains these: a language model, a sentence classifier, a pretrained encoder, a ViT and a ResNet."""
 
 import gzip
 import lzma

@@ -217,8 +217,8 @@ def compiling(target: str) -> Iterator[list[Any]]:
 
 
 def read(kernel: Any) -> Record:
-    """What one kernel became: a thread's registers and spilled bytes, a block's shared memory, the bytes of its widest
-    access to global memory, its matrix instructions and asynchronous copies."""
+    """Measure one compiled kernel: a thread's registers and spilled bytes, a block's shared memory, the bytes of its
+    widest access to global memory, its matrix instructions and asynchronous copies."""
     asm = kernel.asm
     made = _read_amd(asm["amdgcn"]) if "amdgcn" in asm else _read_nvidia(asm)
     return {"kernel": kernel.metadata.name, "shared": kernel.metadata.shared, **made}
@@ -285,7 +285,7 @@ def compiled_rows(target: str, wanted: Iterable[Launch]) -> Iterator[Record]:
 
 
 def faults(rows: Iterable[Record]) -> list[str]:
-    """What must not be: kernels that do not compile, do not fit the target or flush, and hot ones that spill."""
+    """List the faults: kernels that do not compile, do not fit the target or flush, and hot ones that spill."""
     found = []
     for row in rows:
         what = f"{row['target']}: {row['launch']}"

@@ -1,4 +1,4 @@
-"""What the checks run on: a GPU, or Triton's interpreter on the CPU, which proves results and says nothing of time."""
+"""The checks run on a GPU, or on Triton's interpreter on the CPU, which proves results and says nothing of time."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the stash policies keep, measured from outside, and beside the papers.
+"""The bytes that stash policies keep, measured from outside, and beside the papers.
 
 bits.py       the bits of the table of operations against the error of the gradient
 wanted.py     selective differentiation by who wants a gradient, on its paper's architectures

@@ -1,4 +1,4 @@
-"""What a training step moves and multiplies.
+"""The bytes that a training step moves and the products that it multiplies.
 
 Bytes that move between DRAM and the chip: the ledger's tensors, each written once and read once by each of its readers.
 

@@ -1,5 +1,5 @@
-"""What every number format states about itself: bits, grid, what it stores, what it costs; and how a tensor lies in
-memory. No tensors, no torch.
+"""Every number format states its bits, its grid, what it stores and what it costs; and how a tensor lies in memory. No
+tensors, no torch.
 
 To add a format, write a dataclass with ``@register`` (blocks.py), and its codec in kernels/reference/formats.py.
 """
@@ -77,7 +77,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """What one multiply-accumulate costs: ``K * (m1 * m2)**p``, in fixed-point 32 x 32 multiply-accumulates."""
+    """The cost of one multiply-accumulate: ``K * (m1 * m2)**p``, in fixed-point 32 x 32 multiply-accumulates."""
 
     K: float
     p: float

@@ -11,7 +11,7 @@ from dsq.quantizers import Quantised
 
 
 class Experts(Mixed, Quantised, nn.Module):
-    """What every quantised class of experts has: the forward that transformers' ExpertsInterface asks for.
+    """The base of every quantised class of experts: the forward that transformers' ExpertsInterface asks for.
 
     Shape suffixes: T tokens, S tokens times the experts that each goes to, E experts, K in-features, N out-features.
     """

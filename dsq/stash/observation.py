@@ -1,4 +1,4 @@
-"""What a model's stash takes, for loggers: the policies' own counts, or the converted layers weighed in one forward."""
+"""The bytes of a model's stash, for loggers: the policies' counts, or the converted layers weighed in one forward."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ class Observation:
             return
         self._seen = True
         self._meter.ignore(parameter_storages(layer))  # now: fully_shard gathers weights for the forward
-        inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.grad_fn is not None]
-        newest = max((x.grad_fn._sequence_nr() for x in inputs if x.grad_fn is not None), default=-1)
+        made = [x.grad_fn for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        newest = max((node._sequence_nr() for node in made if node is not None), default=-1)
         self._meter.add([y], newest + 1)  # the nodes that were made since its inputs
         self._handles.pop(layer).remove()

@@ -1,4 +1,4 @@
-"""What every stash policy is: a registered function that attaches to a model and hands back a controller.
+"""Every stash policy is a registered function that attaches to a model and hands back a controller.
 
     @register("bfloat16", composes_with=("checkpoint",))
     def attach(model: nn.Module, *, smallest: int = 256) -> Controller: ...

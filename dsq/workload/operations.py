@@ -1,4 +1,4 @@
-"""What each operation is recorded as: products by their sizes, all else as passes over its tensors.
+"""The entry of each operation: products by their sizes, all else as passes over its tensors.
 
 Shape suffixes: B batch, M rows, K the contraction, N columns; T tokens, E experts; C channels, O out-channels; of
 attention H heads, L queries, G groups of heads, S keys, D features, E features of a value.

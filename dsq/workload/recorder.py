@@ -1,4 +1,4 @@
-"""What a forward runs, seen by hooks on its linears and by a dispatch mode for all else."""
+"""The operations of a forward, seen by hooks on its linears and by a dispatch mode for all else."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What each format is to the kernels: the scales of a tensor's boxes, and the step that a scale stands for.
+"""Each format as the kernels see it: the scales of a tensor's boxes, and the step that a scale stands for.
 
 A new format adds its two functions here and a line of CODECS. Shape suffixes: O outer, R rows, C columns
 (dsq.formats.Layout), B boxes.

@@ -1,4 +1,4 @@
-"""What stash policies keep besides formats, in plain PyTorch on any device: the oracle of the backends.
+"""Stash policies keep masks and affine codes besides formats: here in plain PyTorch, the oracle of the backends.
 
 Masks. Bit i % 8 of byte i // 8 belongs to value i; the bits past the last value are 0. Values of 16 bits are compared
 in float32.

@@ -198,7 +198,7 @@ class Grid(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What a tile is rounded to, known when the kernel is compiled."""
+    """The grid that a tile is rounded to, known when the kernel is compiled."""
 
     grid: Grid
     bits: int

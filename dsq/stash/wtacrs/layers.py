@@ -1,4 +1,4 @@
-"""What keeps sampled rows: linear layers, the projections of nn.MultiheadAttention, products of two activations.
+"""Sampled rows are kept by linear layers, the projections of nn.MultiheadAttention, products of two activations.
 
 A linear layer (WTA-CRS, algorithm 1):
     forward    Z  = H W^T + b                             exact; stash k rows of H, their numbers and their scales
