@@ -32,7 +32,8 @@ def static() -> list[Setting]:
     return [
         one
         for one in SUITE.settings.values()
-        if one.levels and one.rise_at is None and one.stash == "linears" and not one.options and (TASK, one.name, 1) in ROWS
+        if (TASK, one.name, 1) in ROWS
+        if one.levels and one.rise_at is None and one.stash == "linears" and not one.options
     ]
 
 
