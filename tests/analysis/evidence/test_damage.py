@@ -28,7 +28,7 @@ def warns(setting: Setting) -> bool:
 
 
 def static() -> list[Setting]:
-    """The settings of one level whose run is in the ledger, but those that place fixed point's binary point for good."""
+    """The settings of one level whose run is in the ledger, but those of a fixed binary point."""
     return [
         one
         for one in SUITE.settings.values()
