@@ -150,8 +150,9 @@ def finetuning(task: Task, generator: torch.Generator, files: Sequence[Path]) ->
     if "rank" in task.sizes:
         import peft
 
-        wanted = {"r": task.sizes["rank"], "lora_alpha": 2 * task.sizes["rank"], "target_modules": "all-linear"}
-        model = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", **wanted))
+        rank = task.sizes["rank"]
+        wanted = peft.LoraConfig("SEQ_CLS", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+        model = peft.get_peft_model(model, wanted)
 
     def samples(table: LabelledSentences) -> list[dict[str, Any]]:
         pieces = tokenizer(*table.inputs, truncation=True, max_length=128)
