@@ -74,7 +74,7 @@ def multiply(layer: Quantised, x: Tensor, weight: Tensor, bias: Tensor | None) -
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w_NK: Tensor, bias: Tensor | None, matmuls: LinearMatMuls, seed: Any) -> Tensor:
-        if torch.jit.is_tracing():
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise RuntimeError(f"torch.jit.trace takes converted layers under torch.no_grad() alone; {NO_JIT}")
         x_wanted, w_wanted = ctx.needs_input_grad[:2]
         ctx.plan, ctx.seed = linear_passes.plan(matmuls, x, w_NK, bias, seed), seed
