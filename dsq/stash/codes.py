@@ -150,7 +150,8 @@ class Stash:
 
     def mask(self, bits: Tensor, order: MemoryOrder, dtype: torch.dtype) -> Form:
         """Return the form of a mask whose bits were made already."""
-        self._count(0, (bits,))
+        if not _compiling():
+            self._count(0, (bits,))
         return Form((bits,), lambda kept: order.restore(unpack_mask(kept[0], order.count, dtype)))
 
     def find(self, x: Tensor) -> Form | None:
@@ -172,9 +173,11 @@ class Stash:
 
     def put_linear(self, x: Tensor, operand: Operand, codes: tuple[Tensor, ...]) -> None:
         """Note the codes that a quantised linear layer made of the rows of ``x``."""
+        if _compiling():  # sizes may be symbols there
+            return
         self._count(x.nbytes, codes)
         fmt, axis, dtype = operand.format, operand.axis, x.dtype
-        if x.is_contiguous() and fmt is not None and not _compiling():  # else no one looks for its rows in memory
+        if x.is_contiguous() and fmt is not None:  # else no one looks for its rows in memory
             key, order, _ = place(x)
             rows = x.shape[:-1].numel(), x.shape[-1]
             form = Form(codes, lambda saved: order.restore(unpack(saved[0], saved[1], fmt, rows, axis, dtype)))

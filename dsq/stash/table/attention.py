@@ -70,7 +70,7 @@ def fused(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Run F.scaled_dot_product_attention."""
-    options = dropout_p, is_causal, scale, enable_gqa
+    options = dropout_p or 0.0, is_causal, scale, enable_gqa  # read here: a compiler takes floats for symbols otherwise
     return Attention.apply(stash, query, key, value, attn_mask, options)  # type: ignore[no-any-return, no-untyped-call]
 
 
