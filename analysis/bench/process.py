@@ -49,6 +49,7 @@ SETUPS = {
     "whole + packed checkpoints": "[8,4,4,8] whole headless + around snvint 4",
     "mesa": "mesa",
     "gact": "gact",
+    "wtacrs + bfp": "wtacrs 0.3 + bfp 4",
 }
 LOSSES = ("usual", "in chunks")
 SETTINGS = ("none", "own", "first")
