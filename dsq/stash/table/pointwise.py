@@ -11,7 +11,7 @@ kept already. The sum of the messages at each target, index_add, keeps the index
 """
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ def activation(function: Callable[..., Tensor], backward: Callable[..., Tensor],
     """Return the row of an activation. backward: (dy, x, options) -> dx; options: by name, in PyTorch's order, at their
     defaults."""
     usual = partial(function, **options), partial(backward, **options)
+    writes = isinstance(backward, torch._ops.OpOverloadPacket) and "grad_input" in backward.overloads()
 
     def activate(stash: Stash, input: Tensor, *args: Any, **named: Any) -> Tensor:
         run, gradient = usual
@@ -38,15 +39,9 @@ def activation(function: Callable[..., Tensor], backward: Callable[..., Tensor],
                     return function(input, *args, **named)
                 return in_place(stash, input, activate(stash, input, **given))
             run, gradient = partial(function, **given), partial(backward, **given)
-        return Activation.apply(stash, input, run, gradient, None)  # type: ignore[no-any-return, no-untyped-call]
+        return Activation.apply(stash, input, run, gradient, None, writes)  # type: ignore[no-any-return, no-untyped-call]
 
     return activate
-
-
-@cache
-def _has_out(operator: Any) -> bool:
-    """Return whether the function of a row's gradient takes a tensor to write its result to."""
-    return isinstance(operator, torch._ops.OpOverloadPacket) and "grad_input" in operator.overloads()
 
 
 def in_place(stash: Stash, x: Tensor, y: Tensor) -> Tensor:
@@ -63,7 +58,7 @@ def _same(x: Tensor) -> Tensor:
 
 class Activation(torch.autograd.Function):
     """y = run(x). Its gradient is made of dy and x; where limits are given, of dy and whether x lies between them, as 1
-    and 0."""
+    and 0. ``writes``: its function takes a tensor to write to, ``grad_input``."""
 
     @staticmethod
     def forward(
@@ -73,13 +68,13 @@ class Activation(torch.autograd.Function):
         run: Callable[[Tensor], Tensor],
         gradient: Callable[[Tensor, Tensor], Tensor],
         limits: tuple[float, float] | None,
+        writes: bool = False,
     ) -> Tensor:
         y = run(x)
         form = stash.code(x, "activation") if limits is None else stash.bits(x, *limits, nan_is_open=False)
         keep(ctx, form)
         stash.derive(y, (form if limits is None else stash.find(x),), run)
-        ctx.gradient = gradient
-        ctx.writes = limits is None and _has_out(getattr(gradient, "func", gradient))
+        ctx.gradient, ctx.writes = gradient, writes
         return y
 
     @staticmethod
@@ -87,8 +82,8 @@ class Activation(torch.autograd.Function):
         (x,) = kept(ctx)
         (over,) = spare(ctx, x)
         if over is not None and ctx.writes and (dy.dtype, dy.shape) == (x.dtype, x.shape):
-            return None, ctx.gradient(dy, x, grad_input=over), None, None, None
-        return None, ctx.gradient(dy, x.to(dy.dtype)), None, None, None
+            return None, ctx.gradient(dy, x, grad_input=over), None, None, None, None
+        return None, ctx.gradient(dy, x.to(dy.dtype)), None, None, None, None
 
 
 tanh = activation(torch.tanh, lambda dy, x: aten.tanh_backward(dy, x.tanh()))
