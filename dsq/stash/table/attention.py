@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.kernels.dispatch import define
+from dsq.kernels.dispatch import attention_gradients, define
 from dsq.ops.products import autocast_dtype
 from dsq.stash.codes import Stash, keep, kept
 
@@ -75,7 +75,8 @@ def fused(
 
 
 class Attention(torch.autograd.Function):
-    """Runs PyTorch's own again in the backward, from the rounded q, k and v and the same random numbers."""
+    """Makes the weights again in the backward, from the rounded q, k and v and the same random numbers: in the
+    backend's kernel where it has one for these, else by PyTorch's own."""
 
     @staticmethod
     def forward(
@@ -127,6 +128,10 @@ def _attend_backward(
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     """Return the gradients of q, k, v and the mask; empty ones where none is ``wanted``."""
+    if mask is None and not dropout and not gqa:
+        own = attention_gradients(dy, q.to(dy.dtype), k.to(dy.dtype), v.to(dy.dtype), causal, scale)
+        if own is not None:
+            return [x if asked else dy.new_empty(0) for x, asked in zip((*own, dy), wanted, strict=True)]
     inputs: list[Any] = [
         x if x is None or x.dtype == torch.bool else x.detach().to(dy.dtype).requires_grad_(asked)
         for x, asked in zip((q, k, v, mask), wanted, strict=True)
