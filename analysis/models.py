@@ -72,8 +72,9 @@ def encoder(
 
 
 class GPT(nn.Module):
-    """Tokens (B, T) -> logits (B, T, vocabulary) of the next; the output's weight is the embedding's if ``tied``. Without
-    ``logits`` the result is the output layer's input, (B, T, width), for a loss in chunks.
+    """Tokens (B, T) -> logits (B, T, vocabulary) of the next; the output's weight is the embedding's if ``tied``.
+
+    Without ``logits`` the result is the output layer's input, (B, T, width), for a loss in chunks.
 
     ``around(block, x)`` calls a block, for checkpoints; None: the block is called as it is.
     """
