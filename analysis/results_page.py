@@ -9,7 +9,7 @@ A table stands between two comments of a page, of which the first says what it i
     <!-- table: evidence fp32 "[8,4,4,8]" -->   settings of the suite, over its tasks; "over=sst2,vit": over these
     <!-- table: beside gact gcn-cora,sst2 gact "gact 2" -->   scores minus fp32's by task, and by how much less is held
                                                                    (in brackets): the suite's, and those of a paper
-    <!-- table: file format_errors.csv bits=4 format error:.4f -->   columns of a file as they are; "bits=4": of such rows
+    <!-- table: file format_errors.csv bits=4 format error:.4f -->   columns of a file; "bits=4": of such rows
     <!-- end -->
 
 multi30k.csv has a row a run, which a command made that went (analysis.experiments, commit 0e1fa7d8): an experiment's
