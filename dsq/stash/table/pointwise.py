@@ -11,14 +11,14 @@ kept already. The sum of the messages at each target, index_add, keeps the index
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.codes import Kept, Stash, keep, kept
+from dsq.stash.codes import Kept, Stash, keep, kept, spare
 
 aten = torch.ops.aten
 
@@ -41,6 +41,12 @@ def activation(function: Callable[..., Tensor], backward: Callable[..., Tensor],
         return Activation.apply(stash, input, run, gradient, None)  # type: ignore[no-any-return, no-untyped-call]
 
     return activate
+
+
+@cache
+def _has_out(operator: Any) -> bool:
+    """Return whether the function of a row's gradient takes a tensor to write its result to."""
+    return isinstance(operator, torch._ops.OpOverloadPacket) and "grad_input" in operator.overloads()
 
 
 def in_place(stash: Stash, x: Tensor, y: Tensor) -> Tensor:
@@ -73,11 +79,15 @@ class Activation(torch.autograd.Function):
         keep(ctx, form)
         stash.derive(y, (form if limits is None else stash.find(x),), run)
         ctx.gradient = gradient
+        ctx.writes = limits is None and _has_out(getattr(gradient, "func", gradient))
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = kept(ctx)
+        (over,) = spare(ctx, x)
+        if over is not None and ctx.writes and (dy.dtype, dy.shape) == (x.dtype, x.shape):
+            return None, ctx.gradient(dy, x, grad_input=over), None, None, None
         return None, ctx.gradient(dy, x.to(dy.dtype)), None, None, None
 
 
@@ -123,8 +133,9 @@ class Mul(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
         a, b = kept(ctx)
-        da = None if b is None else (dy * b).sum_to_size(ctx.shapes[0])
-        db = None if a is None else (dy * a).sum_to_size(ctx.shapes[1])
+        over_a, over_b = (x if x is not None and x.dtype == dy.dtype else None for x in spare(ctx, a, b))
+        da = None if b is None else torch.mul(dy, b, out=over_b).sum_to_size(ctx.shapes[0])
+        db = None if a is None else torch.mul(dy, a, out=over_a).sum_to_size(ctx.shapes[1])
         return None, da, db
 
 
