@@ -9,7 +9,7 @@ A table stands between two comments of a page, of which the first says what it i
     <!-- table: evidence fp32 "[8,4,4,8]" -->   settings of the suite, over its tasks; "over=sst2,vit": over these
     <!-- table: beside gact gcn-cora,sst2 gact "gact 2" -->   scores minus fp32's by task, and by how much less is held
                                                                    (in brackets): the suite's, and those of a paper
-    <!-- table: file format_errors.csv format bits error:.4f -->   columns of a file as they are
+    <!-- table: file format_errors.csv bits=4 format error:.4f -->   columns of a file; "bits=4": of such rows
     <!-- end -->
 
 multi30k.csv has a row a run, which a command made that went (analysis.experiments, commit 0e1fa7d8): an experiment's
@@ -117,11 +117,13 @@ def _rows(file: str) -> list[Row]:
 
 
 def _file(file: str, *columns: str) -> str:
-    """``columns``: their names, and after a colon how numbers are written."""
-    specs = {name: spec for name, _, spec in (column.partition(":") for column in columns)}
+    """``columns``: their names, and after a colon how numbers are written; NAME=VALUE: of such rows alone."""
+    wanted = dict(column.split("=") for column in columns if "=" in column)
+    specs = {name: spec for name, _, spec in (column.partition(":") for column in columns if "=" not in column)}
     rows = _rows(file)
-    if absent := set(specs) - set(rows[0]):
+    if absent := (set(specs) | set(wanted)) - set(rows[0]):
         raise ValueError(f"{file}: has no column {min(absent)!r}, but {', '.join(rows[0])}")
+    rows = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
     return table([{name: _read(row[name], spec) for name, spec in specs.items()} for row in rows], specs, markdown=True)
 
 

@@ -96,6 +96,13 @@ def test_the_suites_scores_stand_beside_a_papers(ledger: Path, monkeypatch: pyte
     assert [row[:2] for row in cells("evidence gact mesa over=sst2")[1:]] == [["mesa", "1"]]
 
 
+def test_columns_of_a_file_and_of_some_of_its_rows(ledger: Path) -> None:
+    assert cells("file ledger.csv run score:.1f seed=2 recipe=r")[1:] == [
+        ["bfp_4_seed2", "88.0"],
+        ["fp32_seed2", "90.0"],
+    ]
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -104,6 +111,7 @@ def test_the_suites_scores_stand_beside_a_papers(ledger: Path, monkeypatch: pyte
         ("paper ledger.csv x 1", "holds no run of 'x' in fp32"),
         ("paper ledger.csv plain 1", "holds no run of 'plain' in fp32"),
         ("file ledger.csv run speed", "has no column 'speed', but recipe, run, score"),
+        ("file ledger.csv run speed=2", "has no column 'speed', but recipe, run, score"),
     ],
 )
 def test_a_table_that_cannot_be_made_says_why(words: str, message: str, ledger: Path) -> None:
