@@ -238,7 +238,8 @@ def kept(ctx: Any) -> list[Any]:
 def spare(ctx: Any, *values: Tensor) -> list[Tensor | None]:
     """Return those of ``values``, which ``kept(ctx)`` gave, that were unpacked for this backward alone: it may write a
     gradient over them. None for the others."""
-    fresh = [isinstance(make, _Made) and make.fresh for _, make in ctx.forms]
+    plain = torch._C._functorch.peek_interpreter_stack() is None  # vmap has no rules for what writes
+    fresh = [plain and isinstance(make, _Made) and make.fresh for _, make in ctx.forms]
     return [value if own else None for value, own in zip(values, fresh, strict=True)]
 
 
