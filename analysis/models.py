@@ -74,6 +74,8 @@ def encoder(
 class GPT(nn.Module):
     """Tokens (B, T) -> logits (B, T, vocabulary) of the next; the output's weight is the embedding's if ``tied``.
 
+    Without ``logits`` the result is the output layer's input, (B, T, width), for a loss in chunks.
+
     ``around(block, x)`` calls a block, for checkpoints; None: the block is called as it is.
     """
 
@@ -98,8 +100,7 @@ class GPT(nn.Module):
             nn.init.normal_(table.weight, std=0.02)
         self.around = around
 
-    def hidden(self, tokens_BT: Tensor) -> Tensor:
-        """The input of the output layer, (B, T, width)."""
+    def _hidden(self, tokens_BT: Tensor) -> Tensor:
         x_BTD = self.tokens(tokens_BT) + self.places.weight[: tokens_BT.shape[1]]
         if self.around is None:
             return self.encoder(x_BTD)
@@ -108,8 +109,9 @@ class GPT(nn.Module):
             x_BTD = self.around(block, x_BTD)
         return norm(x_BTD)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        return self.head(self.hidden(tokens_BT))
+    def forward(self, tokens_BT: Tensor, logits: bool = True) -> Tensor:
+        hidden_BTD = self._hidden(tokens_BT)
+        return self.head(hidden_BTD) if logits else hidden_BTD
 
 
 class Classifier(nn.Module):

@@ -4,18 +4,16 @@
 
 A table stands between two comments of a page, of which the first says what it is:
 
-    <!-- table: ledger multi30k.csv multi30k_schedules snvint* -->   the runs of an experiment, fp32 and those of such
-                                                                   names (globs; none: all)
     <!-- table: paper multi30k.csv multi30k_schedules 1 -->   a table of DSQ's paper: what each row loses to fp32 there,
                                                                    and the experiment's runs at its levels here
     <!-- table: evidence fp32 "[8,4,4,8]" -->   settings of the suite, over its tasks; "over=sst2,vit": over these
     <!-- table: beside gact gcn-cora,sst2 gact "gact 2" -->   scores minus fp32's by task, and by how much less is held
                                                                    (in brackets): the suite's, and those of a paper
-    <!-- table: file format_errors.csv format bits error:.4f -->   columns of a file as they are
+    <!-- table: file format_errors.csv bits=4 format error:.4f -->   columns of a file; "bits=4": of such rows
     <!-- end -->
 
-multi30k.csv and tatoeba.csv have a row a run, which a command made that went (analysis.experiments, commit 0e1fa7d8):
-an experiment's runs that differ in their seeds alone have one name before "_seed".
+multi30k.csv has a row a run, which a command made that went (analysis.experiments, commit 0e1fa7d8): an experiment's
+runs that differ in their seeds alone have one name before "_seed".
 """
 
 import csv
@@ -25,7 +23,6 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from statistics import fmean
 from typing import Any
 
@@ -80,10 +77,6 @@ class Configuration:
         theirs = {row["seed"]: float(row["score"]) for row in fp32.rows}
         return [float(row["score"]) - theirs[row["seed"]] for row in self.rows if row["seed"] in theirs]
 
-    def mean(self, column: str) -> float | None:
-        values = [float(row[column]) for row in self.rows if row[column]]
-        return fmean(values) if values else None
-
 
 def _configurations(file: str, experiment: str) -> list[Configuration]:
     """The experiment's configurations, fp32 first. Raises ValueError where there are none, or no fp32."""
@@ -94,27 +87,6 @@ def _configurations(file: str, experiment: str) -> list[Configuration]:
     if "fp32" not in groups:
         raise ValueError(f"{file}: holds no run of {experiment!r} in fp32")
     return [Configuration(name, groups[name]) for name in sorted(groups, key=lambda name: name != "fp32")]
-
-
-def _ledger(file: str, experiment: str, *globs: str) -> str:
-    """``globs``: of configurations."""
-    fp32, *others = _configurations(file, experiment)
-    chosen = [one for one in others if not globs or any(fnmatchcase(one.name, glob) for glob in globs)]
-    rows = []
-    for one in (fp32, *chosen):
-        above = one.above(fp32)
-        row = {**one.told, "seeds": len(one.rows), "BLEU": one.mean("score")}
-        row["minus fp32"] = fmean(above) if above and one is not fp32 else None
-        row |= {"arithmetic": one.mean("arithmetic"), "DRAM": one.mean("dram")}
-        rows.append(row | {"stash / fp32": _stash(one.rows[0])})
-    specs = {"BLEU": ".1f", "minus fp32": "+.1f", "arithmetic": ".4f", "DRAM": ".4f"}
-    return table(rows, dict.fromkeys(rows[0], "") | specs, markdown=True)
-
-
-def _stash(row: Row) -> str | None:
-    """The measured stash of each level that was reached, as a share of fp32's."""
-    pairs = zip(row["stash_bytes"].split(), row["stash_bytes_fp32"].split(), strict=True)
-    return ", ".join(f"{float(part) / float(whole):.3f}" for part, whole in pairs) or None
 
 
 def _paper(file: str, experiment: str, number: str) -> str:
@@ -145,11 +117,13 @@ def _rows(file: str) -> list[Row]:
 
 
 def _file(file: str, *columns: str) -> str:
-    """``columns``: their names, and after a colon how numbers are written."""
-    specs = {name: spec for name, _, spec in (column.partition(":") for column in columns)}
+    """``columns``: their names, and after a colon how numbers are written; NAME=VALUE: of such rows alone."""
+    wanted = dict(column.split("=") for column in columns if "=" in column)
+    specs = {name: spec for name, _, spec in (column.partition(":") for column in columns if "=" not in column)}
     rows = _rows(file)
-    if absent := set(specs) - set(rows[0]):
+    if absent := (set(specs) | set(wanted)) - set(rows[0]):
         raise ValueError(f"{file}: has no column {min(absent)!r}, but {', '.join(rows[0])}")
+    rows = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
     return table([{name: _read(row[name], spec) for name, spec in specs.items()} for row in rows], specs, markdown=True)
 
 
@@ -172,7 +146,7 @@ def _beside(paper: str, tasks: str, *settings: str) -> str:
             held = evidence.shares(task, name, "held_mib")
             row[task] = _less(evidence.scores(task, name).text("+.2f"), 1 / held.mean if held.values else None)
     for printed in _rows("papers.csv"):
-        if printed["paper"] == paper and printed["setting"] in rows:
+        if printed["paper"] == paper and printed["setting"] in rows and printed["score"]:
             difference = f"{float(printed['score']) - float(printed['fp32']):+.2f}"
             column = f"paper: {printed['model']}, {printed['data']}"
             rows[printed["setting"]][column] = _less(difference, _read(printed["times"], ".2f"))
@@ -189,7 +163,6 @@ def _read(text: str, spec: str) -> str | float | None:
 
 
 _KINDS: dict[str, Callable[..., str]] = {
-    "ledger": _ledger,
     "paper": _paper,
     "evidence": _evidence,
     "beside": _beside,

@@ -255,12 +255,8 @@ def processor() -> str:
 
 MOST_BYTES = 64 * 2**20
 MOST_DEPTH = 50  #: of lists and tables in one another
-MOST_PATTERN = 1000  #: characters of a regular expression
-MOST_REPEATS = 4  #: + and * and {n,} of a regular expression
 #: a key of TOML with more parts takes tomllib time that grows with their square
 _LONG_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){50}""")
-
-_REPEAT = re.compile(r"[*+]|\{\d*,\d*\}")
 
 
 def read_text(path: str | Path, most: int = MOST_BYTES, label: str = "") -> str:
@@ -297,37 +293,6 @@ def read_toml(path: str | Path, label: str = "") -> dict[str, Any]:
 
     data: dict[str, Any] = _parsed(path, label, "TOML", parse)
     return data
-
-
-def check_pattern(label: str, text: str) -> None:
-    """Raise ValueError for a regular expression that could take for ever: of a file, which somebody else wrote.
-
-    Accepted are MOST_PATTERN characters with MOST_REPEATS repetitions without limit, none of them within another.
-    """
-    try:
-        re.compile(text)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"{label} must be a regular expression: {error}") from None
-    bare = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "x", text)  # escapes and classes hold no repetition
-    if len(text) > MOST_PATTERN or len(_REPEAT.findall(bare)) > MOST_REPEATS or _repeats_a_choice(bare):
-        limits = f"{MOST_PATTERN} characters and {MOST_REPEATS} repetitions, none of a group with a choice in it"
-        raise ValueError(f"{label}: accepted are regular expressions of at most {limits}")
-
-
-def _repeats_a_choice(bare: str) -> bool:
-    """Return whether a group that may match in several ways is repeated: which can take exponential time."""
-    choices = [False]  #: of each open group, whether something in it may match in several ways
-    for place, character in enumerate(bare):
-        if character == "(":
-            choices.append(False)
-        elif character == ")" and len(choices) > 1:
-            inner = choices.pop()
-            if inner and _REPEAT.match(bare, place + 1):
-                return True
-            choices[-1] |= inner
-        elif character in "*+{|" or (character == "?" and bare[place - 1 : place] != "("):
-            choices[-1] = True
-    return False
 
 
 def _parsed(path: str | Path, label: str, kind: str, parse: Any) -> Any:

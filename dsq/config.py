@@ -163,7 +163,7 @@ class DSQConfig:
         if isinstance(config, dict):
             return DSQConfig.from_dict(config)
         if not isinstance(config, DSQConfig):
-            raise TypeError(f'config must be a DSQConfig or a schedule as text, "[8,4,8,8]", got {config!r}')
+            raise TypeError(f'config must be a DSQConfig or a schedule as text, "[8,4,8,8]", got {config!r:.60}')
         return config
 
     def scheduler(self, total_updates: int | None = None) -> PrecisionScheduler:

@@ -119,7 +119,8 @@ def compare(model: nn.Module, loss: Callable[[], Tensor | None]) -> GradientChec
     """Compare the gradient of ``loss()``, which runs ``model``, with the unquantised one.
 
     The loss is run twice, three times where the model has converted layers. That takes the memory of a plain step and
-    one more set of gradients. Random numbers, buffers, ``.grad`` and states of policies are restored.
+    one more set of gradients. Random numbers, buffers, ``.grad`` and states of policies are restored. Raises TypeError
+    where the loss is no single value that wants a gradient.
     """
     layers = list(converted(model).values())
     with suspended(model), at_32_bits(layers):
@@ -219,7 +220,9 @@ def gradients(model: nn.Module, loss: Callable[[], Tensor | None]) -> dict[str, 
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with undisturbed(model), run_eagerly(), without_gradients(list(parameters.values())):
         start = loss()
-        assert start is not None
+        if not isinstance(start, Tensor) or start.numel() != 1 or not start.requires_grad:
+            shape = f" of shape {tuple(start.shape)}" if isinstance(start, Tensor) else ""
+            raise TypeError(f"loss() must return one value that wants a gradient, got {type(start).__name__}{shape}")
         start.backward()
         given = {name: p.grad for name, p in parameters.items() if p.grad is not None}
         return {name: g.clone() if g._is_view() else g for name, g in given.items()}  # views of DDP's buckets

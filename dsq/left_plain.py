@@ -74,7 +74,7 @@ def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
     if kind is nn.Linear and tied:
         return "its weight is an embedding's too, which few bits keep from learning; DSQConfig(tied=True) converts it"
     if kind is nn.Linear or kind is nn.MultiheadAttention or kind.__name__ == "Conv1D":
-        return "excluded, or added after the conversion"
+        return "excluded, an adapter (adapters=True converts it), or added after the conversion"
     if isinstance(module, nn.Linear):
         return f"a subclass of nn.Linear, {kind.__name__}, whose weight is of another quantisation"
     if isinstance(module, nn.MultiheadAttention):

@@ -23,7 +23,7 @@ from torch.overrides import handle_torch_function
 from dsq.kernels.backend import LinearMatMuls
 from dsq.ops import linear_passes
 from dsq.precision import DEFAULT_LEVELS, Precision
-from dsq.quantizers import Quantised, Quantizers
+from dsq.quantizers import NO_JIT, Quantised, Quantizers
 
 _function_mode = torch._C._is_torch_function_mode_enabled
 
@@ -64,7 +64,7 @@ def multiply(layer: Quantised, x: Tensor, weight: Tensor, bias: Tensor | None) -
     """Return ``linear`` at the level of ``layer``, or ``F.linear`` if the layer evaluates in floating point."""
     if layer.eval_full_precision and not layer.training:
         return F.linear(x, weight, bias)
-    if type(weight) not in (nn.Parameter, Tensor) and hasattr(weight, "device_mesh"):
+    if type(weight) not in (nn.Parameter, Tensor) and isinstance(weight, Tensor) and hasattr(weight, "device_mesh"):
         from dsq.ops.tensor_parallel import sharded_linear  # importing torch.distributed.tensor takes half a second
 
         return sharded_linear(_Linear.apply, x, weight, bias, layer.quantizers.matmuls, layer.quantizers.seed())
@@ -74,6 +74,8 @@ def multiply(layer: Quantised, x: Tensor, weight: Tensor, bias: Tensor | None) -
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w_NK: Tensor, bias: Tensor | None, matmuls: LinearMatMuls, seed: Any) -> Tensor:
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+            raise RuntimeError(f"torch.jit.trace takes converted layers under torch.no_grad() alone; {NO_JIT}")
         x_wanted, w_wanted = ctx.needs_input_grad[:2]
         ctx.plan, ctx.seed = linear_passes.plan(matmuls, x, w_NK, bias, seed), seed
         y, stash = linear_passes.forward(ctx.plan, x, w_NK, bias, seed, stashing=w_wanted)

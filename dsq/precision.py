@@ -102,7 +102,8 @@ def parse_rise_at(rise_at: RiseAt, levels: int) -> tuple[float, ...]:
     given = re.split(r"[\s,]+", rise_at.strip()) if isinstance(rise_at, str) else rise_at
     numbers = tuple(map(_moment, given if isinstance(given, Iterable) else (given,)))
     if numbers and len(numbers) != levels - 1:
-        raise ValueError(f"rise_at must be {levels - 1} numbers for {levels} levels, got {len(numbers)}")
+        text = f"rise_at must have a number for each level but the first, {levels - 1} of {levels} levels here"
+        raise ValueError(f"{text}, got {len(numbers)}")
     if any(before >= after for before, after in pairwise(numbers)) or len({number < 1 for number in numbers}) > 1:
         raise ValueError(f"rise_at must rise, in updates or in fractions of the run, got {numbers}")
     return numbers

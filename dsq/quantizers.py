@@ -83,6 +83,9 @@ def _default(precision: Precision) -> Quantizers:
     return Quantizers(q0, q1, q2, q3)
 
 
+NO_JIT = "use torch.compile or torch.export, or call dsq.unconvert(model) first"
+
+
 class Quantised:
     """The mixin of every converted layer, before the class that the layer had."""
 
@@ -96,6 +99,10 @@ class Quantised:
     def evaluates_plain(self) -> bool:
         """Return whether a call now would multiply in floating point."""
         return self.eval_full_precision and not self.training
+
+    def __prepare_scriptable__(self) -> None:
+        """Refuse torch.jit.script, which asks each module for what stands for it."""
+        raise RuntimeError(f"torch.jit.script takes no converted layers; {NO_JIT}")
 
     def extra_repr(self) -> str:
         q = self.quantizers

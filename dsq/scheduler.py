@@ -72,7 +72,8 @@ class PrecisionScheduler:
             total_updates = whole_number("total_updates", total_updates, 1)
         if any(moment < 1 for moment in self.rise_at):
             if total_updates is None:
-                raise ValueError(f"total_updates must be given for rise_at in fractions of the run, {self.rise_at}")
+                text = f"total_updates must be given for rise_at in fractions of the run, {self.rise_at}"
+                raise ValueError(f"{text}; a run without an end takes rise_at in updates")
             # as decimals: in floats 0.07 of 100 updates is more than 7
             self.rise_at = tuple(math.ceil(Fraction(str(moment)) * total_updates) for moment in self.rise_at)
         if total_updates is not None and self.rise_at and self.rise_at[-1] >= total_updates:

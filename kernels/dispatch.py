@@ -86,8 +86,16 @@ def fused_attention() -> Iterator[bool]:
     Intel's, whose attention PyTorch multiplies faster (docs/performance.md).
     """
     attention = backend_for(torch.device("cpu")).attention
-    with nullcontext() if attention is None else attention():
+    with nullcontext() if attention is None else attention.serving():
         yield attention is not None
+
+
+def attention_gradients(
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The gradients of q (B, H, L, D), k and v (B, H, S, D), from them alone; None where PyTorch's is as fast."""
+    attention = backend_for(dy.device).attention
+    return None if attention is None else attention.gradients(dy, q, k, v, causal, scale)
 
 
 def codec_for(device: torch.device, fmt: Format) -> Backend:

@@ -49,6 +49,7 @@ SETUPS = {
     "whole + packed checkpoints": "[8,4,4,8] whole headless + around snvint 4",
     "mesa": "mesa",
     "gact": "gact",
+    "wtacrs + bfp": "wtacrs 0.3 + bfp 4",
 }
 LOSSES = ("usual", "in chunks")
 SETTINGS = ("none", "own", "first")
@@ -193,9 +194,8 @@ def training(case: Case) -> tuple[Callable[[], Tensor], nn.Module]:
             if case.loss == "usual":
                 return F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
             options = nn.LinearCrossEntropyOptions()
-            return F.linear_cross_entropy(
-                model.hidden(ids).flatten(0, 1), model.head.weight, targets.flatten(), options=options
-            )
+            hidden = model(ids, logits=False).flatten(0, 1)  # policies act within the model's own forward
+            return F.linear_cross_entropy(hidden, model.head.weight, targets.flatten(), options=options)
 
     return loss, model
 

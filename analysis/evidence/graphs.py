@@ -1,8 +1,10 @@
-"""GCN (Kipf and Welling 2017) and GAT (Velickovic et al. 2018) on Planetoid's citation graphs, in plain PyTorch.
+"""GCN (Kipf and Welling 2017), GAT (Velickovic et al. 2018) and GCNII (Chen et al. 2020) on Planetoid's citation
+graphs, in plain PyTorch.
 
 N nodes, E edges (both directions, and from each node to itself), F features, H heads.
 """
 
+import math
 import pickle
 from collections import defaultdict
 from collections.abc import Sequence
@@ -38,18 +40,28 @@ def gather(messages_ED: Tensor, target_E: Tensor, nodes: int) -> Tensor:
     return messages_ED.new_zeros(nodes, *messages_ED.shape[1:]).index_add(0, target_E, messages_ED)
 
 
-class GCNLayer(nn.Module):
-    """Sum over neighbours j of W x_j / sqrt(degree_i degree_j)."""
+class Propagation(nn.Module):
+    """Sum over neighbours j of x_j / sqrt(degree_i degree_j)."""
 
-    def __init__(self, inner: int, outer: int, graph: Graph) -> None:
+    def __init__(self, graph: Graph) -> None:
         super().__init__()
-        self.linear, self.graph = nn.Linear(inner, outer), graph
-        degree_N = torch.bincount(graph.target).float()
+        self.graph, degree_N = graph, torch.bincount(graph.target).float()
         self.weight_E1 = (degree_N[graph.source] * degree_N[graph.target]).rsqrt()[:, None]
 
     def forward(self, x_NF: Tensor) -> Tensor:
-        messages_EF = self.linear(x_NF)[self.graph.source] * self.weight_E1
-        return gather(messages_EF, self.graph.target, len(x_NF))
+        return gather(x_NF[self.graph.source] * self.weight_E1, self.graph.target, len(x_NF))
+
+
+class GCNLayer(nn.Module):
+    """The propagation of W x."""
+
+    def __init__(self, inner: int, outer: int, graph: Graph) -> None:
+        super().__init__()
+        self.linear, self.propagate = nn.Linear(inner, outer), Propagation(graph)
+
+    def forward(self, x_NF: Tensor) -> Tensor:
+        propagated: Tensor = self.propagate(self.linear(x_NF))
+        return propagated
 
 
 class GATLayer(nn.Module):
@@ -91,10 +103,49 @@ class GraphModel(nn.Module):
         return logits
 
 
+class GCNIILayer(nn.Module):
+    """relu((1 - b) y + b W y), with y = 0.9 P h + 0.1 h_0, P the propagation and b = log(0.5 / number + 1)."""
+
+    def __init__(self, width: int, number: int, graph: Graph) -> None:
+        super().__init__()
+        self.linear, self.propagate = nn.Linear(width, width, bias=False), Propagation(graph)
+        self.share = math.log(0.5 / number + 1)
+
+    def forward(self, x_NF: Tensor, first_NF: Tensor) -> Tensor:
+        mixed_NF = 0.9 * self.propagate(x_NF) + 0.1 * first_NF
+        return F.relu((1 - self.share) * mixed_NF + self.share * self.linear(mixed_NF))
+
+
+class GCNII(nn.Module):
+    """A linear layer makes h_0 of the features, GCNIILayers follow, a linear layer makes the logits; dropout before
+    each of them."""
+
+    def __init__(self, graph: Graph, width: int, classes: int, layers: int, dropout: float) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(graph.x.shape[1], width), nn.Linear(width, classes)
+        self.layers = nn.ModuleList(GCNIILayer(width, number, graph) for number in range(1, layers + 1))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_NF: Tensor) -> Tensor:
+        hidden_NF = first_NF = F.relu(self.first(self.dropout(x_NF)))
+        for layer in self.layers:
+            hidden_NF = layer(self.dropout(hidden_NF), first_NF)
+        logits: Tensor = self.last(self.dropout(hidden_NF))
+        return logits
+
+
 def nodes(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Problem:
-    """Full-batch training on a graph's labelled nodes; ``generator`` decides nothing."""
-    graph = read_planetoid(files[0])
-    model = GraphModel(graph, task.sizes["width"], int(graph.y.max()) + 1, task.sizes["heads"], task.dropout)
+    """Full-batch training on a graph's labelled nodes, of GCNII where ``sizes`` has layers.
+
+    ``generator`` decides nothing.
+    """
+    graph, width = read_planetoid(files[0]), task.sizes["width"]
+    classes = int(graph.y.max()) + 1
+    model: nn.Module
+    if "layers" in task.sizes:
+        model = GCNII(graph, width, classes, task.sizes["layers"], task.dropout)
+    else:
+        model = GraphModel(graph, width, classes, task.sizes["heads"], task.dropout)
 
     def predict(chosen: Tensor) -> tuple[Tensor, Tensor]:
         return model(graph.x)[chosen], graph.y[chosen]

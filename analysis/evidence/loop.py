@@ -97,12 +97,14 @@ def convert(model: nn.Module, setting: Setting, updates: int) -> dsq.DynamicPrec
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of every list of blocks: children with submodules of an nn.ModuleList or nn.Sequential.
+    """The blocks of every list of blocks: children with submodules of an nn.ModuleList or nn.Sequential, which are
+    no lists themselves.
 
     Raises ValueError where there are none.
     """
     lists = [module for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]
-    found = [child for one in lists for child in one if any(True for _ in child.children())]
+    children = [child for one in lists for child in one if not isinstance(child, nn.ModuleList)]
+    found = [child for child in children if any(True for _ in child.children())]
     inner = {module for block in found for module in block.modules() if module is not block}
     outer = [block for block in found if block not in inner]
     if not outer:

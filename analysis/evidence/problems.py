@@ -1,10 +1,10 @@
-"""PyTorch's loop trains these: a language model, a sentence classifier, a pretrained encoder, a ViT and a ResNet."""
+"""PyTorch's loop trains these: a language model, a sentence classifier, a pretrained encoder, classifiers of images."""
 
 import gzip
 import lzma
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -136,7 +136,10 @@ def _texts(split: LabelledSentences) -> list[list[str]]:
 
 
 def finetuning(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Problem:
-    """A pretrained encoder of transformers, of which the head alone is new."""
+    """A pretrained encoder of transformers, of which the head alone is new.
+
+    Where ``sizes`` has a rank, PEFT's LoRA of all linear layers is trained in place of the encoder's weights.
+    """
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
 
@@ -144,6 +147,12 @@ def finetuning(task: Task, generator: torch.Generator, files: Sequence[Path]) ->
     classes = sorted(set(tables[0].labels))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(classes))
+    if "rank" in task.sizes:
+        import peft
+
+        rank = task.sizes["rank"]
+        wanted = peft.LoraConfig("SEQ_CLS", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+        model = peft.get_peft_model(model, wanted)
 
     def samples(table: LabelledSentences) -> list[dict[str, Any]]:
         pieces = tokenizer(*table.inputs, truncation=True, max_length=128)
@@ -182,14 +191,32 @@ class ViT(nn.Module):
         return logits
 
 
+class _Transformers(nn.Module):
+    """A classifier of images by transformers' configuration of it, with random weights."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        import transformers
+
+        wanted = transformers.AutoConfig.for_model(**config)
+        self.model = transformers.AutoModelForImageClassification.from_config(wanted)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        logits: Tensor = self.model(x_BCHW).logits
+        return logits
+
+
 def images(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Problem:
-    """A ViT where ``sizes`` has blocks, else ResNet-20, on the first images of a set in MNIST's form."""
+    """A model of transformers by its ``config``, a ViT where ``sizes`` has blocks, else ResNet-20, on the first images
+    of a set in MNIST's form."""
     x, y, x_held_out, y_held_out = (_idx(file) for file in files)
     x, y = x[: task.sizes["images"]], y[: task.sizes["images"]]
     x_held_out, y_held_out = x_held_out[: task.sizes["held_out"]], y_held_out[: task.sizes["held_out"]]
-    width = task.sizes["width"]
     model: nn.Module
-    if "blocks" in task.sizes:
+    width = task.sizes.get("width", 0)
+    if task.config:
+        model = _Transformers(task.config)
+    elif "blocks" in task.sizes:
         model = ViT(width, task.sizes["blocks"], task.sizes["heads"], task.dropout)
     else:
         model = resnet20((width, 2 * width, 4 * width), channels=1)

@@ -15,6 +15,7 @@ import warnings
 from typing import Any, TypeVar
 
 from torch import nn
+from transformers.modeling_utils import PreTrainedModel
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import (
     ExportableState,
@@ -66,8 +67,11 @@ class PrecisionCallback(TrainerCallback, ExportableState):
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Convert a model that the trainer will compile before ``on_train_begin``: graphs know policies made before."""
-        if args.torch_compile and not converted(kwargs["model"]):
-            convert(kwargs["model"], self.config)
+        model = kwargs["model"]
+        if args.torch_compile and isinstance(model, PreTrainedModel):
+            model.loss_function = model.loss_function  # GPT-2's warns in each call, where a graph breaks
+        if args.torch_compile and not converted(model):
+            convert(model, self.config)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

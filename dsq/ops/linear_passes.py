@@ -165,7 +165,8 @@ def check_callers(x: Any, weight: Any, bias: Any) -> None:
     """Raise TypeError for what is no tensor, and RuntimeError under a transform of torch.func."""
     if not (isinstance(x, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))):
         given = ", ".join(type(it).__name__ for it in (x, weight, bias))
-        raise TypeError(f"x, weight and bias must be tensors, got {given}")
+        fx = "; torch.fx takes no converted layers: call dsq.unconvert(model) first" if "Proxy" in given else ""
+        raise TypeError(f"x, weight and bias must be tensors, got {given}{fx}")
     if function_transform() is not None:
         refuse_transforms()
 

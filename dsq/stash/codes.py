@@ -150,7 +150,8 @@ class Stash:
 
     def mask(self, bits: Tensor, order: MemoryOrder, dtype: torch.dtype) -> Form:
         """Return the form of a mask whose bits were made already."""
-        self._count(0, (bits,))
+        if not _compiling():
+            self._count(0, (bits,))
         return Form((bits,), lambda kept: order.restore(unpack_mask(kept[0], order.count, dtype)))
 
     def find(self, x: Tensor) -> Form | None:
@@ -172,9 +173,11 @@ class Stash:
 
     def put_linear(self, x: Tensor, operand: Operand, codes: tuple[Tensor, ...]) -> None:
         """Note the codes that a quantised linear layer made of the rows of ``x``."""
+        if _compiling():  # sizes may be symbols there
+            return
         self._count(x.nbytes, codes)
         fmt, axis, dtype = operand.format, operand.axis, x.dtype
-        if x.is_contiguous() and fmt is not None and not _compiling():  # else no one looks for its rows in memory
+        if x.is_contiguous() and fmt is not None:  # else no one looks for its rows in memory
             key, order, _ = place(x)
             rows = x.shape[:-1].numel(), x.shape[-1]
             form = Form(codes, lambda saved: order.restore(unpack(saved[0], saved[1], fmt, rows, axis, dtype)))
@@ -232,6 +235,14 @@ def kept(ctx: Any) -> list[Any]:
     return _values(ctx.forms, ctx.saved_tensors)
 
 
+def spare(ctx: Any, dy: Tensor, *values: Tensor) -> list[Tensor | None]:
+    """Return those of ``values``, which ``kept(ctx)`` gave, that were unpacked for this backward of ``dy`` alone: it
+    may write a gradient over them. None for the others."""
+    plain = not _compiling() and not torch._C._functorch.is_legacy_batchedtensor(dy)  # vmap knows nothing that writes
+    fresh = [plain and isinstance(make, _Made) and make.fresh for _, make in ctx.forms]
+    return [value if own else None for value, own in zip(values, fresh, strict=True)]
+
+
 def refuse_create_graph() -> None:
     """Raise RuntimeError in a backward with create_graph=True: a second derivative of rounded or sampled values is
     wrong."""
@@ -277,16 +288,22 @@ def _values(parts: Sequence[tuple[int, Make | None]], saved: Sequence[Tensor]) -
     return values
 
 
-class _Made:
-    """Makes a value that several operations may keep: in a backward once, and held until the last of them had it."""
+#: bytes of an unpacked value above which it is unpacked again for each operation that kept it
+_HELD = 1 << 22
 
-    __slots__ = ("run", "sources", "uses", "value")
+
+class _Made:
+    """Makes a value that several operations may keep: in a backward once, and held until the last of them had it. One
+    that is large and only has to be unpacked is not held: its memory is the peak's."""
+
+    __slots__ = ("fresh", "run", "sources", "uses", "value")
 
     def __init__(self, run: Make, sources: Sequence[tuple[int, Make | None]] = ()) -> None:
         self.run = run
         self.sources = sources  #: of the values that this one is made of: how many tensors, and what makes the value
         self.uses = 0  #: operations that are to ask for the value, and values that are to be made of it
         self.value: Tensor | None = None
+        self.fresh = False  #: the last value was made for the one who asked
 
     def note_use(self) -> None:
         """Note that an operation, or a value that one keeps, will ask for this one."""
@@ -297,7 +314,11 @@ class _Made:
                     source.note_use()
 
     def __call__(self, tensors: Sequence[Tensor]) -> Tensor:
-        value = self.run(tensors) if self.value is None else self.value
+        held = self.value
+        value = self.run(tensors) if held is None else held
         self.uses -= 1
-        self.value = None if self.uses <= 0 or _keep_graph() else value  # a graph that is kept may be read otherwise
+        # a graph that is kept may be read otherwise
+        dropped = self.uses <= 0 or _keep_graph() or (not self.sources and value.nbytes > _HELD)
+        self.value = None if dropped else value
+        self.fresh = held is None and dropped and not self.sources
         return value

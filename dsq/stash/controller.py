@@ -205,7 +205,8 @@ RUNNING = Running()
 
 COMPILE_BEFORE = (
     "dsq.stash does not work inside torch.compile: compile first, then stash.apply(compiled, ...) to "
-    "compiled = torch.compile(model) or to a model of which each block was compiled (bfp, mesa)"
+    "compiled = torch.compile(model) or to a model of which each block was compiled (bfp, mesa); "
+    "dsq.DynamicPrecision(model), dsq.convert(model) and bfp may also come before model.compile()"
 )
 
 

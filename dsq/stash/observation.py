@@ -39,9 +39,10 @@ class Observation:
 
     def metrics(self) -> dict[str, float]:
         """Return "stash_mib", the MiB kept between forward and backward: by the model's stash policies, as they report
-        them; without one by the converted layers, once they were seen."""
+        them; without one by the converted layers, once they were seen. A compiled graph gives no figure."""
         if policies := applied(self.model).values():
-            return {"stash_mib": sum(policy.report().kept_bytes for policy in policies) / 2**20}
+            kept = sum(policy.report().kept_bytes for policy in policies)
+            return {"stash_mib": kept / 2**20} if kept else {}
         if not self._seen:
             return self._before_that
         return {"stash_mib": sum(held.nbytes for held in self._meter.held) / 2**20}

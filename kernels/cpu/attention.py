@@ -24,43 +24,17 @@ from dsq.kernels.cpu.memory import addresses, scratch
 
 _FORWARD = "_scaled_dot_product_flash_attention_for_cpu"
 _DTYPES = (torch.float32, torch.bfloat16)
-_lock = Lock()
-_inside = 0  # contexts of serving() that are open, in all threads
-
-
-def is_faster(library: Library) -> bool:
-    """Whether the kernels of ``library`` run here, and PyTorch's are slower."""
-    return bool(library.c.dsq_attention_usable())
-
-
-@contextmanager
-def serving(library: Library) -> Iterator[None]:
-    """PyTorch's operators by the kernels of ``library``, while inside, in all threads."""
-    global _inside
-    with _lock:
-        _registered(library)
-        _inside += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _inside -= 1
 
 
 @cache
-def _registered(library: Library) -> Any:
-    """The registrations, which end with the result: so the cache keeps it."""
-    kernels = AttentionKernels(library)
-    operators = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel is replaced
-        operators.impl(_FORWARD, kernels.forward, "CPU", with_keyset=True)
-        operators.impl(f"{_FORWARD}_backward", kernels.backward, "CPU", with_keyset=True)
-    return operators
+def attention(library: Library) -> "AttentionKernels | None":
+    """The kernels of ``library``, one object for all; None where they do not run, or PyTorch's are as fast."""
+    return AttentionKernels(library) if library.c.dsq_attention_usable() else None
 
 
 class AttentionKernels:
-    """The operators with PyTorch's signatures, after the dispatcher's keys; those of ``library``, or PyTorch's."""
+    """The operators with PyTorch's signatures, after the dispatcher's keys, by ``library`` or by PyTorch; and the
+    gradients by themselves."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -68,6 +42,29 @@ class AttentionKernels:
             torch.library.get_kernel(f"aten::{name}", "CPU") for name in (_FORWARD, f"{_FORWARD}_backward")
         )
         self._prepared = lru_cache(maxsize=256)(self._prepare)
+        self._lock = Lock()
+        self._inside = 0  #: contexts of serving() that are open, in all threads
+        self._operators: Any = None  #: the registrations, which end with this object
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """PyTorch's operators by these kernels, while inside, in all threads."""
+        with self._lock:
+            if self._operators is None:
+                self._register()
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+
+    def _register(self) -> None:
+        self._operators = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is replaced
+            self._operators.impl(_FORWARD, self.forward, "CPU", with_keyset=True)
+            self._operators.impl(f"{_FORWARD}_backward", self.backward, "CPU", with_keyset=True)
 
     def forward(
         self,
@@ -82,7 +79,7 @@ class AttentionKernels:
         scale: float | None = None,
     ) -> Any:
         """y (B, H, L, D) and the logarithm of each query's sum of exponentials (B, H, L)."""
-        if not _serves(q_BHLD, k_BHSD, v_BHSD, dropout_p, attn_mask, scale):
+        if not self._inside or attn_mask is not None or dropout_p or not _takes(q_BHLD, k_BHSD, v_BHSD, scale):
             given = q_BHLD, k_BHSD, v_BHSD, dropout_p, is_causal
             return self._forward.call_boxed(keys, *given, attn_mask=attn_mask, scale=scale)
         batches, heads, rows, _ = q_BHLD.shape
@@ -108,16 +105,29 @@ class AttentionKernels:
         scale: float | None = None,
     ) -> Any:
         """The gradients of q, k and v."""
-        if not _serves(q_BHLD, k_BHSD, v_BHSD, dropout_p, attn_mask, scale):
+        if not self._inside or attn_mask is not None or dropout_p or not _takes(q_BHLD, k_BHSD, v_BHSD, scale):
             given = dy_BHLD, q_BHLD, k_BHSD, v_BHSD, y_BHLD, lse_BHL, dropout_p, is_causal
             return self._backward.call_boxed(keys, *given, attn_mask=attn_mask, scale=scale)
-        _check("the gradient", dy_BHLD, q_BHLD.shape, q_BHLD.dtype)
-        _check("the result", y_BHLD, q_BHLD.shape, q_BHLD.dtype)
-        _check("its logsumexp", lse_BHL, q_BHLD.shape[:3], torch.float32)
+        return self._gradients(dy_BHLD, q_BHLD, k_BHSD, v_BHSD, is_causal, scale)
+
+    def gradients(
+        self, dy_BHLD: Tensor, q_BHLD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool, scale: float | None
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The gradients of q, k and v, without the result of a forward; None where the kernels do not take these."""
+        if not _takes(q_BHLD, k_BHSD, v_BHSD, scale):
+            return None
+        return self._gradients(dy_BHLD, q_BHLD, k_BHSD, v_BHSD, causal, scale)
+
+    def _gradients(
+        self, dy_BHLD: Tensor, q_BHLD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool, scale: float | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if dy_BHLD.shape != q_BHLD.shape or dy_BHLD.dtype != q_BHLD.dtype:  # kernels read memory as shapes say
+            got = f"{dy_BHLD.dtype} {tuple(dy_BHLD.shape)}"
+            raise ValueError(f"the gradient of attention must be {q_BHLD.dtype} {tuple(q_BHLD.shape)}, got {got}")
         dq_BHLD, dk_BHSD, dv_BHSD = (_like_heads(x) for x in (q_BHLD, k_BHSD, v_BHSD))
-        tensors = {"q": q_BHLD, "k": k_BHSD, "v": v_BHSD, "o": _rows(y_BHLD), "lse": lse_BHL}
-        tensors |= {"d_o": _rows(dy_BHLD), "dq": dq_BHLD, "dk": dk_BHSD, "dv": dv_BHSD}
-        self._run(self._library.c.dsq_attention_backward, tensors, is_causal, scale)
+        tensors = {"q": q_BHLD, "k": k_BHSD, "v": v_BHSD, "d_o": _rows(dy_BHLD)}
+        tensors |= {"dq": dq_BHLD, "dk": dk_BHSD, "dv": dv_BHSD}
+        self._run(self._library.c.dsq_attention_backward, tensors, causal, scale)
         return dq_BHLD, dk_BHSD, dv_BHSD
 
     def _run(self, run: Any, tensors: dict[str, Tensor], causal: bool, scale: float | None) -> None:
@@ -142,19 +152,14 @@ class AttentionKernels:
         return desc, self._library.c.dsq_attention_scratch(desc, "dq" in fields)
 
 
-def _serves(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, attn_mask: Tensor | None, scale: float | None) -> bool:
+def _takes(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> bool:
     """Whether the kernels take these; the shift of the exponentials asks for a scale above 0."""
-    plain = attn_mask is None and dropout_p == 0 and (scale is None or scale > 0) and q.dtype in _DTYPES
+    if not q.dim() == k.dim() == v.dim() == 4:
+        return False
     alike = q.dtype == k.dtype == v.dtype and k.shape == v.shape and q.shape[::3] == k.shape[::3]
     rows = q.shape[1] == k.shape[1] and q.stride(3) == k.stride(3) == v.stride(3) == 1
     some = q.numel() * k.numel() > 0 and q.shape[:2].numel() >= torch.get_num_threads()
-    return _inside > 0 and plain and alike and rows and some
-
-
-def _check(name: str, x: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
-    """Saved-tensor hooks may give back anything, and kernels read memory as shapes say."""
-    if x.shape != shape or x.dtype != dtype:
-        raise ValueError(f"{name} of attention must be {dtype} {tuple(shape)}, got {x.dtype} {tuple(x.shape)}")
+    return q.dtype in _DTYPES and (scale is None or scale > 0) and alike and rows and some
 
 
 def _like_heads(x_BHLD: Tensor) -> Tensor:

@@ -1,9 +1,7 @@
 """The CPU as a backend: the compiled kernels of one instruction set."""
 
-from functools import partial
-
 from dsq.kernels.backend import Backend
-from dsq.kernels.cpu import attention
+from dsq.kernels.cpu.attention import attention
 from dsq.kernels.cpu.codec import SCALES, CodecKernels
 from dsq.kernels.cpu.library import library
 from dsq.kernels.cpu.linear import LinearKernels
@@ -37,5 +35,5 @@ def backend(isa: str) -> Backend:
         gemms=gemms(loaded),
         tuned=True,
         linear=LinearKernels(codec) if fused else None,
-        attention=partial(attention.serving, loaded) if attention.is_faster(loaded) else None,
+        attention=attention(loaded),
     )

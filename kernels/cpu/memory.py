@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 #: bytes of scratch memory that a thread keeps
-KEPT = 64 << 20
+KEPT = 16 << 20
 _ALIGNMENT = 64
 _thread = threading.local()
 _BATCHED = (

@@ -60,17 +60,8 @@ def cells(words: str) -> list[list[str]]:
     return [head, *rows]
 
 
-def test_a_table_follows_its_ledger_and_its_globs(ledger: Path) -> None:
-    _, *rows = cells("ledger ledger.csv r bfp_4")
-    assert rows == [
-        ["fp32", "-", "2", "85.2", "-", "-", "-", "-"],
-        ["bfp", "[4,4,4,16]", "1", "88.0", "-2.0", "-", "0.3000", "0.100, 0.200"],
-    ]
-    assert [row[1] for row in cells("ledger ledger.csv r")[1:]] == ["-", "[4,4,4,16]", "[2,2,2,16] at 0.8"]
-
-
 def test_a_page_keeps_all_but_its_tables(ledger: Path) -> None:
-    old = page("ledger ledger.csv r")
+    old = page("paper ledger.csv r 1")
     written = results_page.written(old)
     assert written.startswith("Before.\n\n<!--")
     assert written.endswith("<!-- end -->\n\nAfter.\n")
@@ -100,17 +91,27 @@ def test_the_suites_scores_stand_beside_a_papers(ledger: Path, monkeypatch: pyte
     head, *below = cells("beside gact gcn-cora,sst2 gact mesa")
     assert head == ["setting", "gcn-cora", "sst2", "paper: GCN, Flickr"]
     assert below == [["gact", "-0.50 (6.0 x)", "-", "-0.09 (7.9 x)"], ["mesa", "-", "-10.00 (4.0 x)", "-"]]
+    failed = cells("beside dsq sst2 'bfp [8,8,8,16]'")  # of which the paper prints no score
+    assert failed == [["setting", "sst2"], ["bfp [8,8,8,16]", "-"]]
     assert [row[:2] for row in cells("evidence gact mesa over=sst2")[1:]] == [["mesa", "1"]]
+
+
+def test_columns_of_a_file_and_of_some_of_its_rows(ledger: Path) -> None:
+    assert cells("file ledger.csv run score:.1f seed=2 recipe=r")[1:] == [
+        ["bfp_4_seed2", "88.0"],
+        ["fp32_seed2", "90.0"],
+    ]
 
 
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("pie ledger.csv", "accepted are ledger, paper, evidence, beside, file"),
-        ("ledger ledger.csv", "table: ledger ledger.csv: missing a required argument: 'experiment'"),
-        ("ledger ledger.csv x", "holds no run of 'x' in fp32"),
+        ("pie ledger.csv", "accepted are paper, evidence, beside, file"),
+        ("paper ledger.csv", "table: paper ledger.csv: missing a required argument: 'experiment'"),
+        ("paper ledger.csv x 1", "holds no run of 'x' in fp32"),
         ("paper ledger.csv plain 1", "holds no run of 'plain' in fp32"),
         ("file ledger.csv run speed", "has no column 'speed', but recipe, run, score"),
+        ("file ledger.csv run speed=2", "has no column 'speed', but recipe, run, score"),
     ],
 )
 def test_a_table_that_cannot_be_made_says_why(words: str, message: str, ledger: Path) -> None:

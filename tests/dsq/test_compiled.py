@@ -130,3 +130,21 @@ def test_compiled_autograd(made):
     with torch._dynamo.config.patch(compiled_autograd=True):
         found = torch.compile(run, backend="aot_eager")(x)
     torch.testing.assert_close(found, run(x))
+
+
+TRACERS = {
+    "trace": (lambda net, x: torch.jit.trace(net, x), RuntimeError, r"torch\.jit\.trace takes .*dsq\.unconvert"),
+    "script": (lambda net, x: torch.jit.script(net), RuntimeError, r"torch\.jit\.script takes .*dsq\.unconvert"),
+    "fx": (lambda net, x: torch.fx.symbolic_trace(net), TypeError, r"torch\.fx takes .*dsq\.unconvert"),
+}
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+@pytest.mark.parametrize("stash", ["linears", "all"])
+def test_tracers_that_cannot_follow_are_refused_in_a_line(tracer, stash):
+    run, kind, message = TRACERS[tracer]
+    net, x = dsq.convert(nn.Sequential(nn.Linear(32, 32), nn.GELU()), dsq.DSQConfig(stash=stash)), torch.randn(64, 32)
+    with pytest.raises(kind, match=message):
+        run(net, x)
+    with torch.no_grad():
+        assert torch.equal(torch.jit.trace(net, x)(2 * x), net(2 * x))

@@ -310,6 +310,22 @@ def test_dynamic_precision_checks_every_so_many_updates():
         dynamic.check(loss, every=0)
 
 
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (lambda net: net(X).sum(), r"loss must be a function, as in check\(lambda: .*got <class 'torch.Tensor'>"),
+        (lambda net: lambda: None, "one value that wants a gradient, got NoneType$"),
+        (lambda net: lambda: net(X).sum().detach(), r"one value that wants a gradient, got Tensor of shape \(\)"),
+        (lambda net: lambda: net(X).sum((0, 1)), r"one value that wants a gradient, got Tensor of shape \(32,\)"),
+    ],
+)
+def test_what_is_no_loss_to_check_is_refused(given, message):
+    net = nn.Linear(32, 32)
+    dynamic = dsq.DynamicPrecision(net)
+    with pytest.raises(TypeError, match=message):
+        dynamic.check(given(net))
+
+
 def test_dynamic_precision_warns_of_damage():
     net = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
     dynamic = dsq.DynamicPrecision(net, dsq.DSQConfig("[2,2,2,2]"))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.kernels.dispatch import define
+from dsq.kernels.dispatch import attention_gradients, define
 from dsq.ops.products import autocast_dtype
 from dsq.stash.codes import Stash, keep, kept
 
@@ -70,12 +70,13 @@ def fused(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Run F.scaled_dot_product_attention."""
-    options = dropout_p, is_causal, scale, enable_gqa
+    options = dropout_p or 0.0, is_causal, scale, enable_gqa  # read here: a compiler takes floats for symbols otherwise
     return Attention.apply(stash, query, key, value, attn_mask, options)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Attention(torch.autograd.Function):
-    """Runs PyTorch's own again in the backward, from the rounded q, k and v and the same random numbers."""
+    """Makes the weights again in the backward, from the rounded q, k and v and the same random numbers: in the
+    backend's kernel where it has one for these, else by PyTorch's own."""
 
     @staticmethod
     def forward(
@@ -127,6 +128,11 @@ def _attend_backward(
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     """Return the gradients of q, k, v and the mask; empty ones where none is ``wanted``."""
+    kernels = torch.backends.cuda.flash_sdp_enabled()  # not where sdpa_kernel(SDPBackend.MATH) asks, as dsq.report does
+    if kernels and mask is None and not dropout and not gqa:
+        own = attention_gradients(dy, q.to(dy.dtype), k.to(dy.dtype), v.to(dy.dtype), causal, scale)
+        if own is not None:
+            return [x if asked else dy.new_empty(0) for x, asked in zip((*own, dy), wanted, strict=True)]
     inputs: list[Any] = [
         x if x is None or x.dtype == torch.bool else x.detach().to(dy.dtype).requires_grad_(asked)
         for x, asked in zip((q, k, v, mask), wanted, strict=True)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.codes import Kept, Stash, keep, kept
+from dsq.stash.codes import Kept, Stash, keep, kept, spare
 
 aten = torch.ops.aten
 
@@ -27,6 +27,7 @@ def activation(function: Callable[..., Tensor], backward: Callable[..., Tensor],
     """Return the row of an activation. backward: (dy, x, options) -> dx; options: by name, in PyTorch's order, at their
     defaults."""
     usual = partial(function, **options), partial(backward, **options)
+    writes = isinstance(backward, torch._ops.OpOverloadPacket) and "grad_input" in backward.overloads()
 
     def activate(stash: Stash, input: Tensor, *args: Any, **named: Any) -> Tensor:
         run, gradient = usual
@@ -38,7 +39,7 @@ def activation(function: Callable[..., Tensor], backward: Callable[..., Tensor],
                     return function(input, *args, **named)
                 return in_place(stash, input, activate(stash, input, **given))
             run, gradient = partial(function, **given), partial(backward, **given)
-        return Activation.apply(stash, input, run, gradient, None)  # type: ignore[no-any-return, no-untyped-call]
+        return Activation.apply(stash, input, run, gradient, None, writes)  # type: ignore[no-any-return, no-untyped-call]
 
     return activate
 
@@ -57,7 +58,7 @@ def _same(x: Tensor) -> Tensor:
 
 class Activation(torch.autograd.Function):
     """y = run(x). Its gradient is made of dy and x; where limits are given, of dy and whether x lies between them, as 1
-    and 0."""
+    and 0. ``writes``: its function takes a tensor to write to, ``grad_input``."""
 
     @staticmethod
     def forward(
@@ -67,18 +68,22 @@ class Activation(torch.autograd.Function):
         run: Callable[[Tensor], Tensor],
         gradient: Callable[[Tensor, Tensor], Tensor],
         limits: tuple[float, float] | None,
+        writes: bool = False,
     ) -> Tensor:
         y = run(x)
         form = stash.code(x, "activation") if limits is None else stash.bits(x, *limits, nan_is_open=False)
         keep(ctx, form)
         stash.derive(y, (form if limits is None else stash.find(x),), run)
-        ctx.gradient = gradient
+        ctx.gradient, ctx.writes = gradient, writes
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = kept(ctx)
-        return None, ctx.gradient(dy, x.to(dy.dtype)), None, None, None
+        (over,) = spare(ctx, dy, x)
+        if over is not None and ctx.writes and (dy.dtype, dy.shape) == (x.dtype, x.shape):
+            return None, ctx.gradient(dy, x, grad_input=over), None, None, None, None
+        return None, ctx.gradient(dy, x.to(dy.dtype)), None, None, None, None
 
 
 tanh = activation(torch.tanh, lambda dy, x: aten.tanh_backward(dy, x.tanh()))
@@ -123,8 +128,9 @@ class Mul(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
         a, b = kept(ctx)
-        da = None if b is None else (dy * b).sum_to_size(ctx.shapes[0])
-        db = None if a is None else (dy * a).sum_to_size(ctx.shapes[1])
+        over_a, over_b = (x if x is not None and x.dtype == dy.dtype else None for x in spare(ctx, dy, a, b))
+        da = None if b is None else torch.mul(dy, b, out=over_b).sum_to_size(ctx.shapes[0])
+        db = None if a is None else torch.mul(dy, a, out=over_a).sum_to_size(ctx.shapes[1])
         return None, da, db
 
 

@@ -1,6 +1,6 @@
 // Scaled dot-product attention and its gradients, computed in float32 on 512-bit units. The backward makes the weights
-// again from the scores and the logarithm of their sum, as FlashAttention does (Dao et al. 2022). A block of queries sees
-// all its keys at once, so no sum has to be rescaled.
+// again from q and k, as FlashAttention does (Dao et al. 2022). A block of queries sees all its keys at once: no sum has
+// to be rescaled, and the backward needs neither the result nor the logarithms of the sums.
 //
 // A task is a head. S scores, P weights, O result; dO, dP, dS gradients. Rows in scratch memory are padded with zeros to
 // whole vectors.
@@ -207,13 +207,12 @@ template <class T> int64_t backward_head(const AttentionDesc& d, const Attention
   Pieces pieces{memory};
   float *dk = pieces.take(keys * width), *dv = pieces.take(keys * width), *kt = pieces.take(keys * width),
         *vt = pieces.take(keys * width), *k = pieces.take(keys * width), *q = pieces.take(blocks.queries * width),
-        *o = pieces.take(blocks.queries * width), *d_o = pieces.take(blocks.queries * width),
-        *p = pieces.take(blocks.queries * keys), *ds = pieces.take(blocks.queries * keys), *dq = o;
+        *d_o = pieces.take(blocks.queries * width), *dq = pieces.take(blocks.queries * width),
+        *p = pieces.take(blocks.queries * keys), *ds = pieces.take(blocks.queries * keys);
   if (!memory) return pieces.size;
   const T *const q_rows = rows_of<T>(t.q, d.q, batch, head), *const k_rows = rows_of<T>(t.k, d.k, batch, head);
-  const T *const o_rows = rows_of<T>(t.o, d.o, batch, head), *const do_rows = rows_of<T>(t.d_o, d.d_o, batch, head);
+  const T* const do_rows = rows_of<T>(t.d_o, d.d_o, batch, head);
   T* const dq_rows = rows_of<T>(t.dq, d.dq, batch, head);
-  const float* const lse = rows_of<float>(t.lse, d.lse, batch, head);
   transpose_in(k_rows, d.k.row, d.keys, d.width, kt);
   transpose_in(rows_of<T>(t.v, d.v, batch, head), d.v.row, d.keys, d.width, vt);
   copy_in(k_rows, d.k.row, d.keys, d.width, k);
@@ -221,18 +220,21 @@ template <class T> int64_t backward_head(const AttentionDesc& d, const Attention
   for (int64_t first = 0; first < d.queries; first += blocks.queries) {
     const int64_t rows = least(d.queries - first, blocks.queries), last = seen(d, first + rows - 1);
     copy_in(q_rows + first * d.q.row, d.q.row, rows, d.width, q);
-    copy_in(o_rows + first * d.o.row, d.o.row, rows, d.width, o);
     copy_in(do_rows + first * d.d_o.row, d.d_o.row, rows, d.width, d_o);
     multiply(rows, padded(last), d.width, {q, width, 1}, kt, keys, p, keys);
     multiply(rows, padded(last), d.width, {d_o, width, 1}, vt, keys, ds, keys);  // dP
     for (int64_t i = 0; i < rows; i++) {
       float *const p_row = p + i * keys, *const ds_row = ds + i * keys;
-      exponentials(p_row, seen(d, first + i), padded(last), d.scale, lse[(first + i) * d.lse.row]);
+      const int64_t count = seen(d, first + i), end = padded(last);
+      const float sum = exponentials(p_row, count, end, d.scale, largest(p_row, count) * d.scale);
       __m512 products{};
-      for (int64_t c = i * width; c < (i + 1) * width; c += LANES)
-        products = _mm512_fmadd_ps(_mm512_loadu_ps(d_o + c), _mm512_loadu_ps(o + c), products);
-      const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(products));  // dO . O, which is the sum of P dP
-      for (int64_t j = 0; j < padded(last); j += LANES) {
+      for (int64_t j = 0; j < end; j += LANES) {
+        const __m512 weight = _mm512_div_ps(_mm512_loadu_ps(p_row + j), _mm512_set1_ps(sum));
+        _mm512_storeu_ps(p_row + j, weight);
+        products = _mm512_fmadd_ps(weight, _mm512_loadu_ps(ds_row + j), products);
+      }
+      const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(products));  // the sum of P dP, which is dO . O
+      for (int64_t j = 0; j < end; j += LANES) {
         const __m512 dp = _mm512_sub_ps(_mm512_loadu_ps(ds_row + j), mean);
         const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(p_row + j), _mm512_set1_ps(d.scale));
         _mm512_storeu_ps(ds_row + j, _mm512_mul_ps(scaled, dp));

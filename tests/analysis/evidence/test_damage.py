@@ -28,11 +28,12 @@ def warns(setting: Setting) -> bool:
 
 
 def static() -> list[Setting]:
-    """The settings of one level whose run is in the ledger."""
+    """The settings of one level whose run is in the ledger, but those of a fixed binary point."""
     return [
         one
         for one in SUITE.settings.values()
-        if one.levels and one.rise_at is None and one.stash == "linears" and (TASK, one.name, 1) in ROWS
+        if (TASK, one.name, 1) in ROWS
+        if one.levels and one.rise_at is None and one.stash == "linears" and not one.options
     ]
 
 

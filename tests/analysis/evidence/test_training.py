@@ -76,11 +76,16 @@ def test_finetuning(tmp_path: Path) -> None:
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcde"]
     (model / "vocab.txt").write_text("\n".join(vocabulary))
     transformers.BertTokenizer(str(model / "vocab.txt")).save_pretrained(model)
-    task = dataclasses.replace(small("mrpc"), rate=1e-2)
-    check(task, [*files, model / "config.json"], tmp_path)
+    files.append(model / "config.json")
+    check(dataclasses.replace(small("mrpc"), rate=1e-2), files, tmp_path)
+    pytest.importorskip("peft")
+    adapted = problems.make(small("mrpc-lora"), 1, files).model
+    trained = [name for name, one in adapted.named_parameters() if one.requires_grad]
+    assert len(trained) == 2 * 7 + 2  # two matrices of each linear layer of the encoder; the head
+    assert all("lora_" in name or "classifier" in name for name in trained)
 
 
-@pytest.mark.parametrize("name", ["vit", "resnet"])
+@pytest.mark.parametrize("name", ["vit", "resnet", "swin", "pvt"])
 def test_images(tmp_path: Path, name: str) -> None:
     files = []
     generator = np.random.default_rng(0)
@@ -92,6 +97,8 @@ def test_images(tmp_path: Path, name: str) -> None:
             files[-1].write_bytes(
                 gzip.compress(struct.pack(f">BBBB{part.ndim}i", 0, 0, 8, part.ndim, *part.shape) + part.tobytes())
             )
+    if SUITE.tasks[name].config:
+        pytest.importorskip("transformers")
     if name == "vit":
         check(small(name, width=16, heads=2, blocks=1), files, tmp_path)
     else:  # after so few updates the running means of batch norm say little
@@ -141,10 +148,25 @@ def test_planetoid_puts_test_nodes_where_their_index_says(planetoid: Path) -> No
     assert edges == {(a, b) for a in range(10) for b in (a, (a + 2) % 10, (a - 2) % 10)}
 
 
-@pytest.mark.parametrize("name", ["gcn-cora", "gat-cora"])
-def test_graph(tmp_path: Path, planetoid: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("gcn-cora", {}), ("gat-cora", {"heads": 2}), ("gcnii-cora", {"layers": 2})]
+)
+def test_graph(
+    tmp_path: Path, planetoid: Path, monkeypatch: pytest.MonkeyPatch, name: str, sizes: dict[str, int]
+) -> None:
     monkeypatch.setattr(graphs, "VALIDATION", 2)
-    check(small(name, width=16, heads=2 if name == "gat-cora" else 0, repeats=2), [planetoid], tmp_path)
+    check(small(name, width=16, repeats=2, **sizes), [planetoid], tmp_path)
+
+
+def test_a_gcnii_layer_mixes_its_input_with_the_first_one(planetoid: Path) -> None:
+    graph = graphs.read_planetoid(planetoid)
+    layer = graphs.GCNIILayer(4, 2, graph)
+    torch.nn.init.eye_(layer.linear.weight)
+    x, first = torch.rand(10, 4), torch.rand(10, 4)
+    torch.testing.assert_close(layer(x, first), 0.9 * layer.propagate(x) + 0.1 * first)
+    torch.nn.init.zeros_(layer.linear.weight)
+    expected = (1 - math.log(1.25)) * (0.9 * layer.propagate(x) + 0.1 * first)
+    torch.testing.assert_close(layer(x, first), expected)
 
 
 def test_a_gcn_layer_is_the_normalised_adjacency_times_the_linear_layer(planetoid: Path) -> None:

@@ -66,6 +66,7 @@ def test_torch_compile_is_made_again_once_a_level(tmp_path):
         runs.append([line["loss"] for line in log if "loss" in line])
     assert runs[0] == pytest.approx(runs[1], rel=1e-2)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    assert not torch._dynamo.utils.counters["graph_break"]  # each would trace every frame around it anew
 
 
 def test_trl_trains_with_the_same_line(tmp_path):

@@ -9,6 +9,7 @@ import torch
 import torch._inductor.compile_fx
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
 from torch._functorch.compilers import nop
 from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional as F
@@ -84,6 +85,7 @@ X = torch.randn(4, 24, 32, generator=torch.Generator().manual_seed(0))
 @pytest.fixture(autouse=True)
 def _fresh():
     torch.compiler.reset()
+    counters.clear()
 
 
 def made(name):
@@ -214,6 +216,36 @@ def test_one_graph_follows_the_level():
         dsq.set_level(eager, config, level)
         assert error(gradient(compiled), gradient(eager)) < 0.1 / (1 + 3 * level)
         assert stash_bytes(eager) * 0.9 < stash_bytes(compiled) < stash_bytes(eager) * 1.55
+
+
+class Masked(nn.Module):
+    """A block whose stash has codes of a linear layer, a mask's bits and attention's q, k and v."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        return x + F.relu(self.out(y))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_batches_and_lengths_that_vary_are_compiled_with_symbols_for_sizes(dynamic):
+    torch.manual_seed(0)
+    model = nn.Sequential(Masked(), Masked())
+    dsq.DynamicPrecision(model)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for batch, length in ((4, 24), (3, 16), (5, 20), (6, 32)):
+        x = torch.randn(batch, length, 32)
+        found = []
+        for run in (compiled, model):
+            model.zero_grad()
+            run(x).square().mean().backward()
+            found.append(all_gradients(model))
+        assert error(*found) < 0.1
+    assert counters["stats"]["unique_graphs"] == (1 if dynamic else 2)
 
 
 def test_under_autocast_weights_stay_exact():

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 import dsq
+from dsq.kernels.dispatch import attention_gradients
 
 with dsq.fused_attention() as served:
     if not served:
@@ -132,17 +132,20 @@ def test_large_scores(spread):
     assert all(x.isfinite().all() for x in gradients)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_need_no_result_of_a_forward(dtype, causal):
+    q, k, v, dy = inputs((2, 3, 37, 53, 20), dtype)
+    expected = ours(partial(F.scaled_dot_product_attention, is_causal=causal), q, k, v, dy)[1:]
+    found = attention_gradients(dy, *(x.detach() for x in (q, k, v)), causal, None)
+    assert all(map(torch.equal, found, expected))
+
+
 @pytest.mark.parametrize("change", [lambda x: x[:, :1], lambda x: x[:0], lambda x: x.half()])
-@pytest.mark.parametrize("which", ["the result", "its logsumexp"])
-def test_hooks_that_give_back_something_else(which, change):
-    qkv = [x.requires_grad_() for x in inputs((1, 2, 40, 40, 24))[:3]]
-    with dsq.fused_attention():
-        y = F.scaled_dot_product_attention(*qkv)
-        saved = {"the result": lambda x: x.data_ptr() == y.data_ptr(), "its logsumexp": lambda x: x.dim() == 3}
-        with saved_tensors_hooks(lambda x: x, lambda x: change(x) if saved[which](x) else x):
-            y = F.scaled_dot_product_attention(*qkv)
-        with pytest.raises(ValueError, match=f"{which} of attention must be torch.float32"):
-            y.sum().backward()
+def test_a_gradient_of_another_shape_or_dtype(change):
+    q, k, v, dy = inputs((1, 2, 40, 40, 24))
+    with pytest.raises(ValueError, match=r"the gradient of attention must be torch\.float32"):
+        attention_gradients(change(dy), q, k, v, False, None)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -170,3 +173,9 @@ def test_what_the_kernels_do_not_take_goes_to_pytorch():
         attention = partial(F.scaled_dot_product_attention, **options)
         found, expected = (run(attention, *tensors) for run in (ours, results))
         assert all(one.equal(other) or other.isnan().all() for one, other in zip(found, expected, strict=True))
+
+
+def test_gradients_by_themselves_of_what_the_kernels_do_not_take():
+    q, k, v, dy = inputs((2, 4, 40, 40, 24))
+    for one in ((q[0], k[0], v[0]), (q, k[:, :2], v[:, :2]), (q.double(), k.double(), v.double())):
+        assert attention_gradients(dy, *one, False, None) is None
