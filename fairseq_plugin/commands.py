@@ -39,6 +39,9 @@ _MISTAKES = {
     r"RuntimeError: Error\(s\) in loading state_dict[^\n]*\n\s*([^\n]*)": "--restore-file/--path: the checkpoint is of "
     "another architecture or vocabulary than --arch and the data: {0}; give its own --arch and data, or another "
     "--save-dir",
+    r"RuntimeError: \Z": "--arch must be given, as in --arch transformer_iwslt_de_en",  # fairseq's own says nothing
+    r"AssertionError: Torch not compiled with CUDA|RuntimeError: Found no NVIDIA driver": "there is no GPU, which "
+    "plain --fp16 needs: give --cpu, with --bf16 or with --fp16 --fp16-no-flatten-grads",
     r"(?:OSError|FileNotFoundError|PermissionError|FileExistsError|NotADirectoryError): (.*)": "{0}",
 }
 

@@ -235,10 +235,11 @@ def kept(ctx: Any) -> list[Any]:
     return _values(ctx.forms, ctx.saved_tensors)
 
 
-def spare(ctx: Any, *values: Tensor) -> list[Tensor | None]:
-    """Return those of ``values``, which ``kept(ctx)`` gave, that were unpacked for this backward alone: it may write a
-    gradient over them. None for the others."""
-    fresh = [isinstance(make, _Made) and make.fresh for _, make in ctx.forms]
+def spare(ctx: Any, dy: Tensor, *values: Tensor) -> list[Tensor | None]:
+    """Return those of ``values``, which ``kept(ctx)`` gave, that were unpacked for this backward of ``dy`` alone: it
+    may write a gradient over them. None for the others."""
+    plain = not _compiling() and not torch._C._functorch.is_legacy_batchedtensor(dy)  # vmap knows nothing that writes
+    fresh = [plain and isinstance(make, _Made) and make.fresh for _, make in ctx.forms]
     return [value if own else None for value, own in zip(values, fresh, strict=True)]
 
 

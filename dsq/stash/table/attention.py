@@ -128,7 +128,8 @@ def _attend_backward(
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     """Return the gradients of q, k, v and the mask; empty ones where none is ``wanted``."""
-    if mask is None and not dropout and not gqa:
+    kernels = torch.backends.cuda.flash_sdp_enabled()  # not where sdpa_kernel(SDPBackend.MATH) asks, as dsq.report does
+    if kernels and mask is None and not dropout and not gqa:
         own = attention_gradients(dy, q.to(dy.dtype), k.to(dy.dtype), v.to(dy.dtype), causal, scale)
         if own is not None:
             return [x if asked else dy.new_empty(0) for x, asked in zip((*own, dy), wanted, strict=True)]

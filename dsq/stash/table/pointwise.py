@@ -80,7 +80,7 @@ class Activation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = kept(ctx)
-        (over,) = spare(ctx, x)
+        (over,) = spare(ctx, dy, x)
         if over is not None and ctx.writes and (dy.dtype, dy.shape) == (x.dtype, x.shape):
             return None, ctx.gradient(dy, x, grad_input=over), None, None, None, None
         return None, ctx.gradient(dy, x.to(dy.dtype)), None, None, None, None
@@ -128,7 +128,7 @@ class Mul(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
         a, b = kept(ctx)
-        over_a, over_b = (x if x is not None and x.dtype == dy.dtype else None for x in spare(ctx, a, b))
+        over_a, over_b = (x if x is not None and x.dtype == dy.dtype else None for x in spare(ctx, dy, a, b))
         da = None if b is None else torch.mul(dy, b, out=over_b).sum_to_size(ctx.shapes[0])
         db = None if a is None else torch.mul(dy, a, out=over_a).sum_to_size(ctx.shapes[1])
         return None, da, db
