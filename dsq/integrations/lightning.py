@@ -38,6 +38,7 @@ class PrecisionCallback(Callback):
         self.monitor = monitor
         self.dynamic: DynamicPrecision | None = None  #: from the set-up on
         self._saved: dict[str, Any] = {}
+        self._step: Any = None  #: the module's own training step, where it is an attribute: compiled, say
         self._updates = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -47,13 +48,20 @@ class PrecisionCallback(Callback):
             self.dynamic = DynamicPrecision(pl_module, self.config, updates if isinstance(updates, int) else None)
             self._saved = {}  # of a checkpoint that another module was tested with
 
-        if stage == "fit" and "training_step" not in vars(pl_module):
-            step: Any = pl_module.training_step  # a policy acts on calls of the module; Lightning calls this
-            vars(pl_module)["training_step"] = wraps(step)(partial(under_policies, pl_module, step))
+        if stage == "fit":  # a policy acts on calls of the module; Lightning calls its training step
+            compiled = pl_module._compiler_ctx or {}
+            step: Any = compiled.get("original_training_step", pl_module.training_step)
+            detour = wraps(step)(partial(under_policies, pl_module, step))
+            self._step = vars(pl_module).get("training_step")
+            # Lightning reads the step's parameters from what is wrapped once
+            vars(pl_module)["training_step"] = wraps(step)(compiled["dynamo_ctx"](detour)) if compiled else detour
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take the detour of the training step away again."""
-        vars(pl_module).pop("training_step", None)
+        if stage == "fit":
+            vars(pl_module).pop("training_step", None)
+            if self._step is not None:
+                vars(pl_module)["training_step"] = self._step
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the level of the checkpoint. Warns where the level follows validations and there will be none."""

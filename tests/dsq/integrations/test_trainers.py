@@ -199,6 +199,30 @@ def module_of_lightning(optimizers):
     return Module()
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_training_step_that_lightning_compiles_is_packed_too(tmp_path):
+    lightning = pytest.importorskip("lightning.pytorch")
+    from dsq.integrations.lightning import PrecisionCallback
+
+    held = []
+
+    class Weigh(lightning.Callback):
+        def on_train_end(self, trainer, module):
+            batch = next(iter(loader(True)))
+            held.append(dsq.stash.measure(lambda: module.training_step(batch)).nbytes)
+
+    for callbacks in ([], [PrecisionCallback()]):
+        torch._dynamo.reset()
+        module = module_of_lightning(optimizer)
+        trainer = lightning.Trainer(
+            max_steps=2, accelerator="cpu", callbacks=[*callbacks, Weigh()], default_root_dir=tmp_path, logger=False,
+            enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+        )  # fmt: skip
+        trainer.fit(torch.compile(module, backend="aot_eager"), loader(True))
+        assert "_torchdynamo_orig_callable" in vars(vars(module)["training_step"])  # as Lightning left it
+    assert held[1] < 0.7 * held[0]
+
+
 def half_with_hugging_face(folder, updates, callbacks):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
