@@ -93,8 +93,8 @@ def config_of(options: object, log: bool = True) -> DSQConfig | None:
     config, found = None, []
     if given["levels"] is None:
         idle = [flag_of(name) for name, value in given.items() if value != _default(name)]
-        text = f"without --dsq-levels there is no DSQ: {', '.join(idle)} does nothing; \"{DEFAULT_LEVELS[0]}\" is advised"
-        found = [text] if idle else []
+        text = f"without --dsq-levels there is no DSQ: {', '.join(idle)} does nothing"
+        found = [f'{text}; "{DEFAULT_LEVELS[0]}" is advised'] if idle else []
     else:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -17,8 +17,8 @@ class FixedPoint(Format):
 
     ``fraction_bits`` None places it by the tensor's largest value (dynamic: the grid of BFP with one box); a number
     leaves it there for good (static: step ``2**-fraction_bits``, values beyond the range are clipped). The paper does
-    not say which it takes; its rows lie between the two (docs/results.md). Raises ValueError for bits or fraction bits
-    out of range.
+    not say which it takes; six bits that stay come nearest to its rows (docs/results.md). Raises ValueError for bits or
+    fraction bits out of range.
     """
 
     name: ClassVar[str] = "fixed"
