@@ -12,6 +12,7 @@ from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
 from dsq.config import DSQConfig, value_from_text
+from dsq.precision import DEFAULT_LEVELS
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,8 @@ def config_of(options: object, log: bool = True) -> DSQConfig | None:
     config, found = None, []
     if given["levels"] is None:
         idle = [flag_of(name) for name, value in given.items() if value != _default(name)]
-        found = [f"without --dsq-levels there is no DSQ: {', '.join(idle)} does nothing"] if idle else []
+        text = f"without --dsq-levels there is no DSQ: {', '.join(idle)} does nothing"
+        found = [f'{text}; "{DEFAULT_LEVELS[0]}" is advised'] if idle else []
     else:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
