@@ -43,10 +43,10 @@ SETUPS = {
     "autocast": "autocast",
     "checkpoint": "around checkpoint",
     "checkpoint + autocast": "around checkpoint + autocast",
-    "linears": "[8,4,4,8] headless",
-    "whole": "[8,4,4,8] whole headless",
-    "whole + autocast": "[8,4,4,8] whole headless + autocast",
-    "whole + packed checkpoints": "[8,4,4,8] whole headless + around snvint 4",
+    "linears": "[8,4,8,8] headless",
+    "whole": "[8,4,8,8] whole headless",
+    "whole + autocast": "[8,4,8,8] whole headless + autocast",
+    "whole + packed checkpoints": "[8,4,8,8] whole headless + around snvint 4",
     "mesa": "mesa",
     "gact": "gact",
     "wtacrs + bfp": "wtacrs 0.3 + bfp 4",
@@ -153,9 +153,9 @@ DRAWN = {
     "fp32": ("fp32", GREY, 6),
     "checkpoint": ("fp32, activation checkpointing", GREY, 6),
     "autocast": ("bf16 autocast", GREY, 9),
-    "checkpoint + autocast": ("bf16 autocast, checkpointing", GREY, 6),
+    "checkpoint + autocast": ("bf16 autocast, checkpointing", GREY, 14),
     "linears": ("dsq, the linears' stash packed", BLUE, -5),
-    "whole": ("dsq, everything packed", ORANGE, -1),
+    "whole": ("dsq, everything packed", ORANGE, -8),
 }
 
 

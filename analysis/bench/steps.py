@@ -89,6 +89,6 @@ def tiny(rounds: int) -> Iterator[Race]:
 
 def policies(rounds: int) -> Iterator[Race]:
     """Race the policies that keep a whole model's stash in codes; at width 128 a policy weighs more."""
-    names = ["fp32", "[8,4,4,8]", "[8,4,4,8] whole", "bfp 4", "mesa", "gact 4 uniform"]
+    names = ["fp32", "[8,4,8,8]", "[8,4,8,8] whole", "bfp 4", "mesa", "gact 4 uniform"]
     yield _race("six blocks, d 512, 1024 tokens", blocks(), names, rounds, warm=2)
     yield _race("six blocks, d 128, 1024 tokens", blocks(128, 16, 64), names, rounds, warm=25)

@@ -20,7 +20,7 @@ from dsq.command import Record
 from dsq.kernels.dispatch import use_backend
 from dsq.kernels.triton.backend import TRITON
 
-LEVELS = ("[8,4,4,8]", "[4,3,3,8]")
+LEVELS = ("[8,4,8,8]", "[4,3,3,8]")
 FLOAT8 = "torchao float8"
 
 
