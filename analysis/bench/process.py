@@ -34,6 +34,7 @@ from analysis.figures import BLUE, GREY, ORANGE, look, save
 from analysis.models import GPT
 from analysis.timing import host_clock
 from dsq.command import as_csv, count, write_text
+from dsq.precision import DEFAULT_LEVELS
 from dsq.process_memory import resident
 
 WARM = 2  #: steps that are not timed: caches exist after them, and gact has chosen its bits
@@ -43,10 +44,10 @@ SETUPS = {
     "autocast": "autocast",
     "checkpoint": "around checkpoint",
     "checkpoint + autocast": "around checkpoint + autocast",
-    "linears": "[8,4,8,8] headless",
-    "whole": "[8,4,8,8] whole headless",
-    "whole + autocast": "[8,4,8,8] whole headless + autocast",
-    "whole + packed checkpoints": "[8,4,8,8] whole headless + around snvint 4",
+    "linears": f"{DEFAULT_LEVELS[0]} headless",
+    "whole": f"{DEFAULT_LEVELS[0]} whole headless",
+    "whole + autocast": f"{DEFAULT_LEVELS[0]} whole headless + autocast",
+    "whole + packed checkpoints": f"{DEFAULT_LEVELS[0]} whole headless + around snvint 4",
     "mesa": "mesa",
     "gact": "gact",
     "wtacrs + bfp": "wtacrs 0.3 + bfp 4",

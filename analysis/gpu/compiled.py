@@ -33,6 +33,7 @@ from dsq.kernels.conformance import cases, products
 from dsq.kernels.triton import codec, codec_kernels, int8_kernels
 from dsq.kernels.triton.backend import TRITON
 from dsq.kernels.triton.linear import Passes
+from dsq.precision import DEFAULT_LEVELS
 
 #: bytes of shared memory that a block may have (CUDA programming guide, table of compute capabilities; CDNA: LDS)
 TARGETS = {
@@ -50,7 +51,7 @@ TARGETS = {
 WITHOUT_INT8 = ("sm_75",)
 PARTS = ("hot", "edges", "all")
 LARGE = (4096, 4096)
-#: formats of the levels [8,4,8,8] and [4,3,3,8], and the paper's own
+#: formats of the default levels and of [4,3,3,8], and the paper's own
 HOT = (SignedNVInt(3), SignedNVInt(4), BFP(8), BFP(4))
 #: sizes at which another variant begins: one value, one column, one row, offsets of 64 bits
 EDGES = ((1,), (4096, 1), (1, 4096), (codec.WIDE // 4096 - 1, 4096), (codec.WIDE // 4096, 4096), (codec.WIDE + 1,))
@@ -70,7 +71,7 @@ def launches() -> Iterator[Launch]:
         yield from _codec(fmt, LARGE, dim, (dtype, dtype), None, part="hot")
         yield from _codec(fmt, LARGE, dim, (dtype, dtype), 1, part="edges")
     yield from _masks()
-    for levels, seed in itertools.product(("[8,4,8,8]", "[4,3,3,8]"), (None, 1)):
+    for levels, seed in itertools.product((str(DEFAULT_LEVELS[0]), "[4,3,3,8]"), (None, 1)):
         yield from _layer(levels, seed)
     for fmt in (SignedNVInt(4), BFP(8), BFP(4)):
         for transposed in ((False, True), (False, False), (True, False)):

@@ -19,8 +19,9 @@ from analysis.models import GPT
 from dsq.command import Record
 from dsq.kernels.dispatch import use_backend
 from dsq.kernels.triton.backend import TRITON
+from dsq.precision import DEFAULT_LEVELS
 
-LEVELS = ("[8,4,8,8]", "[4,3,3,8]")
+LEVELS = (str(DEFAULT_LEVELS[0]), "[4,3,3,8]")
 FLOAT8 = "torchao float8"
 
 

@@ -67,10 +67,12 @@ class PrecisionCallback(TrainerCallback, ExportableState):
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Convert a model that the trainer will compile before ``on_train_begin``: graphs know policies made before."""
+        if not args.torch_compile:
+            return
         model = kwargs["model"]
-        if args.torch_compile and isinstance(model, PreTrainedModel):
+        if isinstance(model, PreTrainedModel):
             model.loss_function = model.loss_function  # GPT-2's warns in each call, where a graph breaks
-        if args.torch_compile and not converted(model):
+        if not converted(model):
             convert(model, self.config)
 
     def on_train_begin(

@@ -105,10 +105,13 @@ class AttentionKernels:
         scale: float | None = None,
     ) -> Any:
         """The gradients of q, k and v."""
-        if not self._inside or attn_mask is not None or dropout_p or not _takes(q_BHLD, k_BHSD, v_BHSD, scale):
+        found = None
+        if self._inside and attn_mask is None and not dropout_p:
+            found = self.gradients(dy_BHLD, q_BHLD, k_BHSD, v_BHSD, is_causal, scale)
+        if found is None:
             given = dy_BHLD, q_BHLD, k_BHSD, v_BHSD, y_BHLD, lse_BHL, dropout_p, is_causal
             return self._backward.call_boxed(keys, *given, attn_mask=attn_mask, scale=scale)
-        return self._gradients(dy_BHLD, q_BHLD, k_BHSD, v_BHSD, is_causal, scale)
+        return found
 
     def gradients(
         self, dy_BHLD: Tensor, q_BHLD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool, scale: float | None
@@ -116,11 +119,6 @@ class AttentionKernels:
         """The gradients of q, k and v, without the result of a forward; None where the kernels do not take these."""
         if not _takes(q_BHLD, k_BHSD, v_BHSD, scale):
             return None
-        return self._gradients(dy_BHLD, q_BHLD, k_BHSD, v_BHSD, causal, scale)
-
-    def _gradients(
-        self, dy_BHLD: Tensor, q_BHLD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool, scale: float | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
         if dy_BHLD.shape != q_BHLD.shape or dy_BHLD.dtype != q_BHLD.dtype:  # kernels read memory as shapes say
             got = f"{dy_BHLD.dtype} {tuple(dy_BHLD.shape)}"
             raise ValueError(f"the gradient of attention must be {q_BHLD.dtype} {tuple(q_BHLD.shape)}, got {got}")

@@ -151,7 +151,8 @@ void dsq_linear_backward(const LinearBackwardDesc* desc, address dy, address w, 
 
 /* Whether this machine has the instructions, and PyTorch's own kernel may be slower. */
 int dsq_attention_usable(void);
-/* o and lse from q, k and v; the gradients from q, k, v and d_o. `scratch` has the floats that ..._scratch asks for, for each thread. */
+/* o and lse from q, k and v; the gradients from q, k, v and d_o. `scratch` has the floats that ..._scratch asks for, for
+   each thread. */
 int64_t dsq_attention_scratch(const AttentionDesc* desc, int backward);
 void dsq_attention_forward(const AttentionDesc* desc, const AttentionTensors* tensors, address scratch, int threads);
 void dsq_attention_backward(const AttentionDesc* desc, const AttentionTensors* tensors, address scratch, int threads);
