@@ -82,8 +82,8 @@ def fused_attention() -> Iterator[bool]:
     wrap the training loop, forward and backward.
 
     In float32 and bfloat16, causal or not; masks, dropout and fewer heads than threads stay PyTorch's. Sums are float32
-    in another order than PyTorch's. Gives whether the kernels serve this machine: a CPU with AVX-512 that is not
-    Intel's, whose attention PyTorch multiplies faster (docs/performance.md).
+    in another order than PyTorch's. Gives whether the kernels serve this machine: a CPU with AVX-512
+    (docs/performance.md).
     """
     attention = backend_for(torch.device("cpu")).attention
     with nullcontext() if attention is None else attention.serving():
@@ -93,7 +93,7 @@ def fused_attention() -> Iterator[bool]:
 def attention_gradients(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The gradients of q (B, H, L, D), k and v (B, H, S, D), from them alone; None where PyTorch's is as fast."""
+    """The gradients of q (B, H, L, D), k and v (B, H, S, D), from them alone; None where no kernel takes these."""
     attention = backend_for(dy.device).attention
     return None if attention is None else attention.gradients(dy, q, k, v, causal, scale)
 

@@ -1,7 +1,7 @@
 """PyTorch's fused attention on the CPU by the compiled kernels (src/attention.cpp).
 
-PyTorch multiplies there by MKL, in 256-bit units on CPUs of other makers than Intel, and in bfloat16 by a primitive of
-oneDNN that it makes for each small product. These kernels replace PyTorch's behind the same operators: callers, saved
+PyTorch multiplies there by MKL, a call a block of keys, in 256-bit units on CPUs of other makers than Intel; in bfloat16
+by a primitive of oneDNN that it makes for each small product. These kernels replace PyTorch's behind the same operators: callers, saved
 tensors and compiled graphs need no change. Results differ by the rounding of sums. Masks, dropout, other dtypes and
 fewer heads than threads go on to PyTorch's own.
 
@@ -28,7 +28,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 @cache
 def attention(library: Library) -> "AttentionKernels | None":
-    """The kernels of ``library``, one object for all; None where they do not run, or PyTorch's are as fast."""
+    """The kernels of ``library``, one object for all; None where they do not run."""
     return AttentionKernels(library) if library.c.dsq_attention_usable() else None
 
 

@@ -260,10 +260,9 @@ template <auto pass> void each_head(const AttentionDesc& d, const AttentionTenso
 
 }  // namespace
 
-// By Intel's processors MKL, which multiplies for PyTorch, uses the widest units itself.
 bool attention_usable() {
   return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512dq") && !__builtin_cpu_is("intel");
+         __builtin_cpu_supports("avx512dq");
 }
 
 int64_t attention_scratch(const AttentionDesc& desc, bool backward) {
