@@ -1,9 +1,9 @@
 """PyTorch's fused attention on the CPU by the compiled kernels (src/attention.cpp).
 
-PyTorch multiplies there by MKL, a call a block of keys, in 256-bit units on CPUs of other makers than Intel; in bfloat16
-by a primitive of oneDNN that it makes for each small product. These kernels replace PyTorch's behind the same operators: callers, saved
-tensors and compiled graphs need no change. Results differ by the rounding of sums. Masks, dropout, other dtypes and
-fewer heads than threads go on to PyTorch's own.
+PyTorch multiplies there by MKL, a call a block of keys, in 256-bit units on CPUs of other makers than Intel, and in
+bfloat16 by a primitive of oneDNN that it makes for each small product. These kernels replace PyTorch's behind the same
+operators: callers, saved tensors and compiled graphs need no change. Results differ by the rounding of sums. Masks,
+dropout, other dtypes and fewer heads than threads go on to PyTorch's own.
 
 Shape suffixes: B batch, H heads, L queries, S keys, D features of a head.
 """
