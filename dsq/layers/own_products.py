@@ -2,7 +2,8 @@
 
 A function mode around the forward sees each product, whatever the class is called: F.linear, @, matmul, mm, bmm, addmm,
 einsum, grouped_mm and F.scaled_dot_product_attention. A product with a parameter is that of ``dsq.Linear``, a matrix at
-a time if the parameter holds several, of which small ones stay plain. Shape suffixes: B matrices, M rows, K the contraction, N columns.
+a time if the parameter holds several, of which small ones stay plain. Shape suffixes: B matrices, M rows, K the
+contraction, N columns.
 """
 
 import dis
@@ -23,8 +24,8 @@ from dsq.linear import linear
 from dsq.ops.products import attention, product
 from dsq.quantizers import Quantised, Quantizers
 
-#: multiply-accumulates under which one of several matrices multiplies plain: in few bits it takes 1.2 to 5 times as long
-#: there, forward and backward, and 1.7 to .7 times from there on (docs/coverage.md)
+#: multiply-accumulates under which one of several matrices multiplies plain: in few bits it takes 1.2 to 5 times as
+#: long there, forward and backward, and 1.7 to .7 times from there on (docs/coverage.md)
 SMALL = 1 << 25
 #: names of products, as they stand in code
 _NAMES = {"linear", "matmul", "mm", "bmm", "addmm", "einsum", "grouped_mm", "_grouped_mm", "@"}
