@@ -1,4 +1,4 @@
-"""What people who plan hardware ask, each beside a sum of its own: parameters, products, bytes that lie and are sent."""
+"""What people who plan hardware ask, each beside a sum of its own: parameters, products, bytes kept and sent."""
 
 import re
 import shlex
