@@ -36,7 +36,7 @@ EXAMPLES = {
 PRECISION_HELP = "[q0,q1,q2,q3], or with its own format: bfp:[16,4,4,16], fixed:[16,16,16,16], float:[16,16,16,16]"
 
 Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
-Group: TypeAlias = "argparse._ActionsContainer"
+Options: TypeAlias = "argparse._ActionsContainer"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -166,19 +166,19 @@ def _examples(command: argparse.ArgumentParser, examples: list[str]) -> None:
     command.epilog = "\n".join(["examples:", *(f"  dsq-cost {example}".rstrip() for example in examples)])
 
 
-def _int(group: Group, name: str, default: int | None, text: str, *aliases: str) -> None:
+def _int(group: Options, name: str, default: int | None, text: str, *aliases: str) -> None:
     group.add_argument(f"--{name}", *aliases, type=int, default=default, metavar="N", help=text)
 
 
-def _text(group: Group, name: str, meant: str, text: str, default: str | None = None) -> None:
+def _text(group: Options, name: str, meant: str, text: str, default: str | None = None) -> None:
     group.add_argument(f"--{name}", metavar=meant, help=text, default=default)
 
 
-def _flag(group: Group, name: str, text: str) -> None:
+def _flag(group: Options, name: str, text: str) -> None:
     group.add_argument(f"--{name}", action="store_true", help=text)
 
 
-def _hardware(group: Group, purpose: str) -> None:
+def _hardware(group: Options, purpose: str) -> None:
     _text(group, "hardware", "NAME|FILE", f"{purpose} (default: {DEFAULT_HARDWARE})", DEFAULT_HARDWARE)
 
 

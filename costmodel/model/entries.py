@@ -8,7 +8,7 @@ from enum import IntEnum
 from functools import cache, lru_cache
 
 from costmodel.model.ledger import BATCH, BEFORE, MADE_AGAIN, STATE_BITS, Stored
-from costmodel.model.methods import Setup, Stash
+from costmodel.model.methods import Setup, CostedPolicy
 from costmodel.model.operations import CAST, CHUNK, ENCODER_OUT, Gemm, Group, Operation, Pointwise, Workload
 from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from dsq.formats import WIDEST, Identity
@@ -38,7 +38,7 @@ _DURING_BACKWARD = ("dy", "dx", "dx, df", "d gate, up", "da, db", "their sum")
 
 
 @dataclass(frozen=True)
-class Tensor:
+class SizedTensor:
     """One of an operation's tensors, and its sizes."""
 
     stored: Stored
@@ -62,7 +62,7 @@ class Tensor:
 class Alike:
     """Bytes that each operation of a group holds, not knowing what its neighbours keep already."""
 
-    kept: tuple[Tensor, ...]
+    kept: tuple[SizedTensor, ...]
     entering: float  #: of the operation's input, as a recomputed layer keeps it; 0: it has none
     added: float  #: of a bias of scores that is shared by all layers
     made: float  #: of y, while it is made
@@ -110,7 +110,7 @@ def results_kept(workload: Workload) -> frozenset[str]:
 
 @lru_cache(maxsize=16)  # devices and ZeRO change nothing here
 def entries_of(
-    workload: Workload, setup: Setup, policy: Stash | None = None, recompute: bool = False
+    workload: Workload, setup: Setup, policy: CostedPolicy | None = None, recompute: bool = False
 ) -> list[LedgerEntry]:
     """An entry for each operation of a step, in order.
 
@@ -160,7 +160,7 @@ def _given(entry: LedgerEntry) -> Iterator[tuple[tuple[object, ...], float]]:
         yield (stack, ENCODER_OUT), entry.alike.entering
 
 
-def made_again(workload: Workload, policy: Stash) -> frozenset[str]:
+def made_again(workload: Workload, policy: CostedPolicy) -> frozenset[str]:
     """The inputs of products that a policy makes again of what the operation before keeps, by name."""
     makers = {op.name: op.kind for op in workload.operations}
     found, latest = set(), ""
@@ -174,7 +174,7 @@ def made_again(workload: Workload, policy: Stash) -> frozenset[str]:
     return frozenset(found - {""})
 
 
-def _new(op: Operation, tensor: Tensor, size: float, seen: set[tuple[object, ...]]) -> bool:
+def _new(op: Operation, tensor: SizedTensor, size: float, seen: set[tuple[object, ...]]) -> bool:
     """Whether no operation before keeps this very tensor: an x by its `input`, a y by its maker's name. Layers with the
     same input share its stash."""
     name = tensor.known_by and getattr(op, tensor.known_by).removesuffix(CAST)
@@ -186,7 +186,7 @@ def _new(op: Operation, tensor: Tensor, size: float, seen: set[tuple[object, ...
     return not there
 
 
-def _alike(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, int]) -> Alike:
+def _alike(group: Group, setup: Setup, policy: CostedPolicy | None, widths: dict[str, int]) -> Alike:
     op = group.operation
     tensors = list(_sized(group, setup, policy, widths))
     kept = tuple(tensor for tensor in tensors if tensor.stored.kept and _needed(op, tensor.stored))
@@ -210,7 +210,7 @@ def _alike(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, i
     return Alike(kept, entering, added, made, temporary, gradients, stream, result)
 
 
-def _sized(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, int]) -> Iterator[Tensor]:
+def _sized(group: Group, setup: Setup, policy: CostedPolicy | None, widths: dict[str, int]) -> Iterator[SizedTensor]:
     op = group.operation
     for stored in tensors_of(group, setup):
         plain = float(stored.times * layout_bytes(group, stored, setup, widths))
@@ -218,16 +218,16 @@ def _sized(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, i
         category = _category(op, stored)
         packs = policy is not None and category is not Category.STASH
         size = policy.keeps(op, stored, plain, values) if policy and packs else plain
-        yield Tensor(stored, category, values, plain, size, _known_by(op, stored, setup.autocast))
+        yield SizedTensor(stored, category, values, plain, size, _known_by(op, stored, setup.autocast))
 
 
-def _made(tensors: list[Tensor]) -> float:
+def _made(tensors: list[SizedTensor]) -> float:
     """Bytes that are there while y is made: y, where nothing keeps it, and the logits."""
     made = sum(tensor.plain for tensor in tensors if tensor.stored.name == "y" and not tensor.stored.kept)
     return made + sum(tensor.plain for tensor in tensors if tensor.stored.name == "log p")
 
 
-def _during_backward(op: Operation, tensors: list[Tensor], setup: Setup) -> float:
+def _during_backward(op: Operation, tensors: list[SizedTensor], setup: Setup) -> float:
     """Bytes that the backward holds for a while, unpacked tensors aside."""
     bytes_ = 0.0
     for tensor in tensors:

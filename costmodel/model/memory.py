@@ -19,7 +19,7 @@ from costmodel.model.operations import ENCODER_OUT, Gemm, Operation, Workload
 from costmodel.model.traffic import widths_of
 from dsq.formats import WIDEST
 
-Rows = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Memory:
     """A step's memory: after each operation's forward, in its backward, and at the update."""
 
     operations: tuple[str, ...]  #: in order; the backward visits them in reverse
-    bytes: Rows  #: a row a moment, a column a category
+    bytes: Bytes  #: a row a moment, a column a category
     saved: float  #: kept by the whole forward for the backward
 
     @cached_property
-    def totals(self) -> Rows:
+    def totals(self) -> Bytes:
         """Bytes at each moment."""
-        totals: Rows = self.bytes.sum(axis=1)
+        totals: Bytes = self.bytes.sum(axis=1)
         return totals
 
     @cached_property
@@ -104,7 +104,7 @@ def _gathered(workload: Workload, method: Method) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=256)
-def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Rows, Rows]:
+def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Bytes, Bytes]:
     """The operations, the bytes of a micro-batch on one device at each moment, and what its forward leaves."""
     entries = entries_of(workload, method.setup, method.stash, method.recompute)
     kept = np.array([entry.kept for entry in entries])
@@ -163,7 +163,7 @@ def is_base(op: Operation, method: Method) -> bool:
     return bool(method.base_bits and isinstance(op, Gemm) and op.weight and not op.w_grad and layer_of(op))
 
 
-def state(workload: Workload, method: Method) -> Rows:
+def state(workload: Workload, method: Method) -> Bytes:
     """Bytes that are there all the time, by category."""
     container, word, optimiser = float(method.setup.container_bits), STATE_BITS / 8, OPTIMISERS[method.optimiser]
     working = container / 8 if container < WIDEST and not method.setup.autocast else 0

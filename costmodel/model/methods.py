@@ -112,7 +112,7 @@ ROW_BYTES = 4 + 8
 
 
 @dataclass(frozen=True)
-class Stash:
+class CostedPolicy:
     """A policy, or policies together. The ledger says which tensors are coded, and as what (Stored.coded)."""
 
     name: str
@@ -159,13 +159,13 @@ _BOX = 8 / 16  #: a box of 16 values shares 8 bits
 POLICIES = {
     stash.name: stash
     for stash in (
-        Stash("selective"),
-        Stash("bfp 4", 4, _BOX, more=True),
-        Stash("bfp 2", 2, _BOX, more=True),
-        Stash("mesa", MESA_BITS),
-        Stash("gact 4", 4, 64 / GACT_GROUP),
-        Stash("wtacrs 0.3", masks=False, ratio=0.3),
-        Stash("wtacrs 0.3 + bfp 4", 4, _BOX, more=True, ratio=0.3),
+        CostedPolicy("selective"),
+        CostedPolicy("bfp 4", 4, _BOX, more=True),
+        CostedPolicy("bfp 2", 2, _BOX, more=True),
+        CostedPolicy("mesa", MESA_BITS),
+        CostedPolicy("gact 4", 4, 64 / GACT_GROUP),
+        CostedPolicy("wtacrs 0.3", masks=False, ratio=0.3),
+        CostedPolicy("wtacrs 0.3 + bfp 4", 4, _BOX, more=True, ratio=0.3),
     )
 }
 
@@ -200,7 +200,7 @@ class Method:
 
     name: str
     setup: Setup
-    stash: Stash | None = None  #: a policy of dsq.stash
+    stash: CostedPolicy | None = None  #: a policy of dsq.stash
     recompute: bool = False  #: a layer keeps its input alone and runs its forward again
     selective: bool = False  #: but for the products whose results it keeps too (entries.results_kept)
     in_flight: int = 1  #: micro-batches whose forward is kept at once, by the first stage of a pipeline

@@ -18,7 +18,7 @@ from dsq.precision import Precision
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedRow:
     table: int
     dataset: str
     workload: str  #: a name of named.names()
@@ -44,9 +44,9 @@ _METHODS = (
 
 def _rows(
     table: int, dataset: str, workload: str, arithmetic: tuple[float, ...], dram: tuple[float, ...]
-) -> Iterator[Row]:
+) -> Iterator[PublishedRow]:
     for (method, setup), a, d in zip(_METHODS, arithmetic, dram, strict=False):
-        yield Row(table, dataset, workload, method, setup, a, d)
+        yield PublishedRow(table, dataset, workload, method, setup, a, d)
 
 
 _IWSLT = ((1.00, 0.25, 0.56, 0.18, 0.13, 0.10, 0.012), (1.00, 0.50, 1.13, 0.63, 0.31, 0.45, 0.20))
@@ -60,7 +60,7 @@ ROWS = (
     *_rows(1, "GLUE MNLI", "roberta_base_mnli", *_GLUE),
     *_rows(1, "GLUE QNLI", "roberta_base_qnli", *_GLUE),
     *_rows(6, *_WMT, (1.00, 0.25, 0.56, 0.18, 0.13), (1.00, 0.50, 1.13, 0.63, 0.31)),
-    Row(6, *_WMT, "Stashing (BFP)", Setup(_BFP, _STASHING), 0.10, 0.20, _SLIP),
+    PublishedRow(6, *_WMT, "Stashing (BFP)", Setup(_BFP, _STASHING), 0.10, 0.20, _SLIP),
 )
 #: the levels of a DSQ run (appendix B)
 DSQ_LEVELS = (Precision(2, 2, 2, 16), _STASHING)
@@ -78,7 +78,7 @@ def static_rows(table: int) -> list[Record]:
     return [_static(row, row.setup) for row in ROWS if row.table == table and row.setup]
 
 
-def _static(row: Row, setup: Setup) -> Record:
+def _static(row: PublishedRow, setup: Setup) -> Record:
     record: Record = {"dataset": row.dataset, "setup": str(setup)}
     residuals: Record = {}
     arithmetic, dram = _costs(row, setup)
@@ -103,7 +103,7 @@ def dsq_rows() -> list[Record]:
     return [record for row in ROWS if not row.setup for record in _dsq(row)]
 
 
-def _dsq(row: Row) -> Iterator[Record]:
+def _dsq(row: PublishedRow) -> Iterator[Record]:
     stated = (row.arithmetic, row.dram)
     if row.workload == "transformer_iwslt_de_en":
         sixteen = _costs(row, Setup(FixedPoint(16), Precision(16, 16, 16, 16)))
@@ -124,7 +124,7 @@ def best_share(columns: list[tuple[float, float, float]]) -> float:
     return min(1.0, max(0.0, best / sum((second - first) ** 2 for _, first, second in columns)))
 
 
-def _costs(row: Row, setup: Setup) -> tuple[float, float]:
+def _costs(row: PublishedRow, setup: Setup) -> tuple[float, float]:
     """(arithmetic, DRAM) of the row's workload."""
     return float(calibrated.arithmetic(setup)), float(calibrated.dram(load_workload(row.workload), setup))
 

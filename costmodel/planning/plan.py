@@ -13,7 +13,7 @@ from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, OPTIMISERS, POLIC
 from costmodel.model.operations import Workload
 from costmodel.planning.step import (
     Stages,
-    Step,
+    StepTime,
     communication_bytes,
     packing_is_measured,
     sent_inside,
@@ -131,19 +131,19 @@ class Question:
     def ask(self) -> "Plan":
         """The answer. Raises ValueError for what cannot be planned."""
         choice("optimiser", self.optimiser, OPTIMISERS)
-        rows = [_row(self, method, self.stages(method)) for method in self.compared()]
+        rows = [_costed(self, method, self.stages(method)) for method in self.compared()]
         if self.sized:
             rows = [replace(row, largest_batch=largest_batch(self, row.method)) for row in rows]
         return Plan(self, tuple(rows))
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodCost:
     """One method's memory and time; figures of one device, but for the tokens."""
 
     method: Method
     memory: Memory
-    step: Step
+    step: StepTime
     tokens: int  #: tokens of a step on all devices
     fits: bool
     fits_chunked: bool  #: whether it fits if the loss is made in chunks or by a fused kernel
@@ -172,7 +172,7 @@ class Row:
         return record | ({} if self.largest_batch is None else {"largest_batch": self.largest_batch})
 
 
-def _row(question: Question, method: Method, stages: Stages) -> Row:
+def _costed(question: Question, method: Method, stages: Stages) -> MethodCost:
     shard, micro = question.shard, question.accumulate
     memory = sharded_memory(stages, method, shard, micro)
     step = sharded_step(stages, method, shard, micro, question.hardware)
@@ -182,7 +182,7 @@ def _row(question: Question, method: Method, stages: Stages) -> Row:
     fits = memory.peak <= question.memory
     chunked = tuple(stage.chunking_loss() for stage in stages)
     fits_chunked = fits or sharded_memory(chunked, method, shard, micro).peak <= question.memory
-    return Row(method, memory, step, tokens, fits, fits_chunked, sent, measured)
+    return MethodCost(method, memory, step, tokens, fits, fits_chunked, sent, measured)
 
 
 @dataclass(frozen=True)
@@ -190,14 +190,14 @@ class Plan:
     """The answer to a question: a row a method, and what it comes to in words."""
 
     question: Question
-    rows: tuple[Row, ...]
+    rows: tuple[MethodCost, ...]
 
     @cached_property
     def workload(self) -> Workload:
         return self.question.step.build()
 
     @cached_property
-    def best(self) -> Row:
+    def best(self) -> MethodCost:
         """The quickest trusted row that fits; where none fits, that which needs least memory."""
         trusted = [row for row in self.rows if row.method.trusted] or list(self.rows)
         fitting = [row for row in trusted if row.fits]
@@ -249,7 +249,7 @@ class Plan:
             for method, fitting in ((row.method, row.largest_batch) for row in own_first if row.method.trusted):
                 own = question is self.question and fitting is not None
                 batch = min(fitting or 0 if own else largest_batch(question, method), MOST_ADVISED)
-                row = _row(question, method, question.stages(method, batch)) if batch else None
+                row = _costed(question, method, question.stages(method, batch)) if batch else None
                 if row and row.tokens_per_second > quickest:
                     quickest = WORTH_IT * row.tokens_per_second
                     found = f"{option}--sequences {batch} with {method.name} ({row.tokens_per_second:,.0f} tokens/s)"
@@ -270,7 +270,7 @@ class Plan:
     def _to_fit(self) -> str:
         for option, changed in _changes(self.question):
             methods = [method for method in changed.compared() if method.trusted]
-            rows = [row for row in (_row(changed, one, changed.stages(one)) for one in methods) if row.fits]
+            rows = [row for row in (_costed(changed, one, changed.stages(one)) for one in methods) if row.fits]
             if rows:
                 best = max(rows, key=lambda row: row.tokens_per_second)
                 return f"cheapest change that helps: {option} ({best.method.name}: {best.memory.peak / GIGA:,.1f} GB)"

@@ -17,7 +17,7 @@ from costmodel.workloads.transformer import Shard
 
 
 @dataclass(frozen=True)
-class Step:
+class StepTime:
     """A step's least time on each device, in seconds."""
 
     compute: float  #: forward and backward: the roofline's floor, recomputation included
@@ -35,7 +35,9 @@ class Step:
         return self.compute + self.packing + self.update + self.exposed
 
 
-def step_time(workload: Workload, method: Method, hardware: Hardware, micro_batches: int = 1, tensor: int = 1) -> Step:
+def step_time(
+    workload: Workload, method: Method, hardware: Hardware, micro_batches: int = 1, tensor: int = 1
+) -> StepTime:
     """Time of a step of so many batches on each device, whose layers `tensor` devices share. Raises ValueError where
     several devices have no link."""
     setup = BF16 if method.zero == 3 and method.setup.autocast else method.setup  # FSDP's mixed precision casts all
@@ -57,7 +59,7 @@ def step_time(workload: Workload, method: Method, hardware: Hardware, micro_batc
     exposed = max(sending - seconds, 0.0) + reached.exposed * min(sending, seconds)
     alone = seconds + packing + updating
     bound = "link" if sending > alone else bound
-    return Step(seconds, packing, updating, sending, exposed, bound, reached.low, reached.high)
+    return StepTime(seconds, packing, updating, sending, exposed, bound, reached.low, reached.high)
 
 
 def _paging_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
@@ -174,7 +176,7 @@ Stages = tuple[Workload, ...]  #: a device's operations of one micro-batch, of t
 _ROW_PARALLEL = ("out_proj", "down_proj", "fc2")
 
 
-def sharded_step(stages: Stages, method: Method, shard: Shard, micro_batches: int, hardware: Hardware) -> Step:
+def sharded_step(stages: Stages, method: Method, shard: Shard, micro_batches: int, hardware: Hardware) -> StepTime:
     """Time of a step: of the slowest stage. Raises ValueError where several devices have no link."""
     times = (step_time(stage, method, hardware, micro_batches, shard.tensor) for stage in stages)
     slowest = max(times, key=lambda it: it.seconds)
