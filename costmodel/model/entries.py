@@ -8,7 +8,7 @@ from enum import IntEnum
 from functools import cache, lru_cache
 
 from costmodel.model.ledger import BATCH, BEFORE, MADE_AGAIN, STATE_BITS, Stored
-from costmodel.model.methods import Setup, CostedPolicy
+from costmodel.model.methods import CostedPolicy, Setup
 from costmodel.model.operations import CAST, CHUNK, ENCODER_OUT, Gemm, Group, Operation, Pointwise, Workload
 from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from dsq.formats import WIDEST, Identity

@@ -9,7 +9,7 @@ import numpy as np
 
 from costmodel.cli.pictures import BLACK, BLUE, GREY, VERMILION
 from costmodel.model.entries import CATEGORIES
-from costmodel.planning.plan import GIGA, Plan, MethodCost
+from costmodel.planning.plan import GIGA, MethodCost, Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
