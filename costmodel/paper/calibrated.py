@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from costmodel.model.methods import Setup
 from costmodel.model.operations import Gemm, Workload
+from dsq.arguments import whole_number
 from dsq.formats import WIDEST, FixedPoint, Format, Identity
 
 #: a box (values and exponent) is stored in whole words of this many bits; it makes BFP 32 cost 36 bits a value
@@ -106,3 +107,12 @@ def weighed(costs: Sequence[Cost], shares: Sequence[float]) -> Cost:
 def shares(rises: Sequence[float]) -> list[float]:
     """Each level's share of a run whose levels but the first begin at these shares of it."""
     return [after - before for before, after in pairwise((0.0, *rises, 1.0))]
+
+
+def rising_shares(rises: Sequence[float], total_updates: int) -> list[float]:
+    """Each level's share of a run of so many updates (0: not known); a rise of 1 and more is in updates. Empty: it
+    is not known where the levels begin."""
+    whole_number("total_updates", total_updates, 0)
+    if not rises or (rises[-1] >= 1 and not total_updates):
+        return []
+    return shares([rise if rise < 1 else min(rise / total_updates, 1.0) for rise in rises])

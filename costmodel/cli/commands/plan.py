@@ -4,12 +4,12 @@ import argparse
 import re
 from functools import partial
 
+import costmodel
 from costmodel.cli.answer import Answer, Section, heading, refuse_idle, setups_of
 from costmodel.cli.pictures.plan import draw_page, draw_picture
-from costmodel.hardware.hardware import load_hardware
 from costmodel.model.methods import Method, all_sizes
-from costmodel.planning.plan import ASKED, NF4_BITS, Question
-from costmodel.workloads.named import asked
+from costmodel.planning.plan import ASKED
+from costmodel.workloads.named import AskedStep
 from dsq.command import write_whole
 
 _UNITS = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -18,25 +18,17 @@ _SHOWN |= {"step_ms_high": ",.1f", "bound": "", "tokens/s": ",.0f"}
 
 
 def run(arguments: argparse.Namespace) -> Answer:
-    precisions = _sort(arguments)
-    if arguments.lora is not None and arguments.qlora is not None:
-        raise ValueError("give --lora or --qlora, not both: --qlora has a rank of its own")
-    question = Question(
-        step=asked(**vars(arguments) | {"lora": arguments.lora if arguments.qlora is None else arguments.qlora}),
-        hardware=load_hardware(arguments.hardware),
-        methods=tuple(Method(str(setup), setup) for setup in setups_of(arguments, precisions)),
-        budget=parse_bytes(arguments.fit) if arguments.fit else 0,
-        base_bits=0 if arguments.qlora is None else NF4_BITS,
-        **{name: getattr(arguments, name) for name in ASKED},
-    )
-    plan = question.ask()
+    setups = setups_of(arguments, _sort(arguments))
+    options = {name: getattr(arguments, name) for name in (*vars(AskedStep()), *ASKED, "hardware", "qlora")}
+    budget = parse_bytes(arguments.fit) if arguments.fit else 0
+    plan = costmodel.plan(**options, fit=budget, methods=tuple(Method(str(setup), setup) for setup in setups))
     for path, draw in ((arguments.picture, draw_picture), (arguments.html, draw_page)):
         if path:
             write_whole(path, partial(draw, plan=plan))
     data = plan.as_dict()
     records, notes = data.pop("methods"), data.pop("notes")
-    shown = _SHOWN if question.sized else {name: spec for name, spec in _SHOWN.items() if name != "largest_batch"}
-    section = Section("methods", heading(plan.workload, question.hardware), records, shown)
+    shown = _SHOWN if plan.question.sized else {name: spec for name, spec in _SHOWN.items() if name != "largest_batch"}
+    section = Section("methods", heading(plan.workload, plan.question.hardware), records, shown)
     return Answer([section], notes, data, lead=plan.answer)
 
 
