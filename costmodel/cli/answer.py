@@ -85,9 +85,10 @@ def refuse_idle(arguments: argparse.Namespace, names: Iterable[str], where: str)
             raise ValueError(f"--{name.replace('_', '-')} does nothing {where}: leave it out")
 
 
-def facts(workload: Workload) -> Record:
+def facts(workload: Workload, hardware: Hardware | None = None) -> Record:
     known: Record = {"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters}
-    return known | {"macs": workload.macs, "source": workload.source}
+    known |= {"macs": workload.macs, "source": workload.source}
+    return known | hardware_facts(hardware) if hardware else known
 
 
 def hardware_facts(hardware: Hardware) -> Record:

@@ -125,7 +125,6 @@ def _table(commands: Commands) -> None:
 def _roofline(commands: Commands) -> None:
     command = _command(commands, "roofline", "intensity, bound and time of each operation class, and the picture")
     command.add_argument("precision", nargs="+", help=PRECISION_HELP)
-    _flag(command, "per-operation", "a row and a dot for each operation (fc1, softmax) instead of each class")
     _text(command, "picture", "FILE", "write the roofline as .png or .svg")
 
 

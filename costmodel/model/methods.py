@@ -11,19 +11,9 @@ from typing import Any, get_args
 
 from costmodel.model.ledger import Stored
 from costmodel.model.operations import Gemm, Operation
+from dsq import formats
 from dsq.arguments import choice
-from dsq.formats import (
-    DEFAULT,
-    FORMATS,
-    MAX_PACKED_BITS,
-    WIDEST,
-    BoxAxis,
-    Format,
-    Identity,
-    Layout,
-    format_class,
-    options,
-)
+from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity, Layout
 from dsq.kept import FEW, GACT_GROUP, MESA_BITS, MORE, What
 from dsq.precision import Precision, parse_levels
 
@@ -39,7 +29,7 @@ class Setup:
     autocast: bool = False  #: torch.autocast: parameters and the residual stream stay in fp32, products cast them
 
     def __post_init__(self) -> None:
-        choice("box_axis", self.box_axis, get_args(BoxAxis))
+        choice("box_axis", self.box_axis, get_args(formats.BoxAxis))
 
     @cached_property
     def container_bits(self) -> int:
@@ -58,7 +48,7 @@ class Setup:
 FP32 = Setup(Identity(WIDEST), Precision(32, 32, 32, 32))
 BF16 = Setup(Identity(WIDEST), Precision(16, 16, 16, 16))
 AUTOCAST = replace(BF16, autocast=True)
-DSQ = format_class(DEFAULT)(WIDEST)  #: the default format
+DSQ = formats.format_class(formats.DEFAULT)(WIDEST)  #: the default format
 
 
 @lru_cache(maxsize=1024)
@@ -67,7 +57,7 @@ def at_width(template: Format, bits: int) -> Format:
 
 
 def format_names() -> tuple[str, ...]:
-    return (*FORMATS, Identity.name)
+    return (*formats.FORMATS, Identity.name)
 
 
 def sizes(name: str) -> dict[str, int]:
@@ -76,7 +66,7 @@ def sizes(name: str) -> dict[str, int]:
     Raises ValueError for an unknown name.
     """
     choice("format", name, format_names())
-    fields = {} if name == Identity.name else options(name)
+    fields = {} if name == Identity.name else formats.options(name)
     return {field: default for field, default in fields.items() if type(default) is int}
 
 
@@ -92,7 +82,7 @@ def all_sizes() -> dict[str, dict[str, int]]:
 def template(name: str, described: Mapping[str, Any]) -> Format:
     """The format with those of its sizes that `described` has; None or absent: the default. Raises ValueError."""
     given = {field: described[field] for field in sizes(name) if described.get(field) is not None}
-    chosen: type[Format] = Identity if name == Identity.name else format_class(name)
+    chosen: type[Format] = Identity if name == Identity.name else formats.format_class(name)
     return chosen(WIDEST, **given)
 
 

@@ -3,17 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from costmodel.cli.answer import (
-    Answer,
-    Record,
-    Section,
-    facts,
-    floor_record,
-    hardware_facts,
-    heading,
-    refuse_idle,
-    setups_of,
-)
+from costmodel.cli.answer import Answer, Record, Section, facts, floor_record, heading, refuse_idle, setups_of
 from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.methods import Setup
 from costmodel.model.operations import Workload
@@ -46,7 +36,7 @@ def run(arguments: argparse.Namespace) -> Answer:
     else:
         hardware = load_hardware(arguments.hardware)
         records = _from_first_principles(workload, setups, units[0], hardware)
-        title, known = heading(workload, hardware), facts(workload) | hardware_facts(hardware)
+        title, known = heading(workload, hardware), facts(workload, hardware)
         shown |= {"dram_MB": ",.0f", "dram": ".3f", "linears_stash_MB": ",.1f", "model_saved_MB": ",.0f"}
         shown |= {"arithmetic": ".3f", "flop_per_byte": ",.0f", "bound": "", "floor_ms": ",.1f"}
         meant = (

@@ -1,13 +1,12 @@
 """dsq-cost roofline: intensity, bound and time of each class of operations, and the picture."""
 
 import argparse
-from collections.abc import Callable
 
-from costmodel.cli.answer import Answer, Record, Section, facts, floor_record, hardware_facts, heading, setups_of
+from costmodel.cli.answer import Answer, Record, Section, facts, floor_record, heading, setups_of
 from costmodel.hardware.hardware import Hardware, Rate, load_hardware
 from costmodel.model.methods import Setup
-from costmodel.model.operations import Group, Workload
-from costmodel.model.roofline import ZERO, Floor, datatypes, floors, operation_class, operation_kind, rates
+from costmodel.model.operations import Workload
+from costmodel.model.roofline import ZERO, Floor, floors, rates
 from costmodel.model.traffic import matmuls, transfers
 from costmodel.workloads.named import asked
 from dsq.command import write_whole
@@ -22,11 +21,10 @@ _OF_ROOF = (
 
 def run(arguments: argparse.Namespace) -> Answer:
     workload, hardware = asked(**vars(arguments)).build(), load_hardware(arguments.hardware)
-    key = operation_kind if arguments.per_operation else operation_class
     records: list[Record] = []
     notes = []
     for setup in setups_of(arguments, arguments.precision):
-        found, note = _classes(workload, setup, hardware, key)
+        found, note = _classes(workload, setup, hardware)
         records += found
         notes.append(note)
     if arguments.picture:
@@ -36,25 +34,24 @@ def run(arguments: argparse.Namespace) -> Answer:
         write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, dots))
     notes += [_OF_ROOF, f"times: {hardware.rates}."]
     section = Section("classes", heading(workload, hardware), records, _SHOWN)
-    return Answer([section], notes, facts(workload) | hardware_facts(hardware))
+    return Answer([section], notes, facts(workload, hardware))
 
 
-def _classes(
-    workload: Workload, setup: Setup, hardware: Hardware, key: Callable[[Group], str]
-) -> tuple[list[Record], str]:
+def _classes(workload: Workload, setup: Setup, hardware: Hardware) -> tuple[list[Record], str]:
     """A record for each class of operations, and one for all; and a note of what bounds the step."""
     listed = matmuls(workload, setup)
-    classes = floors(transfers(workload, setup), listed, hardware, setup.container_bits, key)
+    classes = floors(transfers(workload, setup), listed, hardware, setup.container_bits)
     total = sum(classes.values(), start=ZERO)
     records: list[Record] = []
     for name, floor in {**classes, "total": total}.items():
         record: Record = {"setup": str(setup), "format": setup.format.name, "precision": str(setup.precision)}
-        record |= {"class": name, **floor_record(floor), "runs_in": datatypes(listed, name, hardware, key)}
+        used = rates(listed, name, hardware)
+        record |= {"class": name, **floor_record(floor), "runs_in": ", ".join(sorted(used))}
         record |= {"dram_MB": floor.bytes / 1e6, "of_time": floor.seconds / total.seconds}
         if floor.flops:
             record["tflops"] = floor.flops_per_second / 1e12
         if name != "total":
-            record |= _roof(floor, rates(listed, name, hardware, key), hardware)
+            record |= _roof(floor, list(used.values()), hardware)
         records.append(record)
     longest = max(classes, key=lambda name: classes[name].seconds)
     waits = "DRAM" if classes[longest].memory_bound else "arithmetic"
