@@ -80,18 +80,14 @@ def static_rows(table: int) -> list[Record]:
 
 def _static(row: PublishedRow, setup: Setup) -> Record:
     record: Record = {"dataset": row.dataset, "setup": str(setup)}
-    residuals: Record = {}
-    arithmetic, dram = _costs(row, setup)
-    for name, stated, ours, chose in (
-        ("arith", row.arithmetic, arithmetic, calibrated.FITTED_ARITHMETIC),
-        ("dram", row.dram, dram, calibrated.FITTED_DRAM),
-    ):
+    residuals: Record = {"method": row.method, "precision": str(setup.precision), "contradicts": row.contradicts}
+    fitted = (calibrated.FITTED_ARITHMETIC, calibrated.FITTED_DRAM)
+    columns = zip(("arith", "dram"), (row.arithmetic, row.dram), _costs(row, setup), fitted, strict=True)
+    for name, stated, ours, chose in columns:
         record |= {f"{name}_paper": stated, f"{name}_ours": ours, f"{name}_off": (ours - stated) / stated}
         record |= {f"{name}_fits": chose.get(str(setup), "test")}
         residuals |= {f"{name}_residual": ours - stated}
-    return (
-        record | {"method": row.method, "precision": str(setup.precision), "contradicts": row.contradicts} | residuals
-    )
+    return record | residuals
 
 
 def dsq_rows() -> list[Record]:

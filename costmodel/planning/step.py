@@ -203,6 +203,12 @@ def sharded_memory(stages: Stages, method: Method, shard: Shard, micro_batches: 
     return max(memories, key=lambda memory: memory.peak)
 
 
+def sent_bytes(stages: Stages, method: Method, shard: Shard, micro_batches: int) -> float:
+    """Bytes that a device sends in a step, among data-parallel ones and inside its model."""
+    inside = (micro_batches * sent_inside(stage, shard, method) for stage in stages)
+    return max(communication_bytes(it, method, micro_batches) + more for it, more in zip(stages, inside, strict=True))
+
+
 @lru_cache(maxsize=64)
 def sent_inside(stage: Workload, shard: Shard, method: Method) -> float:
     """Bytes that a device sends for a micro-batch: sums of activations, 2 (t-1)/t of each in the forward and again in

@@ -17,24 +17,16 @@ def run(arguments: argparse.Namespace) -> Answer:
     measured = _measure(arguments.device)
     write_text(arguments.file, toml(measured))
     hardware = load_hardware(arguments.file)  # it is one
-    peaks: list[Record] = [
-        {name: peak.get(name) for name in ("datatype", "tflops", "ns_per_value", "us_per_call")}
-        for peak in measured["peak"]
-    ]
-    shown = {"datatype": "", "tflops": ".3f", "ns_per_value": ".2f", "us_per_call": ".1f"}
-    passes = {"kind": "", "bits": "", "phase": "", "ns_per_value": ".2f", "us_per_call": ".1f"}
+    times = {"ns_per_value": ".2f", "us_per_call": ".1f"}
+    shown, passes = {"datatype": "", "tflops": ".3f"} | times, {"kind": "", "bits": "", "phase": ""} | times
+    peaks: list[Record] = [{name: peak.get(name) for name in shown} for peak in measured["peak"]]
     notes = [
         f"written: {arguments.file}, for --hardware {arguments.file}.",
         f"DRAM {hardware.bandwidth / 1e9:.1f} GB/s (copy); a product takes operations / rate + values of operands and "
         "result x ns per value + us per call; pack: bits are the code's, backward is unpacking.",
     ]
-    return Answer(
-        [
-            Section("peak", f"Products on {hardware.name}, {hardware.rates}", peaks, shown),
-            Section("pass", "Passes", measured["pass"], passes),
-        ],
-        notes,
-    )
+    products = Section("peak", f"Products on {hardware.name}, {hardware.rates}", peaks, shown)
+    return Answer([products, Section("pass", "Passes", measured["pass"], passes)], notes)
 
 
 def _measure(device: str | None) -> dict[str, Any]:
@@ -54,16 +46,13 @@ def _measure(device: str | None) -> dict[str, Any]:
 
 def toml(data: dict[str, Any]) -> str:
     """A hardware file's data as its text: values, tables, lists of tables."""
-    parts = ["\n".join(f"{name} = {_value(value)}" for name, value in data.items() if not _is_table(value))]
-    for name, value in data.items():
+    tables = {name: value for name, value in data.items() if isinstance(value, dict | list)}
+    parts = ["\n".join(f"{name} = {_value(value)}" for name, value in data.items() if name not in tables)]
+    for name, value in tables.items():
         head = f"[{name}]" if isinstance(value, dict) else f"[[{name}]]"
-        for table in [value] if isinstance(value, dict) else value if isinstance(value, list) else []:
+        for table in [value] if isinstance(value, dict) else value:
             parts.append("\n".join([head, *(f"{key} = {_value(entry)}" for key, entry in table.items())]))
     return "\n\n".join(parts) + "\n"
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict | list)
 
 
 def _value(value: Any) -> str:
