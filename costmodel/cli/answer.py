@@ -22,13 +22,12 @@ CELL_WIDTH = 21
 
 @dataclass(frozen=True)
 class Section:
-    """A titled table: records carry full values under names that JSON and CSV keep; `shown` says which columns people
-    see, and how."""
+    """A titled table: records carry full values, as JSON and CSV have them."""
 
     key: str  #: its name in JSON
     title: str
     records: list[Record]
-    shown: dict[str, str]  #: column -> format spec
+    shown: dict[str, str]  #: columns that people see -> format spec
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,10 @@ def facts(workload: Workload, hardware: Hardware | None = None) -> Record:
     known: Record = {"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters}
     known |= {"macs": workload.macs, "source": workload.source}
     return known | hardware_facts(hardware) if hardware else known
+
+
+def named(setup: Setup) -> Record:
+    return {"setup": str(setup), "format": setup.format.name, "precision": str(setup.precision)}
 
 
 def hardware_facts(hardware: Hardware) -> Record:

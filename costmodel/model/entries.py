@@ -1,5 +1,4 @@
-"""Bytes that each operation of a training step keeps, makes and holds for a while: the ledger's tensors, each owned by
-one operation, as a policy of dsq.stash keeps them."""
+"""Bytes that each operation of a training step keeps, makes and holds for a while, under a policy of dsq.stash."""
 
 import re
 from collections.abc import Iterator
@@ -77,7 +76,7 @@ class LedgerEntry:
     """One operation of a step, with the bytes it holds."""
 
     op: Operation
-    layer: str  #: its layer's name, as "decoder.layers.3."; empty: it is in none
+    layer: str  #: see layer_of
     alike: Alike
     kept: list[float] = field(default_factory=lambda: [0.0] * len(CATEGORIES))
     entering: float = 0  #: bytes of the layer's inputs that a recomputed layer keeps here
@@ -86,8 +85,7 @@ class LedgerEntry:
 
 
 def layer_of(op: Operation) -> str:
-    """The name of the operation's layer, as "decoder.layers.3."; empty: it is in none of the alike layers, which
-    recomputation runs again."""
+    """The name of the operation's layer, as "decoder.layers.3."; empty: it is in none."""
     return _layer(op.name)
 
 
@@ -151,8 +149,7 @@ def entries_of(
 
 
 def _given(entry: LedgerEntry) -> Iterator[tuple[tuple[object, ...], float]]:
-    """Inputs that a recomputed layer keeps at this operation, (name, bytes): its own, and those that all layers of the
-    stack share, the encoder's output and a bias of scores."""
+    """Inputs that a recomputed layer keeps at this operation, (name, bytes); all layers share some of them."""
     stack = entry.layer.partition(".")[0]
     yield (entry.layer,), entry.alike.entering
     yield (stack, "added", entry.alike.added), entry.alike.added
@@ -175,8 +172,7 @@ def made_again(workload: Workload, policy: CostedPolicy) -> frozenset[str]:
 
 
 def _new(op: Operation, tensor: SizedTensor, size: float, seen: set[tuple[object, ...]]) -> bool:
-    """Whether no operation before keeps this very tensor: an x by its `input`, a y by its maker's name. Layers with the
-    same input share its stash."""
+    """Whether no operation before keeps this very tensor: an x by its `input`, a y by its maker's name."""
     name = tensor.known_by and getattr(op, tensor.known_by).removesuffix(CAST)
     if not name:
         return True
@@ -229,22 +225,16 @@ def _made(tensors: list[SizedTensor]) -> float:
 
 def _during_backward(op: Operation, tensors: list[SizedTensor], setup: Setup) -> float:
     """Bytes that the backward holds for a while, unpacked tensors aside."""
-    bytes_ = 0.0
-    for tensor in tensors:
-        if tensor.stored.name in _DURING_BACKWARD and tensor.category is not Category.LOGITS:
-            bytes_ += tensor.plain
-        if tensor.stored.name == "log p":  # its gradient, and that of the logits
-            bytes_ += 2 * tensor.plain
+    bytes_ = sum(
+        it.plain for it in tensors if it.stored.name in _DURING_BACKWARD and it.category is not Category.LOGITS
+    )
+    bytes_ += sum(2 * it.plain for it in tensors if it.stored.name == "log p")  # its gradient, and that of the logits
     if isinstance(op, Gemm) and op.weight and op.weights == 1 and setup.autocast:  # the gradients of its copies
         bytes_ += op.parameters * 2 + (op.M * op.K * STATE_BITS / 8 if op.stream else 0)
-    if isinstance(op, Gemm) and _multiplies_copies(op, setup):
+    codes = not isinstance(setup.format, Identity) and setup.container_bits < WIDEST
+    if isinstance(op, Gemm) and op.quantised and op.weight and codes:  # multiplied as 16-bit copies of both operands
         bytes_ += op.M * (op.K + op.N) * setup.container_bits / 8
     return bytes_
-
-
-def _multiplies_copies(op: Gemm, setup: Setup) -> bool:
-    """Whether codes are multiplied as 16-bit floats, which needs copies of both operands beyond scratch memory."""
-    return op.quantised and op.weight and not isinstance(setup.format, Identity) and setup.container_bits < WIDEST
 
 
 def _needed(op: Operation, stored: Stored) -> bool:

@@ -33,8 +33,7 @@ class Memory:
     @cached_property
     def totals(self) -> Bytes:
         """Bytes at each moment."""
-        totals: Bytes = self.bytes.sum(axis=1)
-        return totals
+        return np.asarray(self.bytes.sum(axis=1))
 
     @cached_property
     def moment(self) -> int:
@@ -64,9 +63,8 @@ class Memory:
 def peak_memory(workload: Workload, method: Method) -> Memory:
     """The step's memory over time."""
     shards = method.zero == 3 and method.devices > 1
-    run = (
-        replace(method, setup=BF16) if shards and method.setup.autocast else method
-    )  # FSDP's mixed precision casts all
+    # FSDP's mixed precision casts all
+    run = replace(method, setup=BF16) if shards and method.setup.autocast else method
     alone = replace(run, name="", in_flight=1, zero=0, devices=1, optimiser="adam", offload=False, trusted=True)
     names, rows, left = _alone(workload, alone)
     rows = rows + state(workload, method)
@@ -90,8 +88,7 @@ def gradient_bytes(method: Method) -> float:
 
 
 def _gathered(workload: Workload, method: Method) -> tuple[float, float]:
-    """Bytes of weights that FSDP has gathered, and of gradients that it has not scattered yet: the layer at hand, the
-    weights of the next one, and what belongs to no layer."""
+    """Bytes of weights that FSDP has gathered (two layers', and of no layer), and of gradients not yet scattered."""
     layers: dict[str, list[float]] = defaultdict(lambda: [0, 0])
     for op in workload.operations:
         if not op.parameters:
@@ -131,8 +128,7 @@ def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Bytes, 
 
 
 def _beside(entries: list[LedgerEntry], method: Method, gradients: float) -> list[tuple[float, float]]:
-    """Gradients of parameters, and what is there for a while, in each operation's backward, the last operation's
-    first."""
+    """Gradients of parameters, and what is there for a while, in each backward, the last operation's first."""
     found = []
     new = waiting = stream = encoder_gradient = 0.0
     stream_bytes = float(widths_of(method.setup)["r"]) / 8

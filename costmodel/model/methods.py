@@ -33,8 +33,7 @@ class Setup:
 
     @cached_property
     def container_bits(self) -> int:
-        """Width `a` of tensors no quantiser touches (residual stream, softmax, norms): 16 if q0..q3 fit, else 32,
-        unless told."""
+        """Width `a` of tensors no quantiser touches (norms, softmax...): 16 if q0..q3 fit, else 32, unless told."""
         return self.container or (MAX_PACKED_BITS if max(self.precision) <= MAX_PACKED_BITS else WIDEST)
 
     def layout(self, outer: int, rows: int, columns: int) -> Layout:
@@ -204,6 +203,5 @@ class Method:
     trusted: bool = True  #: trainings support it (docs/evidence.md); else a table shows it, and no advice names it
 
     def shared_by(self, stage: int) -> int:
-        """Number of devices that share what ZeRO shares from this stage on: 1 the optimiser's state and its update, 2
-        the gradients, 3 the parameters."""
+        """Number of devices that share what ZeRO shares from this stage on (1 also the update)."""
         return self.devices if self.zero >= stage else 1

@@ -1,6 +1,6 @@
-"""The bytes that a training step moves and the products that it multiplies.
+"""The bytes that a training step moves between DRAM and the chip, and the products that it multiplies.
 
-Bytes that move between DRAM and the chip: the ledger's tensors, each written once and read once by each of its readers.
+The ledger's tensors move, each written once and read once by each of its readers.
 
 The container width `a` is 16 bits when all of q0..q3 fit, else 32; master weights, their gradients and Adam's moments
 have 32, and the working copy of the weights that products read has `a`. Elementwise passes are not fused with their
@@ -69,8 +69,7 @@ def widths_of(setup: Setup) -> dict[str, int]:
 
 
 def tensors_of(group: Group, setup: Setup) -> list[Stored]:
-    """The tensors that one operation of the group stores: those that its gradients need and its kernel does not keep
-    on chip."""
+    """The tensors that one operation of the group stores: those its gradients need, not on chip."""
     op = group.operation
     if isinstance(op, Pointwise):
         listed, on_chip = ledger.POINTWISE[op.kind], ""

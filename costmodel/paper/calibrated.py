@@ -60,8 +60,7 @@ def stored_bits(bits: int, template: Format) -> float:
 
 
 def dram(workload: Workload, setup: Setup) -> float:
-    """DRAM traffic of the workload's linear layers in a step, relative to fixed-point 32. Raises ValueError if there is
-    nothing to cost."""
+    """DRAM traffic of a step's linear layers, relative to fixed-point 32. Raises ValueError if there is none."""
     if isinstance(setup.format, Identity):
         raise ValueError("the paper profile costs no float, only quantised formats: use --profile first-principles")
     layers = [gemm for gemm in workload.gemms if gemm.weight]
@@ -110,8 +109,7 @@ def shares(rises: Sequence[float]) -> list[float]:
 
 
 def rising_shares(rises: Sequence[float], total_updates: int) -> list[float]:
-    """Each level's share of a run of so many updates (0: not known); a rise of 1 and more is in updates. Empty: it
-    is not known where the levels begin."""
+    """Each level's share of a run whose rises are shares or updates of it; none where that is not known."""
     whole_number("total_updates", total_updates, 0)
     if not rises or (rises[-1] >= 1 and not total_updates):
         return []

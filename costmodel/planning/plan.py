@@ -198,8 +198,7 @@ class Plan:
 
     @cached_property
     def answer(self) -> str:
-        """Two sentences: whether it fits, with which method and batch; how long a step takes, what bounds it, and the
-        cheapest change that helps."""
+        """Two sentences: whether and how it fits; how long a step takes, what bounds it, and what helps."""
         question, best, step = self.question, self.best, self.best.step
         lora, devices = question.step.lora, question.devices * question.shard.devices
         what = self.workload.name + (f" with LoRA of rank {lora}" if lora is not None else "")
@@ -343,8 +342,7 @@ def largest_batch(question: Question, method: Method) -> int:
 
 
 def _reaching(budget: float, tried: int, before: Memory, size: int, now: Memory) -> int:
-    """The batch whose peak is the budget if each moment's memory grows in a straight line, as it does but for
-    rounding."""
+    """The batch whose peak is the budget if each moment's memory grows in a straight line."""
     slopes = (now.totals - before.totals) / (size - tried)
     grows = slopes > 0
     more = (budget - now.totals[grows]) // slopes[grows]

@@ -79,8 +79,7 @@ def sending_seconds(
     share a layer lie side by side, each in a ring of its own, and the rings share the network."""
     if method.devices == 1:
         return 0.0
-    if not hardware.link:
-        raise ValueError(f"hardware {hardware.name!r} states no link: --devices needs [link] gb_per_s in its file")
+    _check_link(hardware, "--devices needs")
     sent = communication_bytes(workload, method, micro_batches)
     nodes = min(method.devices, _nodes(method.devices * tensor, hardware))
     rings = min(tensor, hardware.node or tensor)  # that leave a node
@@ -91,6 +90,11 @@ def sending_seconds(
     between = messages * (nodes - 1)
     inside = messages * (method.devices - 1) - between
     return sent / slowest + inside * hardware.efficiency.hop + between * hardware.efficiency.hop_between_nodes
+
+
+def _check_link(hardware: Hardware, what: str) -> None:
+    if not hardware.link:
+        raise ValueError(f"hardware {hardware.name!r} states no link: {what} [link] gb_per_s in its file")
 
 
 def _nodes(devices: int, hardware: Hardware) -> int:
@@ -124,8 +128,7 @@ def _packing(method: Method, hardware: Hardware) -> list[Pass]:
 
 
 def _widening_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
-    """Time of making 16-bit weights of those of few bits, for the forward (again where layers are recomputed) and the
-    backward: what their bytes take."""
+    """Time of making 16-bit weights of those of few bits, in each forward and backward: what their bytes take."""
     values = sum(op.parameters for op in workload.operations if is_base(op, method))
     return (2 + method.recompute) * hardware.moving(values * (method.base_bits / 8 + 2))
 
@@ -182,8 +185,7 @@ def sharded_step(stages: Stages, method: Method, shard: Shard, micro_batches: in
     slowest = max(times, key=lambda it: it.seconds)
     if shard.devices == 1:
         return slowest
-    if not hardware.link:
-        raise ValueError(f"hardware {hardware.name!r} states no link: several devices need [link] gb_per_s in its file")
+    _check_link(hardware, "several devices need")
     # 1F1B: the time of so many micro-batches stands idle (Narayanan et al., 2021, section 2.2)
     busy = 1 + (shard.pipeline - 1) / micro_batches
     link = min(hardware.link, hardware.network) if _nodes(shard.tensor, hardware) > 1 else hardware.link

@@ -30,8 +30,7 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 
 def _measure(device: str | None) -> dict[str, Any]:
-    """Measuring needs torch, which nothing else of the cost model does: its module is named, not imported. Raises
-    ValueError where there is none, or no such device."""
+    """What is measured, by torch: named, not imported. Raises ValueError where there is none, or no such device."""
     try:
         torch = import_module("torch")
         calibration = import_module("dsq.calibration")

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from costmodel.cli.answer import Answer, Record, Section, facts, floor_record, heading, refuse_idle, setups_of
+from costmodel.cli.answer import Answer, Record, Section, facts, floor_record, heading, named, refuse_idle, setups_of
 from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.methods import Setup
 from costmodel.model.operations import Workload
@@ -44,6 +44,7 @@ def run(arguments: argparse.Namespace) -> Answer:
             "keep for the backward; model saved: what the whole model keeps."
         )
         notes = [meant, f"times: {hardware.rates}."]
+    records = [named(setup) | record for setup, record in zip(setups, records, strict=True)]
     if worked:
         records.append(_mean_record(records, worked))
     return Answer([Section("estimates", title, records, {"setup": "", **shown})], notes, known)
@@ -64,17 +65,13 @@ def _shares(rise_at: str | None, levels: int) -> list[float]:
 
 def _by_paper(workload: Workload, setups: list[Setup], unit: Setup) -> list[Record]:
     whole, *costs = level_costs(workload, [unit, *setups])
-    return [
-        _named(setup) | {"arithmetic": cost.arithmetic / whole.arithmetic, "dram": cost.dram / whole.dram}
-        for setup, cost in zip(setups, costs, strict=True)
-    ]
+    return [{"arithmetic": cost.arithmetic / whole.arithmetic, "dram": cost.dram / whole.dram} for cost in costs]
 
 
 def _from_first_principles(workload: Workload, setups: list[Setup], unit: Setup, hardware: Hardware) -> list[Record]:
     whole, *costs = (evaluate(workload, setup, hardware) for setup in (unit, *setups))
     return [
-        _named(setup)
-        | {
+        {
             "dram_MB": cost.dram_bytes / 1e6,
             "dram": cost.dram_bytes / whole.dram_bytes,
             "linears_stash_MB": cost.stash_bytes / 1e6,
@@ -82,12 +79,8 @@ def _from_first_principles(workload: Workload, setups: list[Setup], unit: Setup,
             "arithmetic": cost.arithmetic / whole.arithmetic,
             **floor_record(cost.total),
         }
-        for setup, cost in zip(setups, costs, strict=True)
+        for cost in costs
     ]
-
-
-def _named(setup: Setup) -> Record:
-    return {"setup": str(setup), "format": setup.format.name, "precision": str(setup.precision)}
 
 
 #: columns that are rates or names, of which a run has no mean

@@ -2,7 +2,7 @@
 
 import argparse
 
-from costmodel.cli.answer import Answer, Record, Section, facts, floor_record, heading, setups_of
+from costmodel.cli.answer import Answer, Record, Section, facts, floor_record, heading, named, setups_of
 from costmodel.hardware.hardware import Hardware, Rate, load_hardware
 from costmodel.model.methods import Setup
 from costmodel.model.operations import Workload
@@ -44,9 +44,8 @@ def _classes(workload: Workload, setup: Setup, hardware: Hardware) -> tuple[list
     total = sum(classes.values(), start=ZERO)
     records: list[Record] = []
     for name, floor in {**classes, "total": total}.items():
-        record: Record = {"setup": str(setup), "format": setup.format.name, "precision": str(setup.precision)}
         used = rates(listed, name, hardware)
-        record |= {"class": name, **floor_record(floor), "runs_in": ", ".join(sorted(used))}
+        record = named(setup) | {"class": name, **floor_record(floor), "runs_in": ", ".join(sorted(used))}
         record |= {"dram_MB": floor.bytes / 1e6, "of_time": floor.seconds / total.seconds}
         if floor.flops:
             record["tflops"] = floor.flops_per_second / 1e12

@@ -1,5 +1,4 @@
-"""The pictures of a plan: time against memory of all its methods, and the best one's memory over the step; drawn by
-matplotlib as a file, by plotly as a page."""
+"""A plan's pictures: time against memory of all methods, the best one's memory over the step; a file, and a page."""
 
 import textwrap
 from pathlib import Path
@@ -101,8 +100,7 @@ def _draw_memory(one: "Axes", best: MethodCost, budget: float) -> None:
 
 
 def draw_page(path: Path, plan: Plan) -> None:
-    """One self-contained page of both: each point tells what its row has; a menu chooses whose memory is shown. Raises
-    ValueError where there is no plotly."""
+    """One self-contained page of both. Raises ValueError where there is no plotly."""
     try:
         from plotly.subplots import make_subplots
     except ImportError as error:
