@@ -1,4 +1,7 @@
-"""dsq-cost calibrate: what this machine's products, passes and memory take, as a hardware file."""
+"""dsq-cost calibrate, trace: what this machine takes, as a hardware file; a model of transformers, as a workload file.
+
+Both need torch, which nothing else of the cost model does: its modules are named, not imported.
+"""
 
 import argparse
 import json
@@ -7,10 +10,12 @@ from typing import Any
 
 from costmodel.cli.answer import Answer, Record, Section
 from costmodel.hardware.hardware import load_hardware
+from costmodel.workloads import workload_file
+from dsq.arguments import whole_number
 from dsq.command import check_writable, write_text
 
 
-def run(arguments: argparse.Namespace) -> Answer:
+def calibrate(arguments: argparse.Namespace) -> Answer:
     if not arguments.file.endswith(".toml"):
         raise ValueError(f"hardware file {arguments.file} must end in .toml, for --hardware to know it")
     check_writable(arguments.file)
@@ -30,7 +35,7 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 
 def _measure(device: str | None) -> dict[str, Any]:
-    """What is measured, by torch: named, not imported. Raises ValueError where there is none, or no such device."""
+    """What is measured. Raises ValueError where there is no torch, or no such device."""
     try:
         torch = import_module("torch")
         calibration = import_module("dsq.calibration")
@@ -58,3 +63,25 @@ def _value(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{key} = {_value(entry)}' for key, entry in value.items())} }}"
     return f"{value:.6g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def trace(arguments: argparse.Namespace) -> Answer:
+    if not arguments.file.endswith(".json"):
+        raise ValueError(f"workload file {arguments.file} must end in .json, for --workload to know it")
+    sizes = (whole_number(name, getattr(arguments, name), 1) for name in ("sequences", "tokens"))
+    check_writable(arguments.file)
+    try:
+        module = import_module("dsq.workload.of_transformers")
+        import_module("transformers")
+    except ImportError as error:
+        raise ValueError(f"trace runs a model of transformers, which cannot be imported: {error}") from None
+    data = module.trace_config(arguments.model, *sizes)
+    write_text(arguments.file, json.dumps(data))
+    workload = workload_file.parse(data, arguments.file)
+    record = {"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters}
+    record |= {"operations": len(workload.operations), "GMAC": workload.macs / 1e9}
+    shown = {"workload": "", "tokens": ",", "parameters": ",", "operations": ",", "GMAC": ",.1f"}
+    notes = [
+        f"written: {arguments.file}, for --workload {arguments.file}. Its attention is unfused: --fused-attention."
+    ]
+    return Answer([Section("traced", f"A training step of {arguments.model}", [record], shown)], notes)
