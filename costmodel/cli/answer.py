@@ -108,10 +108,6 @@ def heading(workload: Workload, hardware: Hardware) -> str:
 
 
 def floor_record(floor: Floor) -> Record:
-    return {
-        "gflop": floor.flops / 1e9,
-        "flop_per_byte": floor.intensity,
-        "ridge": floor.ridge if floor.compute_seconds else None,
-        "bound": "memory" if floor.memory_bound else "compute",
-        "floor_ms": floor.seconds * 1e3,
-    }
+    record: Record = {"gflop": floor.flops / 1e9, "flop_per_byte": floor.intensity}
+    record |= {"ridge": floor.ridge if floor.compute_seconds else None}
+    return record | {"bound": "memory" if floor.memory_bound else "compute", "floor_ms": floor.seconds * 1e3}

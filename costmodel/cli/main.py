@@ -70,11 +70,8 @@ def answer(arguments: argparse.Namespace) -> None:
 
 
 def parser() -> OneLineParser:
-    top = OneLineParser(
-        prog="dsq-cost",
-        description="What a training step costs: memory, time, DRAM traffic, arithmetic, roofline.",
-        allow_abbrev=False,
-    )
+    text = "What a training step costs: memory, time, DRAM traffic, arithmetic, roofline."
+    top = OneLineParser(prog="dsq-cost", description=text, allow_abbrev=False)
     _examples(top, [f"{name} {examples[0]}" for name, examples in EXAMPLES.items()])
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
@@ -197,13 +194,11 @@ def _workload(command: argparse.ArgumentParser) -> None:
     _int(group, "target-length", None, "decoder tokens a sequence")
     _hardware(group, f"{', '.join(profile_names())}, or a .toml file")
     _int(group, "lora", None, "train adapters of this rank alone (LoRA), over frozen 16-bit weights")
-    _text(
-        group, "lora-layers", "REGEX", "layers that have adapters (default: all linear layers of all blocks)", ADAPTED
-    )
+    text = "layers that have adapters (default: all linear layers of all blocks)"
+    _text(group, "lora-layers", "REGEX", text, ADAPTED)
     _text(group, "freeze", "REGEX", "layers whose parameters are not trained")
-    _flag(
-        group, "chunked-loss", "logits are made 1,024 tokens at a time, with their gradient (Liger-Kernel, torchtune)"
-    )
+    text = "logits are made 1,024 tokens at a time, with their gradient (Liger-Kernel, torchtune)"
+    _flag(group, "chunked-loss", text)
     attention = group.add_mutually_exclusive_group()
     text = "attention's scores stay on chip and are made again (default for models of transformers)"
     _flag(attention, "fused-attention", text)

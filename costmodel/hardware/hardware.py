@@ -1,15 +1,13 @@
 """Hardware profiles: TOML data files (profiles/*.toml, a user's own, or one that `dsq-cost calibrate` measured). Their
 fields stand in docs/cost-model.md ("A hardware file").
 
-A stated figure may have an `efficiency`, the share that programs reach, with its `efficiency_source`. The rate is then
-the figure times its efficiency.
+A stated figure is multiplied by its `efficiency`, the share that programs reach.
 
-`holds` says the widest operand of each format that the datatype multiplies exactly; two numbers are the wider operand
-and the other, as bfp = [16, 4]. A format that it does not name is held where its significands are: those of a format
-with boxes as bfp's, others as fixed point's. Codes wider than that are split: a product then takes as many passes as
-the parts of one operand times those of the other (16 x 2 bits on bf16 units: two), each exact, summed in fp32. Floats,
-and widths above 16 bits, which are kept as floats, are not split. A measured peak is a kernel: it does not split, and
-of those that hold a product the first counts.
+`holds` says the widest operand of each format that the datatype multiplies exactly, or the wider operand and the other.
+A format that it does not name is held where its significands are: those of a format with boxes as bfp's, others as
+fixed point's. Wider codes are split: a product takes as many passes as the parts of one operand times those of the
+other (16 x 2 bits on bf16 units: two), each exact, summed in fp32. Floats, and widths above 16 bits, which are kept as
+floats, are not split. A measured peak is a kernel: it does not split, and the first that holds a product counts.
 """
 
 from dataclasses import dataclass, field

@@ -2,11 +2,9 @@
 
 A kernel is one operation's forward, backward or update. Its floor is max(operations / peak, bytes / bandwidth):
 matrix products run the fastest way their operands multiply exactly (Hardware.rate), fused attention at a share of that
-rate, pointwise passes at the vector rate with one operation a value moved. In a real step a kernel takes longer: it
-reaches a share of the bandwidth, computes little while it moves, and is no shorter than a launch
-(hardware.Efficiency). On hardware that was measured, it takes what such a product or pass was
-measured to take, its memory included. A class's time is the sum over its kernels; it is memory-bound if its bytes alone
-take longer than its operations.
+rate, pointwise passes at the vector rate with one operation a value moved. In a real step it takes longer
+(hardware.Efficiency), and on hardware that was measured what such a product or pass took. A class's time is the sum
+over its kernels; it is memory-bound if its bytes alone take longer than its operations.
 """
 
 from collections import defaultdict

@@ -91,10 +91,10 @@ def _static(row: PublishedRow, setup: Setup) -> Record:
 
 
 def dsq_rows() -> list[Record]:
-    """Table 1's DSQ rows, each column as a run that did a share of its work at the second level, the rest at the first.
+    """Table 1's DSQ rows, each column as a run that did a share of its work at the second level, the rest at the first;
+    IWSLT's against the headline's unrounded figures.
 
-    IWSLT's against the headline's unrounded figures. share_alone: the share that would match the one column, outside of
-    0..1 if no run can; share_best: the one in 0..1 that minimises the squared residuals of both.
+    share_alone: would match the one column (outside of 0..1: no run can); share_best: of both, by least squares.
     """
     return [record for row in ROWS if not row.setup for record in _dsq(row)]
 
@@ -126,8 +126,7 @@ def _costs(row: PublishedRow, setup: Setup) -> tuple[float, float]:
 
 
 def table_7(hardware: Hardware) -> list[Record]:
-    """OPT-1.3B trained in 16-bit floating point: bound and share of the time floor of attention, FC layers and the
-    rest. share_ours leaves the optimiser's update out, with_adam has it in "other"."""
+    """OPT-1.3B trained in 16-bit floating point: bounds and shares of time; with_adam has the update in "other"."""
     workload = load_workload("opt_1.3b", fused=False)
     step = replace(workload, operations=tuple(op for op in workload.operations if op.name != "optimiser"))
     alone, updated = (evaluate(costed, BF16, hardware).classes for costed in (step, workload))

@@ -122,17 +122,12 @@ def _by_paper(workload: Workload, setups: list[Setup], unit: Setup) -> list[Reco
 
 def _from_first_principles(workload: Workload, setups: list[Setup], unit: Setup, hardware: Hardware) -> list[Record]:
     whole, *costs = (evaluate(workload, setup, hardware) for setup in (unit, *setups))
-    return [
-        {
-            "dram_MB": cost.dram_bytes / 1e6,
-            "dram": cost.dram_bytes / whole.dram_bytes,
-            "linears_stash_MB": cost.stash_bytes / 1e6,
-            "model_saved_MB": cost.saved_bytes / 1e6,
-            "arithmetic": cost.arithmetic / whole.arithmetic,
-            **floor_record(cost.total),
-        }
-        for cost in costs
-    ]
+    records = []
+    for cost in costs:
+        record = {"dram_MB": cost.dram_bytes / 1e6, "dram": cost.dram_bytes / whole.dram_bytes}
+        record |= {"linears_stash_MB": cost.stash_bytes / 1e6, "model_saved_MB": cost.saved_bytes / 1e6}
+        records.append(record | {"arithmetic": cost.arithmetic / whole.arithmetic, **floor_record(cost.total)})
+    return records
 
 
 #: columns that are rates or names, of which a run has no mean
