@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TypeAlias, get_args
 
 from costmodel.hardware.hardware import DEFAULT_HARDWARE, profile_names
-from costmodel.model.methods import format_names, sizes
+from costmodel.model.methods import all_sizes, format_names
 from costmodel.workloads.named import ADAPTED, DEFAULT_MODEL, names
 from dsq import __version__
 from dsq.command import OneLineParser, check_writable, guarded, write_text
@@ -211,12 +211,9 @@ def _format(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("format")
     text = f"of precisions that name none (default: {DEFAULT})"
     group.add_argument("--format", default=DEFAULT, choices=format_names(), help=text)
-    defaults: dict[str, list[str]] = {}
-    for name in format_names():
-        for field, default in sizes(name).items():
-            defaults.setdefault(field.replace("_", "-"), []).append(f"{default} in {name}")
-    for flag, stated in defaults.items():
-        _int(group, flag, None, f"{flag.replace('-', ' ')} (default: {', '.join(stated)})")
+    for field, defaults in all_sizes().items():
+        stated = ", ".join(f"{default} in {name}" for name, default in defaults.items())
+        _int(group, field.replace("_", "-"), None, f"{field.replace('_', ' ')} (default: {stated})")
     text = "axis of the boxes (default: contraction)"
     group.add_argument("--box-axis", default="contraction", choices=get_args(BoxAxis), help=text)
     _text(group, "exclude", "REGEX", "layers left unconverted, e.g. output_projection")

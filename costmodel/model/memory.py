@@ -71,7 +71,7 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
     names, rows, left = _alone(workload, alone)
     rows = rows + state(workload, method)
     rows[len(names) : -1] += (method.in_flight - 1) * left
-    rows[:, Category.GRADIENTS] /= method.shared_by(2) * (1 if has_master(method) else 2)
+    rows[:, Category.GRADIENTS] *= gradient_bytes(method) / (STATE_BITS / 8) / method.shared_by(2)
     if shards:
         weights, gradients = _gathered(workload, run)
         rows[:-1, Category.PARAMETERS] += weights
@@ -82,6 +82,11 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
 def has_master(method: Method) -> bool:
     """Whether the weights that are updated are fp32."""
     return OPTIMISERS[method.optimiser].master or method.setup.container_bits == WIDEST or method.setup.autocast
+
+
+def gradient_bytes(method: Method) -> float:
+    """Bytes of a parameter's gradient: as wide as the weights that are updated."""
+    return STATE_BITS / 8 if has_master(method) else 2
 
 
 def _gathered(workload: Workload, method: Method) -> tuple[float, float]:

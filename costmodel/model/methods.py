@@ -80,6 +80,15 @@ def sizes(name: str) -> dict[str, int]:
     return {field: default for field, default in fields.items() if type(default) is int}
 
 
+def all_sizes() -> dict[str, dict[str, int]]:
+    """The numeric fields of all formats, each with its default by the format's name."""
+    found: dict[str, dict[str, int]] = {}
+    for name in format_names():
+        for field, default in sizes(name).items():
+            found.setdefault(field, {})[name] = default
+    return found
+
+
 def template(name: str, described: Mapping[str, Any]) -> Format:
     """The format with those of its sizes that `described` has; None or absent: the default. Raises ValueError."""
     given = {field: described[field] for field in sizes(name) if described.get(field) is not None}

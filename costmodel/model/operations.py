@@ -149,13 +149,9 @@ class Workload:
 
     def freezing(self, frozen: str) -> "Workload":
         """The workload with weights and biases of layers whose name matches the regex held as they are: no dw product,
-        nothing kept for it, no update; and no backward at all before the first layer that trains. Raises ValueError,
-        also where nothing is left to train."""
+        nothing kept for it, no update; and no backward at all before the first layer that trains. Raises ValueError."""
         regex = pattern("freeze", frozen)
-        changed = self._training([_frozen(op) if regex.search(op.name) else op for op in self.operations])
-        if not changed.trained:
-            raise ValueError(f"freeze {frozen!r} leaves nothing to train: give a narrower expression")
-        return changed
+        return self._training([_frozen(op) if regex.search(op.name) else op for op in self.operations])
 
     def adapting(self, rank: int, layers: str, copies: bool = False) -> "Workload":
         """The workload with LoRA (Hu et al., 2021): all is frozen, and each linear layer whose name matches the regex

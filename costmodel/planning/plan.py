@@ -1,5 +1,6 @@
 """Does a training fit, how fast is it, what bounds it, and what would help: `dsq-cost plan` and `costmodel.plan`."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,7 +11,15 @@ from costmodel.model.entries import CATEGORIES
 from costmodel.model.memory import Memory
 from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, OPTIMISERS, POLICIES, Method, Setup
 from costmodel.model.operations import Workload
-from costmodel.planning.step import Stages, Step, communication_bytes, packing_is_measured, sharded_memory, sharded_step
+from costmodel.planning.step import (
+    Stages,
+    Step,
+    communication_bytes,
+    packing_is_measured,
+    sent_inside,
+    sharded_memory,
+    sharded_step,
+)
 from costmodel.workloads.named import AskedStep
 from costmodel.workloads.transformer import Shard
 from costmodel.workloads.workload_file import states_its_sizes
@@ -138,7 +147,7 @@ class Row:
     tokens: int  #: tokens of a step on all devices
     fits: bool
     fits_chunked: bool  #: whether it fits if the loss is made in chunks or by a fused kernel
-    sent: float  #: bytes that a device sends among data-parallel ones in a step
+    sent: float  #: bytes that a device sends in a step
     packing_measured: bool
     largest_batch: int | None = None  #: sequences; None: the workload states its batch
 
@@ -167,7 +176,7 @@ def _row(question: Question, method: Method, stages: Stages) -> Row:
     shard, micro = question.shard, question.accumulate
     memory = sharded_memory(stages, method, shard, micro)
     step = sharded_step(stages, method, shard, micro, question.hardware)
-    sent = max(communication_bytes(stage, method, micro) for stage in stages)
+    sent = max(communication_bytes(it, method, micro) + micro * sent_inside(it, shard, method) for it in stages)
     tokens = stages[0].tokens * micro * method.devices
     measured = packing_is_measured(method, question.hardware)
     fits = memory.peak <= question.memory
@@ -214,7 +223,7 @@ class Plan:
         low, high = _time(step.seconds * step.low), _time(step.seconds * step.high)
         second = f"A step of {best.tokens:,} tokens takes {_time(step.seconds)} ({low} to {high}), "
         second += f"{best.tokens_per_second:,.0f} tokens/s, bound by {_BOUNDS[step.bound]}; {self.advice}."
-        return f"{first} {second}".replace(" 1 sequences", " 1 sequence")
+        return re.sub(r"\b1 (sequence|token)s\b", r"1 \1", f"{first} {second}")
 
     @property
     def _what(self) -> str:
@@ -236,7 +245,8 @@ class Plan:
             return "its batch is fixed"
         quickest, found = WORTH_IT * self.best.tokens_per_second, ""
         for option, question in self._larger():
-            for method, fitting in ((row.method, row.largest_batch) for row in self.rows if row.method.trusted):
+            own_first = sorted(self.rows, key=lambda row: row is not self.best)
+            for method, fitting in ((row.method, row.largest_batch) for row in own_first if row.method.trusted):
                 own = question is self.question and fitting is not None
                 batch = min(fitting or 0 if own else largest_batch(question, method), MOST_ADVISED)
                 row = _row(question, method, question.stages(method, batch)) if batch else None

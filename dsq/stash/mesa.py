@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dsq.arguments import choice, number, whole_number
 from dsq.kept import MESA_BITS, What
-from dsq.kernels.backend import AffineCodes, Groups, Running
+from dsq.kernels.backend import AffineCodes, Groups, MovingRanges
 from dsq.kernels.dispatch import affine_pack, affine_unpack, define
 from dsq.packing import Rounding
 from dsq.stash.codes import Code
@@ -109,7 +109,7 @@ class RunningRanges:
         self.alpha_beta[key] = ranges = ranges.to(values.device, dtype)
         seed = None if self.rounding == "nearest" else self.seed + self.count
         self.count += 1
-        return affine_pack(values, MESA_BITS, groups, Running(ranges, self.decay), seed)
+        return affine_pack(values, MESA_BITS, groups, MovingRanges(ranges, self.decay), seed)
 
 
 class Mesa(WholePolicy):

@@ -24,7 +24,7 @@ from dsq.precision import parse_rise_at
 
 #: options that change nothing in the paper profile, which costs linear layers and knows no hardware
 IGNORED_BY_PAPER = (
-    *("hardware", "exclude", "freeze", "fused_attention"),
+    *("hardware", "exclude", "freeze", "lora", "lora_layers", "fused_attention"),
     *("eager_attention", "chunked_loss", "box_axis", "container"),
 )
 

@@ -4,15 +4,15 @@ import argparse
 import re
 from functools import partial
 
-from costmodel.cli.answer import Answer, Section, heading, setups_of
+from costmodel.cli.answer import Answer, Section, heading, refuse_idle, setups_of
 from costmodel.cli.pictures.plan import draw_page, draw_picture
 from costmodel.hardware.hardware import load_hardware
-from costmodel.model.methods import Method
+from costmodel.model.methods import Method, all_sizes
 from costmodel.planning.plan import ASKED, NF4_BITS, Question
 from costmodel.workloads.named import asked
 from dsq.command import write_whole
 
-_UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_UNITS = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _SHOWN = {"method": "", "peak_GB": ",.2f", "fits": "", "largest_batch": ",", "step_ms": ",.1f", "step_ms_low": ",.1f"}
 _SHOWN |= {"step_ms_high": ",.1f", "bound": "", "tokens/s": ",.0f"}
 
@@ -41,18 +41,23 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 
 def _sort(arguments: argparse.Namespace) -> list[str]:
-    """The words that are precisions; the first that is none is the workload's name. Raises ValueError."""
-    words = list(arguments.words)
-    if words and not any(bracket in words[0] for bracket in "[]:"):
-        if arguments.workload != arguments.parser.get_default("workload"):
-            raise ValueError(f"workload is given twice: {words[0]!r} and --workload {arguments.workload!r}")
-        arguments.workload = words.pop(0)
-    return words
+    """The words that are precisions; another one is the workload's name. Raises ValueError."""
+    precisions = [word for word in arguments.words if any(bracket in word for bracket in "[]:")]
+    names = [word for word in arguments.words if word not in precisions]
+    if arguments.workload != arguments.parser.get_default("workload"):
+        names.append(arguments.workload)
+    if len(names) > 1:
+        given = " and ".join(map(repr, names))
+        raise ValueError(f"workload is given twice: {given}; a precision is written as in [8,4,8,8]")
+    arguments.workload = names[0] if names else arguments.workload
+    if not precisions:
+        refuse_idle(arguments, ("format", "box_axis", "container", *all_sizes()), "without a precision")
+    return precisions
 
 
 def parse_bytes(text: str) -> float:
     """'80GB' -> 80e9. Raises ValueError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MGT]i?B)", text)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MGT]i?B)", text, re.IGNORECASE)
     if not match or not float(match[1]):
         raise ValueError(f"fit must be a size such as 80GB or 24GiB, got {text!r}")
-    return float(match[1]) * _UNITS[match[2]]
+    return float(match[1]) * _UNITS[match[2].lower()]
