@@ -15,7 +15,7 @@ from dsq.precision import DEFAULT_LEVELS, Level, Precision, RiseAt, damage, pars
 from dsq.quantizers import Quantizers, Units
 from dsq.scheduler import PrecisionScheduler, check_plateau
 
-Stash = Literal["linears", "all"]
+StashScope = Literal["linears", "all"]
 
 
 Given_contra = TypeVar("Given_contra", contravariant=True)
@@ -74,10 +74,10 @@ class DSQConfig:
     units: Units = _option(
         "exact", "each GEMM on the fastest units that hold its products exactly, or all in float32", words=Units
     )
-    stash: Stash = _option(
+    stash: StashScope = _option(
         "linears",
         "stashed at q1: the layers' inputs, or all that operations of dsq.stash's table keep, at 4 bits or more",
-        words=Stash,
+        words=StashScope,
     )
     attention: bool = _option(
         False, "quantise attention's two products too, of queries by keys and of weights by values"
@@ -102,7 +102,7 @@ class DSQConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "levels", parse_levels(self.levels))
-        choice("stash", self.stash, get_args(Stash))
+        choice("stash", self.stash, get_args(StashScope))
         check_plateau(self.patience, self.threshold)
         object.__setattr__(self, "rise_at", parse_rise_at(self.rise_at, len(self.levels)))
         if self.exclude is not None:

@@ -48,7 +48,7 @@ class AffineCodes(NamedTuple):
     ranges: Tensor  #: (2, groups): the low of each group, and the step, the distance of neighbouring codes
 
 
-class Running(NamedTuple):
+class MovingRanges(NamedTuple):
     """Ranges that follow the tensors coded in them: exponential means (Mesa, equations 6 and 7)."""
 
     alpha_beta: Tensor  #: (2, groups), contiguous: width and low of each group; NaN before the first tensor
@@ -260,7 +260,7 @@ class Backend:
     apply_mask: Callable[[Tensor, Tensor], Tensor]
     #: (values, bits, groups, running ranges, seed) -> codes in those ranges, which are moved by the values first, in
     #: place; None: each group is one run, of a range of its own
-    affine_pack: Callable[[Tensor, int, Groups, Running | None, int | None], AffineCodes]
+    affine_pack: Callable[[Tensor, int, Groups, MovingRanges | None, int | None], AffineCodes]
     #: (codes, bits, groups, N, dtype) -> values (N,)
     affine_unpack: Callable[[AffineCodes, int, Groups, int, torch.dtype], Tensor]
     #: the ways it can multiply, the preferred first: its own; PyTorch's matmul, which fits any product; others

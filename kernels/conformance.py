@@ -24,8 +24,8 @@ from dsq.kernels.backend import (
     Layer,
     LinearMatMuls,
     MatMul,
+    MovingRanges,
     Operand,
-    Running,
 )
 from dsq.kernels.reference.backend import FLOAT64, REFERENCE, TORCH
 from dsq.kernels.tuning import prepared
@@ -221,11 +221,11 @@ def affine_disagreements(backend: Backend, device: torch.device) -> Iterator[tup
         before = torch.linspace(0.01, 3, 2 * groups.number).view(2, -1)
         before[:, ::3] = torch.nan  # groups that no tensor was seen of
         own = bits % 2 == 0 and groups.run * groups.number >= count  # else in running ranges: values lie outside
-        running = None if own else Running(before.clone(), 0.9)
+        running = None if own else MovingRanges(before.clone(), 0.9)
         packed = REFERENCE.affine_pack(x, bits, groups, running, seed)
         y = REFERENCE.affine_unpack(packed, bits, groups, count, dtype)
 
-        moving = None if running is None else Running(before.to(device), 0.9)
+        moving = None if running is None else MovingRanges(before.to(device), 0.9)
         found = backend.affine_pack(x.to(device), bits, groups, moving, seed)
         moved = AffineCodes(*(part.to(device) for part in packed))
         found_y = backend.affine_unpack(moved, bits, groups, count, dtype)

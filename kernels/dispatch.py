@@ -28,7 +28,7 @@ from dsq.kernels.backend import (
     GemmKernel,
     Groups,
     MatMul,
-    Running,
+    MovingRanges,
     Sizes,
     check_codes,
 )
@@ -281,7 +281,7 @@ def _check_bytes(name: str, stream: Tensor, bits: int) -> None:
 
 
 def affine_pack(
-    x: Tensor, bits: int, groups: Groups, running: Running | None = None, seed: int | None = None
+    x: Tensor, bits: int, groups: Groups, running: MovingRanges | None = None, seed: int | None = None
 ) -> AffineCodes:
     """Codes of 1 to 8 bits of ``x`` (of FLOATS, any shape), in running ranges, which are moved by the values first, in
     place; None: each group is one run, in its own range. Ranges are float32, or float64 for float64 values.

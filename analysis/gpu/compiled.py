@@ -57,7 +57,7 @@ HOT = (SignedNVInt(3), SignedNVInt(4), BFP(8), BFP(4))
 EDGES = ((1,), (4096, 1), (1, 4096), (codec.WIDE // 4096 - 1, 4096), (codec.WIDE // 4096, 4096), (codec.WIDE + 1,))
 
 
-class Launch(NamedTuple):
+class KernelCall(NamedTuple):
     """One call of the backend that launches kernels."""
 
     what: str
@@ -65,7 +65,7 @@ class Launch(NamedTuple):
     part: str = "all"  #: of PARTS
 
 
-def launches() -> Iterator[Launch]:
+def kernel_calls() -> Iterator[KernelCall]:
     """Every launch that is compiled: hot ones first, then the edges of sizes, then the conformance cases."""
     for fmt, dtype, dim in itertools.product(HOT, DTYPES[:2], (-1, 0)):
         yield from _codec(fmt, LARGE, dim, (dtype, dtype), None, part="hot")
@@ -96,18 +96,18 @@ Types = tuple[torch.dtype, torch.dtype]
 
 def _codec(
     fmt: Format, sizes: tuple[int, ...], dim: int, types: Types, seed: int | None, part: str = "all"
-) -> Iterator[Launch]:
+) -> Iterator[KernelCall]:
     (dtype, out), layout = types, Layout.of(sizes, dim)
     x, (codes, scales) = torch.empty(sizes, dtype=dtype, device="meta"), _packed(fmt, layout)
     what = f"{fmt}, boxes along {'rows' if layout.along_rows else 'columns'}, {_short(dtype)}"
     rounding = "" if seed is None else ", stochastic"
-    yield Launch(f"pack {what}{rounding}", lambda: codec.pack(x, fmt, layout, seed), part)
-    yield Launch(f"quantize {what}{rounding}", lambda: codec.quantize(x, fmt, layout, seed, out), part)
+    yield KernelCall(f"pack {what}{rounding}", lambda: codec.pack(x, fmt, layout, seed), part)
+    yield KernelCall(f"quantize {what}{rounding}", lambda: codec.quantize(x, fmt, layout, seed, out), part)
     if seed is None or part == "all":
-        yield Launch(f"unpack {what}", lambda: codec.unpack(codes, scales, fmt, layout, out), part)
+        yield KernelCall(f"unpack {what}", lambda: codec.unpack(codes, scales, fmt, layout, out), part)
 
 
-def _layer(levels: str, seed: int | None) -> Iterator[Launch]:
+def _layer(levels: str, seed: int | None) -> Iterator[KernelCall]:
     """The passes of a layer, whose kernels round a tensor twice."""
     for dtypes in (Dtypes(*DTYPES[:1] * 3), Dtypes(*DTYPES[1::-1], DTYPES[1])):
         shape, (x, w, dy) = torch.Size(LARGE), (torch.empty(LARGE, dtype=it, device="meta") for it in dtypes)
@@ -120,23 +120,23 @@ def _layer(levels: str, seed: int | None) -> Iterator[Launch]:
                 _, x_1 = forward(given[0], given[1], None, seed, True)
                 backward(given[2], given[1], x_1, seed)
 
-            yield Launch(what, both, part)
+            yield KernelCall(what, both, part)
 
 
-def _masks() -> Iterator[Launch]:
+def _masks() -> Iterator[KernelCall]:
     for dtype in (*DTYPES, torch.bool):
         for count in (1, 1 << 20, codec.WIDE):
             x, part = torch.empty(count, dtype=dtype, device="meta"), "hot" if count == 1 << 20 else "edges"
             bits = torch.empty((count + 7) // 8, dtype=torch.uint8, device="meta")
             for nan in (False, True):
                 what = f"mask of {_short(dtype)}"
-                yield Launch(f"pack {what}", partial(codec.pack_mask, x, 0.0, 1.0, nan), part)
+                yield KernelCall(f"pack {what}", partial(codec.pack_mask, x, 0.0, 1.0, nan), part)
             if dtype is not torch.bool:
-                yield Launch(f"unpack {what}", partial(codec.unpack_mask, bits, count, dtype), part)
-                yield Launch(f"apply {what}", partial(codec.apply_mask, bits, x), part)
+                yield KernelCall(f"unpack {what}", partial(codec.unpack_mask, bits, count, dtype), part)
+                yield KernelCall(f"apply {what}", partial(codec.apply_mask, bits, x), part)
 
 
-def _products(matmul: MatMul, rows: int, depth: int, columns: int, part: str = "all") -> Iterator[Launch]:
+def _products(matmul: MatMul, rows: int, depth: int, columns: int, part: str = "all") -> Iterator[KernelCall]:
     bias = torch.empty(columns, device="meta")
     a, b = (
         _codes(operand, tuple(reversed(shape)) if operand.transposed else shape)
@@ -144,7 +144,7 @@ def _products(matmul: MatMul, rows: int, depth: int, columns: int, part: str = "
     )
     for gemm in TRITON.gemms:
         if gemm.packed and gemm.fits(matmul, torch.float32):
-            yield Launch(f"{gemm.name} {_told(matmul)}", partial(_run, gemm, matmul, a, b, bias), part)
+            yield KernelCall(f"{gemm.name} {_told(matmul)}", partial(_run, gemm, matmul, a, b, bias), part)
 
 
 def _run(gemm: GemmKernel, matmul: MatMul, a: Codes, b: Codes, bias: torch.Tensor) -> None:
@@ -268,7 +268,7 @@ def _read_amd(asm: str) -> Record:
     }
 
 
-def compiled_rows(target: str, wanted: Iterable[Launch]) -> Iterator[Record]:
+def compiled_rows(target: str, wanted: Iterable[KernelCall]) -> Iterator[Record]:
     """A row for each kernel that is new, and for each launch that fails."""
     seen: set[str] = set()
     for launch in wanted:
@@ -351,9 +351,9 @@ def main(argv: list[str] | None = None) -> int:
     return int(bool(found))
 
 
-def wanted(target: str, part: str) -> Iterator[Launch]:
+def wanted(target: str, part: str) -> Iterator[KernelCall]:
     """The launches of a part and of those before it that the target takes."""
-    for launch in launches():
+    for launch in kernel_calls():
         within = PARTS.index(launch.part) <= PARTS.index(part)
         if within and (target not in WITHOUT_INT8 or "int8" not in launch.what):
             yield launch

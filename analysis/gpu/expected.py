@@ -23,10 +23,11 @@ import torch
 from analysis.gpu.launches import DeviceCall, block, codecs, least, linear, step
 from costmodel.hardware.hardware import MICRO, Hardware, load_hardware
 from dsq.command import OneLineParser, Record, table
+from dsq.precision import DEFAULT_LEVELS
 
 PROG = "python -m analysis.gpu.expected"
 CARDS = ("a100-80gb", "h100", "rtx-4090")
-LEVELS = "[8,4,4,8]"
+LEVELS = str(DEFAULT_LEVELS[0])
 LAUNCH = 5 * MICRO
 TOKENS, WIDTH = 8192, 4096
 #: of a block, whose sequences have 1,024 tokens

@@ -36,7 +36,7 @@ _LINEAR = {function: row for function, row in table.TABLE.items() if row is tabl
 
 
 @dataclass(frozen=True)
-class Setup:
+class StashSetup:
     """A stash policy, and what differs from it."""
 
     policy: str
@@ -53,20 +53,20 @@ class Setup:
         return controller
 
 
-def _more(attention: int, activation: int, norm: int) -> tuple[str, Setup]:
+def _more(attention: int, activation: int, norm: int) -> tuple[str, StashSetup]:
     more = {"attention": attention, "softmax": attention, "activation": activation, "layernorm": norm}
     name = ", ".join(f"{kind} {4 + n}" for kind, n in more.items() if n and kind != "softmax")
-    return name, Setup("bfp", {"bits": 4}, more)
+    return name, StashSetup("bfp", {"bits": 4}, more)
 
 
 SETUPS = {
-    "linears alone, 4": Setup("bfp", {"bits": 4}, rows=_LINEAR),
-    **{f"all at {bits}": Setup("bfp", {"bits": bits}) for bits in (4, 5, 6, 8)},
+    "linears alone, 4": StashSetup("bfp", {"bits": 4}, rows=_LINEAR),
+    **{f"all at {bits}": StashSetup("bfp", {"bits": bits}) for bits in (4, 5, 6, 8)},
     **dict(_more(*bits) for bits in ((2, 0, 0), (1, 1, 0), (2, 1, 0), (2, 2, 0), (2, 2, 1), (2, 2, 2), (3, 2, 2))),
-    "all at 4, stochastic": Setup("bfp", {"bits": 4, "rounding": "stochastic"}),
-    "mesa": Setup("mesa", {}),
-    "gact 4": Setup("gact", {"bits": 4}),
-    **{f"gact {bits}, snvint": Setup("gact", {"bits": bits, "format": "snvint"}) for bits in (4, 5)},
+    "all at 4, stochastic": StashSetup("bfp", {"bits": 4, "rounding": "stochastic"}),
+    "mesa": StashSetup("mesa", {}),
+    "gact 4": StashSetup("gact", {"bits": 4}),
+    **{f"gact {bits}, snvint": StashSetup("gact", {"bits": bits, "format": "snvint"}) for bits in (4, 5)},
 }
 
 

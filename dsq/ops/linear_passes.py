@@ -35,7 +35,7 @@ _any_autocast = torch._C._is_any_autocast_enabled
 _KEPT_PLANS = 4096
 
 #: what is kept of x for the backward: nothing, x itself, or its codes and scales
-Stash = tuple[Tensor, ...]
+StashTensors = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +51,7 @@ class Fused:
     backward: dict[tuple[bool, bool], BackwardCall | None]
 
 
-class Plan(NamedTuple):
+class LinearPlan(NamedTuple):
     """How a layer of given formats, shapes and dtypes runs."""
 
     matmuls: LinearMatMuls
@@ -61,10 +61,10 @@ class Plan(NamedTuple):
     fused: Fused | None  #: None where a compiler, a mode or a special tensor is to see each product
 
 
-_plans: dict[Any, Plan] = {}
+_plans: dict[Any, LinearPlan] = {}
 
 
-def plan(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | None, seed: int | None) -> Plan:
+def plan(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | None, seed: int | None) -> LinearPlan:
     """Return the plan of a layer: y (..., N) of x (..., K).
 
     Under autocast operands are quantised from the tensors as they come, and y takes autocast's dtype. Raises what
@@ -74,7 +74,8 @@ def plan(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | None,
     dense = x.layout is w_NK.layout is torch.strided
     if not dense or not plain(x, w_NK, bias_N):
         _check(x, w_NK, bias_N, autocast is not None)
-        return Plan(matmuls, matmuls.stash, Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype), matrix(x).shape, None)
+        dtypes = Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype)
+        return LinearPlan(matmuls, matmuls.stash, dtypes, matrix(x).shape, None)
     # stochastic rounding draws by the place in (N, K)
     turned = seed is None and not w_NK.is_contiguous() and w_NK.dim() == 2 and w_NK.t().is_contiguous()
     bias = None if bias_N is None else (bias_N.shape, bias_N.dtype, bias_N.device)
@@ -90,7 +91,7 @@ def plan(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | None,
     return found
 
 
-def other_formats(plan: Plan, matmuls: LinearMatMuls) -> Plan:
+def other_formats(plan: LinearPlan, matmuls: LinearMatMuls) -> LinearPlan:
     """Return the plan of the same layer with other products."""
     fused = plan.fused
     if fused is None:
@@ -102,15 +103,15 @@ def other_formats(plan: Plan, matmuls: LinearMatMuls) -> Plan:
 
 
 def forward(
-    plan: Plan, x: Tensor, w_NK: Tensor, bias_N: Tensor | None, seed: int | None, stashing: bool
-) -> tuple[Tensor, Stash]:
+    plan: LinearPlan, x: Tensor, w_NK: Tensor, bias_N: Tensor | None, seed: int | None, stashing: bool
+) -> tuple[Tensor, StashTensors]:
     """Return y (..., N) and, where ``stashing`` asks for it, what of x the backward needs.
 
     Layers that are given the same ``x`` share one stash.
     """
     matmuls, fused = plan.matmuls, plan.fused
     packing = stashing and plan.stash.format is not None
-    stash: Stash = (x.detach().to(plan.dtypes.y),) if stashing and not packing else ()
+    stash: StashTensors = (x.detach().to(plan.dtypes.y),) if stashing and not packing else ()
     sharing = packing and fused is not None  # a compiler finds by itself what is packed twice
     if sharing:
         key = _stash_key(x, plan.stash, seed)
@@ -132,7 +133,7 @@ def forward(
 
 
 def backward(
-    plan: Plan, dy: Tensor, w_NK: Tensor | None, stash: Stash, seed: int | None
+    plan: LinearPlan, dy: Tensor, w_NK: Tensor | None, stash: StashTensors, seed: int | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return dx (..., K) of dy (..., N) where ``w_NK`` is given for it, and dw (N, K) where ``stash`` is not empty."""
     x1 = Codes(*stash, plan.x_matrix) if len(stash) == 2 else None
@@ -171,7 +172,7 @@ def check_callers(x: Any, weight: Any, bias: Any) -> None:
         refuse_transforms()
 
 
-def _made(layer: Layer, turned: bool, backend: Backend) -> Plan:
+def _made(layer: Layer, turned: bool, backend: Backend) -> LinearPlan:
     """Return the plan of a layer whose products are those of w (N, K), its shapes those that lie in memory."""
     matmuls, dtypes = layer.matmuls, layer.dtypes
     stored = layer._replace(matmuls=of_stored_transpose(matmuls)) if turned else layer
@@ -183,7 +184,7 @@ def _made(layer: Layer, turned: bool, backend: Backend) -> Plan:
     if backend.linear is not None and _runs(backend, stored, output, stored.matmuls.weight_gradient):
         gemm = gemm_for(output, dtypes.y, output.sizes(shape_TK, stored.w_shape), backend).name
         call = backend.linear.forward(stored, gemm)
-    return Plan(matmuls, matmuls.stash, dtypes, shape_TK, Fused(backend, stored, turned, stash, call, {}))
+    return LinearPlan(matmuls, matmuls.stash, dtypes, shape_TK, Fused(backend, stored, turned, stash, call, {}))
 
 
 def _backward_call(fused: Fused, dx_wanted: bool, dw_wanted: bool) -> BackwardCall | None:
@@ -209,14 +210,14 @@ def _runs(backend: Backend, layer: Layer, *matmuls: MatMul) -> bool:
     return all(fmt is not None and backend.serves(fmt) for fmt in given)
 
 
-def _keep(key: Any, plan: Plan) -> Plan:
+def _keep(key: Any, plan: LinearPlan) -> LinearPlan:
     if len(_plans) >= _KEPT_PLANS:
         _plans.clear()
     _plans[key] = plan
     return plan
 
 
-def _refuse_codes(plan: Plan, x1: Codes) -> None:
+def _refuse_codes(plan: LinearPlan, x1: Codes) -> None:
     assert plan.stash.format is not None
     check_codes(x1.codes, x1.scales, plan.stash.format, layout_of(plan.x_matrix, plan.stash.axis))
 
@@ -272,7 +273,7 @@ def _stash_key(source: Tensor, stash: Operand, seed: int | None) -> Any:
     return (source._version, memory, stash.format, stash.axis, source.dtype, seed is None)
 
 
-def _shared(source: Tensor, key: Any) -> Stash:
+def _shared(source: Tensor, key: Any) -> StashTensors:
     """Return the stash of an earlier layer that was given ``source``; nothing where it is gone or differs."""
     found = _stashes[id(source)]
     codes, scales = found.codes(), found.scales()

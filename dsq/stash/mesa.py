@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from dsq.arguments import choice, number, whole_number
 from dsq.kept import MESA_BITS, What
-from dsq.kernels.backend import AffineCodes, Groups, Running
+from dsq.kernels.backend import AffineCodes, Groups, MovingRanges
 from dsq.kernels.dispatch import affine_pack, affine_unpack, define
 from dsq.packing import Rounding
 from dsq.stash.codes import Code
 from dsq.stash.controller import Controller
-from dsq.stash.interception import TablePolicy, stash_now
+from dsq.stash.interception import WholePolicy, stash_now
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 
@@ -109,13 +109,11 @@ class RunningRanges:
         self.alpha_beta[key] = ranges = ranges.to(values.device, dtype)
         seed = None if self.rounding == "nearest" else self.seed + self.count
         self.count += 1
-        return affine_pack(values, MESA_BITS, groups, Running(ranges, self.decay), seed)
+        return affine_pack(values, MESA_BITS, groups, MovingRanges(ranges, self.decay), seed)
 
 
-class Mesa(TablePolicy):
-    """Running ranges."""
-
-    by_parts = False  # a range is told apart by its turn in a whole forward
+class Mesa(WholePolicy):
+    """Running ranges, told apart by their turn in the forward."""
 
     def __init__(self, model: nn.Module, kinds: frozenset[str], ranges: RunningRanges, heads: int) -> None:
         super().__init__(model)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt, check_stored
 from dsq.formats.fixed_point import BIAS
-from dsq.kernels.backend import AffineCodes, Groups, Running
+from dsq.kernels.backend import AffineCodes, Groups, MovingRanges
 from dsq.kernels.cpu.library import SEED_MASK, Library
 from dsq.kernels.cpu.memory import addresses
 
@@ -91,7 +91,7 @@ class CodecKernels:
         return self.library.new("AffineDesc", fields)
 
     def affine_pack(
-        self, x: Tensor, bits: int, groups: Groups, running: Running | None, seed: int | None
+        self, x: Tensor, bits: int, groups: Groups, running: MovingRanges | None, seed: int | None
     ) -> AffineCodes:
         count = x.numel()
         codes = torch.empty((count * bits + 7) // 8, dtype=torch.uint8, device="cpu")

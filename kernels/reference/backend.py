@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dsq.kernels.backend import Backend, GemmKernel, MatMul
 from dsq.kernels.reference import codec, stash
-from dsq.kernels.reference.formats import CODECS
+from dsq.kernels.reference.formats import SCALINGS
 
 
 def _any(matmul: MatMul, dtype: torch.dtype) -> bool:
@@ -31,7 +31,7 @@ TORCH = GemmKernel("torch", _any, _by_torch)
 
 REFERENCE = Backend(
     name="reference",
-    formats=frozenset(CODECS),
+    formats=frozenset(SCALINGS),
     quantize=codec.quantize,
     pack=codec.pack,
     unpack=codec.unpack,

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dsq.formats import Format, Layout
-from dsq.kernels.reference.formats import codec_of
+from dsq.kernels.reference.formats import scaling_of
 
 
 def quantize(x: Tensor, fmt: Format, layout: Layout, seed: int | None, dtype: torch.dtype) -> Tensor:
@@ -36,7 +36,7 @@ def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: to
     sign = 1 << (fmt.bits - 1)
     codes_ORC = (unpack_bits(codes, fmt.bits, layout.columns, torch.int64) ^ sign) - sign  # two's complement
     codes_ORC = codes_ORC.view(layout.outer, layout.rows, layout.columns)
-    return _decode(codes_ORC, _spread(codec_of(fmt).steps(scales, fmt, layout), fmt, layout), dtype)
+    return _decode(codes_ORC, _spread(scaling_of(fmt).steps(scales, fmt, layout), fmt, layout), dtype)
 
 
 def _spread(box_B: Tensor, fmt: Format, layout: Layout) -> Tensor:
@@ -51,11 +51,11 @@ def _spread(box_B: Tensor, fmt: Format, layout: Layout) -> Tensor:
 
 def _encode(x: Tensor, fmt: Format, layout: Layout, seed: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """Codes (O, R, C) as int64, the step of each, and the stored scales."""
-    codec = codec_of(fmt)
+    scaling = scaling_of(fmt)
     x_ORC = x.to(torch.float32).to(torch.float64).reshape(layout.outer, layout.rows, layout.columns)
-    scales = codec.scales(x_ORC, fmt, layout)
-    step_ORC = _spread(codec.steps(scales, fmt, layout), fmt, layout)
-    t = codec.divide(x_ORC, step_ORC)
+    scales = scaling.scales(x_ORC, fmt, layout)
+    step_ORC = _spread(scaling.steps(scales, fmt, layout), fmt, layout)
+    t = scaling.divide(x_ORC, step_ORC)
     if seed is None:
         rounded = torch.round(t)
     else:

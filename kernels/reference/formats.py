@@ -1,6 +1,6 @@
 """Each format as the kernels see it: the scales of a tensor's boxes, and the step that a scale stands for.
 
-A new format adds its two functions here and a line of CODECS. Shape suffixes: O outer, R rows, C columns
+A new format adds its two functions here and a line of SCALINGS. Shape suffixes: O outer, R rows, C columns
 (dsq.formats.Layout), B boxes.
 """
 
@@ -14,7 +14,7 @@ from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
 from dsq.formats.fixed_point import BIAS
 
 
-class Codec(NamedTuple):
+class Scaling(NamedTuple):
     """A format as the kernels see it."""
 
     #: (x (O, R, C) float64, format, layout) -> uint8 scales of the format's scale_shape
@@ -25,11 +25,11 @@ class Codec(NamedTuple):
     divide: Callable[[Tensor, Tensor], Tensor] = torch.div
 
 
-def codec_of(fmt: Format) -> Codec:
-    """The codec of the format. Raises TypeError if it has none."""
-    if type(fmt) not in CODECS:
-        raise TypeError(f"format {fmt} has no codec in kernels/reference/formats.py")
-    return CODECS[type(fmt)]
+def scaling_of(fmt: Format) -> Scaling:
+    """The scaling of the format. Raises TypeError if it has none."""
+    if type(fmt) not in SCALINGS:
+        raise TypeError(f"format {fmt} has no scaling in kernels/reference/formats.py")
+    return SCALINGS[type(fmt)]
 
 
 def _box_reduce(x_ORC: Tensor, fmt: Format, layout: Layout, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
@@ -149,9 +149,9 @@ def _e4m3_divide(x_ORC: Tensor, step_ORC: Tensor) -> Tensor:
     return torch.where(step == 0, 0.0, x_ORC.float() * (1 / step)).double()
 
 
-CODECS: dict[type[Format], Codec] = {
-    BFP: Codec(_power_scales, _power_steps),
-    FixedPoint: Codec(_power_scales, _power_steps),
-    SignedBFP: Codec(_signed_power_scales, _signed_power_steps),
-    SignedNVInt: Codec(_e4m3_scales, _e4m3_steps, _e4m3_divide),
+SCALINGS: dict[type[Format], Scaling] = {
+    BFP: Scaling(_power_scales, _power_steps),
+    FixedPoint: Scaling(_power_scales, _power_steps),
+    SignedBFP: Scaling(_signed_power_scales, _signed_power_steps),
+    SignedNVInt: Scaling(_e4m3_scales, _e4m3_steps, _e4m3_divide),
 }

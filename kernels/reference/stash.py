@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.kernels.backend import AffineCodes, Groups, Running
+from dsq.kernels.backend import AffineCodes, Groups, MovingRanges
 from dsq.kernels.reference.codec import BLOCK, pack_bits, uniform, unpack_bits
 
 #: eight bytes of 0 or 1, read as one little-endian integer and multiplied by this, leave their bits in the top byte
@@ -66,7 +66,7 @@ _CHUNK = 1 << 20
 assert _CHUNK % BLOCK == 0
 
 
-def affine_pack(x: Tensor, bits: int, groups: Groups, running: Running | None, seed: int | None) -> AffineCodes:
+def affine_pack(x: Tensor, bits: int, groups: Groups, running: MovingRanges | None, seed: int | None) -> AffineCodes:
     """Codes in running ranges, which are moved first, or in the values' own."""
     count = x.numel()
     x_AGB = _runs(x.view(-1), groups)
@@ -103,7 +103,7 @@ def _extents(x_AGB: Tensor) -> Tensor:
     return torch.stack([high_G - low_G, low_G])
 
 
-def _move(running: Running, now_2G: Tensor) -> Tensor:
+def _move(running: MovingRanges, now_2G: Tensor) -> Tensor:
     """Take the range of one more tensor into the means; NaN where that is not finite."""
     before_2G = running.alpha_beta
     merged_2G = torch.where(before_2G.isnan(), now_2G, running.decay * before_2G + (1 - running.decay) * now_2G)

@@ -165,7 +165,7 @@ def split_words(words, BITS: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, 
     return code_TC & ((1 << BITS) - 1)
 
 
-# ---- what a format is to the kernels: a Grid of functions, as kernels/reference/formats.py has a Codec for it
+# ---- what a format is to the kernels: a Grid of functions, as kernels/reference/formats.py has a Scaling for it
 #
 # A scale is the byte that a box stores; ``tensor`` is the exponent of the whole tensor, if the format stores one.
 # Scales, keys and values may have any shape that broadcasts against each other.

@@ -26,7 +26,7 @@ import dsq
 from dsq.formats import FORMATS, Format, format_class, options
 from dsq.functional import linear
 from dsq.kernels import dispatch
-from dsq.kernels.backend import Groups, Running
+from dsq.kernels.backend import Groups, MovingRanges
 from dsq.kernels.cpu.backend import load
 from dsq.kernels.cpu.library import library
 from dsq.kernels.dispatch import affine_pack, affine_unpack, apply_mask, pack_mask, relu, unpack_mask
@@ -121,7 +121,7 @@ def affine(draw: random.Random) -> None:
     count = run * number * (draw.randint(1, 3) if runs else 1) - draw.randrange(run)
     x, groups = _view(draw, (count,), draw.choice(DTYPES)), Groups(run, number)
     before, decay = torch.rand(2, number, dtype=torch.promote_types(x.dtype, torch.float32)), draw.random()
-    mine, other = (Running(before.clone(), decay) if runs else None for _ in range(2))
+    mine, other = (MovingRanges(before.clone(), decay) if runs else None for _ in range(2))
     seed, out = draw.choice([None, draw.getrandbits(63)]), draw.choice(DTYPES)
     ours = affine_pack(x, bits, groups, mine, seed)
     unpacked = affine_unpack(ours, bits, groups, count, out)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dsq.kernels.backend import AffineCodes, Groups, Running
+from dsq.kernels.backend import AffineCodes, Groups, MovingRanges
 from dsq.kernels.conformance import same_bits
 from dsq.kernels.cpu import backend as cpu
 from dsq.kernels.cpu.library import library
@@ -104,7 +104,7 @@ def test_codes_and_ranges_that_do_not_fit_the_values_are_refused():
     wrong = torch.zeros(2, 8, dtype=torch.float64), torch.zeros(8, 2).t(), torch.zeros(2, 8, device="meta")
     for ranges in (*wrong, torch.zeros(2, 7)):
         with pytest.raises(ValueError, match=r"running ranges must be contiguous torch\.float32 \(2, 8\) on cpu, got"):
-            affine_pack(x, 4, groups, Running(ranges, 0.9))
+            affine_pack(x, 4, groups, MovingRanges(ranges, 0.9))
     codes, ranges = affine_pack(x, 4, groups)
     for other in (ranges[:, :7], ranges.bfloat16(), ranges.long()):
         with pytest.raises(ValueError, match=r"ranges must be float32 \(2, 8\), got"):

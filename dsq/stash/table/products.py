@@ -74,7 +74,7 @@ class QuantisedLinear(torch.autograd.Function):
         x: Tensor,
         w_NK: Tensor,
         bias: Tensor | None,
-        plan: linear_passes.Plan,
+        plan: linear_passes.LinearPlan,
         seed: int | None,
     ) -> Tensor:
         w = w_NK if ctx.needs_input_grad[1] else None

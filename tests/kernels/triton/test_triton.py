@@ -176,7 +176,7 @@ def compiled():
 
 
 def test_hot_kernels_use_wide_accesses_and_tensor_cores_and_neither_spill_nor_flush(compiled):
-    wanted = [it for it in compiled.launches() if it.part == "hot"]
+    wanted = [it for it in compiled.kernel_calls() if it.part == "hot"]
     chosen = [it for it in wanted if "bfp:bits=4" in it.what and "float32" in it.what][:6]
     chosen += [it for it in wanted if it.what.startswith("pack mask")][:1]
     chosen += [it for it in wanted if it.what.startswith("int8 128x128")][:1]
@@ -194,9 +194,9 @@ def test_variants_that_the_interpreter_takes_and_a_compiler_did_not(compiled, ta
     """Offsets of 64 bits along rows; one column; boxes of more rows than a warp has."""
     x = torch.empty(1 << 20, 1 << 11, dtype=torch.bfloat16, device="meta"), torch.empty(64, 1, device="meta")
     launches = [
-        compiled.Launch("wide", lambda: TRITON.pack(x[0], BFP(4), Layout.of(x[0].shape, 0), None)),
-        compiled.Launch("one column", lambda: TRITON.pack(x[1], FixedPoint(4), Layout.of((64, 1), 0), 3)),
-        compiled.Launch("long boxes", lambda: TRITON.pack(x[1], BFP(5, 128), Layout.of((64, 1), 0), None)),
+        compiled.KernelCall("wide", lambda: TRITON.pack(x[0], BFP(4), Layout.of(x[0].shape, 0), None)),
+        compiled.KernelCall("one column", lambda: TRITON.pack(x[1], FixedPoint(4), Layout.of((64, 1), 0), 3)),
+        compiled.KernelCall("long boxes", lambda: TRITON.pack(x[1], BFP(5, 128), Layout.of((64, 1), 0), None)),
     ]
     rows = list(compiled.compiled_rows(target, launches))
     assert compiled.faults(rows) == []
@@ -207,7 +207,7 @@ def test_a_kernel_that_does_not_compile_or_fit_is_a_fault(compiled):
     def fails():
         raise RuntimeError("PassManager::run failed")
 
-    (row,) = compiled.compiled_rows("sm_90", [compiled.Launch("one", fails)])
+    (row,) = compiled.compiled_rows("sm_90", [compiled.KernelCall("one", fails)])
     large = {"target": "sm_86", "launch": "two", "kernel": "multiply", "shared": 120_000, "hot": True, "spilled": 0}
     spills = {"target": "sm_90", "launch": "three", "kernel": "encode", "shared": 0, "hot": True, "spilled": 8}
     assert compiled.faults([row, large, spills]) == [
