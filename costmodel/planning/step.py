@@ -8,7 +8,7 @@ from functools import lru_cache
 from costmodel.hardware.hardware import Hardware, Pass
 from costmodel.model.entries import layer_of, results_kept
 from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
-from costmodel.model.memory import Memory, in_host, is_base, packed_values, peak_memory
+from costmodel.model.memory import Memory, gradient_bytes, in_host, is_base, packed_values, peak_memory
 from costmodel.model.methods import BF16, OPTIMISERS, Method
 from costmodel.model.operations import Gemm, Operation, Workload
 from costmodel.model.roofline import step_floor
@@ -17,7 +17,7 @@ from costmodel.workloads.transformer import Shard
 
 
 @dataclass(frozen=True)
-class Step:
+class StepTime:
     """A step's least time on each device, in seconds."""
 
     compute: float  #: forward and backward: the roofline's floor, recomputation included
@@ -35,8 +35,11 @@ class Step:
         return self.compute + self.packing + self.update + self.exposed
 
 
-def step_time(workload: Workload, method: Method, hardware: Hardware, micro_batches: int = 1) -> Step:
-    """Time of a step of so many batches on each device. Raises ValueError where several devices have no link."""
+def step_time(
+    workload: Workload, method: Method, hardware: Hardware, micro_batches: int = 1, tensor: int = 1
+) -> StepTime:
+    """Time of a step of so many batches on each device, whose layers `tensor` devices share. Raises ValueError where
+    several devices have no link."""
     setup = BF16 if method.zero == 3 and method.setup.autocast else method.setup  # FSDP's mixed precision casts all
     method = replace(method, setup=setup)
     moved, multiplied = transfers(workload, method.setup), matmuls(workload, method.setup)
@@ -50,13 +53,13 @@ def step_time(workload: Workload, method: Method, hardware: Hardware, micro_batc
     if method.stash and method.stash.bits:  # which keeps no result of fused attention, and runs it again
         seconds += _forward_again(workload, method, hardware, _is_fused)
     bound = "memory" if (passes + update).memory_bound else "compute"
-    sending, reached = sending_seconds(workload, method, hardware, micro_batches), hardware.efficiency
+    sending, reached = sending_seconds(workload, method, hardware, micro_batches, tensor), hardware.efficiency
     seconds *= micro_batches
     packing = micro_batches * packing_seconds(workload, method, hardware)
     exposed = max(sending - seconds, 0.0) + reached.exposed * min(sending, seconds)
     alone = seconds + packing + updating
     bound = "link" if sending > alone else bound
-    return Step(seconds, packing, updating, sending, exposed, bound, reached.low, reached.high)
+    return StepTime(seconds, packing, updating, sending, exposed, bound, reached.low, reached.high)
 
 
 def _paging_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
@@ -68,22 +71,34 @@ def _paging_seconds(workload: Workload, method: Method, hardware: Hardware) -> f
     return in_host(workload, method) / hardware.host
 
 
-def sending_seconds(workload: Workload, method: Method, hardware: Hardware, micro_batches: int = 1) -> float:
+def sending_seconds(
+    workload: Workload, method: Method, hardware: Hardware, micro_batches: int = 1, tensor: int = 1
+) -> float:
     """Time of what data-parallel devices send in a step, by itself: rings of all devices, a message a layer. Its bytes
-    take the slower of the link inside a node and the network between nodes; its hops take a latency each."""
+    take the slower of the link inside a node and the network between nodes; its hops take a latency each. Devices that
+    share a layer lie side by side, each in a ring of its own, and the rings share the network."""
     if method.devices == 1:
         return 0.0
-    if not hardware.link:
-        raise ValueError(f"hardware {hardware.name!r} states no link: --devices needs [link] gb_per_s in its file")
+    _check_link(hardware, "--devices needs")
     sent = communication_bytes(workload, method, micro_batches)
-    nodes = -(-method.devices // hardware.node) if hardware.node else 1
-    slowest = min(hardware.link, hardware.network) if nodes > 1 else hardware.link
+    nodes = min(method.devices, _nodes(method.devices * tensor, hardware))
+    rings = min(tensor, hardware.node or tensor)  # that leave a node
+    slowest = min(hardware.link, hardware.network / rings) if nodes > 1 else hardware.link
     layers = len({layer for op in workload.operations if (layer := layer_of(op))}) + 1
     messages = (3 if method.zero == 3 else 2) * layers  # two gathers and a scatter; or a scatter and a gather
     messages *= micro_batches if method.zero >= 2 else 1
     between = messages * (nodes - 1)
     inside = messages * (method.devices - 1) - between
     return sent / slowest + inside * hardware.efficiency.hop + between * hardware.efficiency.hop_between_nodes
+
+
+def _check_link(hardware: Hardware, what: str) -> None:
+    if not hardware.link:
+        raise ValueError(f"hardware {hardware.name!r} states no link: {what} [link] gb_per_s in its file")
+
+
+def _nodes(devices: int, hardware: Hardware) -> int:
+    return -(-devices // hardware.node) if hardware.node else 1
 
 
 def packing_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
@@ -113,8 +128,7 @@ def _packing(method: Method, hardware: Hardware) -> list[Pass]:
 
 
 def _widening_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
-    """Time of making 16-bit weights of those of few bits, for the forward (again where layers are recomputed) and the
-    backward: what their bytes take."""
+    """Time of making 16-bit weights of those of few bits, in each forward and backward: what their bytes take."""
     values = sum(op.parameters for op in workload.operations if is_base(op, method))
     return (2 + method.recompute) * hardware.moving(values * (method.base_bits / 8 + 2))
 
@@ -145,7 +159,7 @@ def communication_bytes(workload: Workload, method: Method, micro_batches: int =
     no device has whole is sent for each micro-batch: gradients under ZeRO-2 and 3, weights under ZeRO-3.
     """
     part = (method.devices - 1) / method.devices
-    gradients = workload.trained * STATE_BITS / 8
+    gradients = workload.trained * gradient_bytes(method)
     if not method.zero:
         return 2 * part * gradients
     whole = method.setup.autocast and method.zero < 3  # FSDP's mixed precision gathers what it casts
@@ -165,16 +179,17 @@ Stages = tuple[Workload, ...]  #: a device's operations of one micro-batch, of t
 _ROW_PARALLEL = ("out_proj", "down_proj", "fc2")
 
 
-def sharded_step(stages: Stages, method: Method, shard: Shard, micro_batches: int, hardware: Hardware) -> Step:
+def sharded_step(stages: Stages, method: Method, shard: Shard, micro_batches: int, hardware: Hardware) -> StepTime:
     """Time of a step: of the slowest stage. Raises ValueError where several devices have no link."""
-    slowest = max((step_time(stage, method, hardware, micro_batches) for stage in stages), key=lambda it: it.seconds)
+    times = (step_time(stage, method, hardware, micro_batches, shard.tensor) for stage in stages)
+    slowest = max(times, key=lambda it: it.seconds)
     if shard.devices == 1:
         return slowest
-    if not hardware.link:
-        raise ValueError(f"hardware {hardware.name!r} states no link: several devices need [link] gb_per_s in its file")
+    _check_link(hardware, "several devices need")
     # 1F1B: the time of so many micro-batches stands idle (Narayanan et al., 2021, section 2.2)
     busy = 1 + (shard.pipeline - 1) / micro_batches
-    inside = micro_batches * busy * max(sent_inside(stage, shard, method) for stage in stages) / hardware.link
+    link = min(hardware.link, hardware.network) if _nodes(shard.tensor, hardware) > 1 else hardware.link
+    inside = micro_batches * busy * max(sent_inside(stage, shard, method) for stage in stages) / link
     bound = "link" if slowest.exposed + inside > busy * slowest.compute else slowest.bound
     slowest = replace(slowest, compute=busy * slowest.compute, packing=busy * slowest.packing, bound=bound)
     return replace(slowest, communication=slowest.communication + inside, exposed=slowest.exposed + inside)
@@ -188,6 +203,12 @@ def sharded_memory(stages: Stages, method: Method, shard: Shard, micro_batches: 
         for stage, kept in zip(stages, in_flight, strict=False)
     ]
     return max(memories, key=lambda memory: memory.peak)
+
+
+def sent_bytes(stages: Stages, method: Method, shard: Shard, micro_batches: int) -> float:
+    """Bytes that a device sends in a step, among data-parallel ones and inside its model."""
+    inside = (micro_batches * sent_inside(stage, shard, method) for stage in stages)
+    return max(communication_bytes(it, method, micro_batches) + more for it, more in zip(stages, inside, strict=True))
 
 
 @lru_cache(maxsize=64)

@@ -2,8 +2,9 @@
 training step that a user asks about: the sizes of its batch, and what of the model trains."""
 
 import tomllib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -67,18 +68,16 @@ def _load(name: str) -> Transformer | Workload:
         if not Path(name, "config.json").is_file():
             otherwise = ", or a .json file (a config.json or a workload file), or a folder with a config.json"
             found = completed("workload", name, names(), otherwise)
-            return fairseq(found) if found in _FAIRSEQ else _named(found)
+            if found in _FAIRSEQ:
+                return fairseq(found)
+            stated = _models()[found]
+            model = config_json.transformer_of(stated["config"], stated["source"], found)
+            return replace(model, **stated.get("step", {}))
         name = str(Path(name, "config.json"))
     data = read_json(Path(name))
     if workload_file.is_workload(data):
         return workload_file.parse(data, name)
     return config_json.transformer_of(data, name)
-
-
-def _named(name: str) -> Transformer:
-    stated = _models()[name]
-    model = config_json.transformer_of(stated["config"], stated["source"], name)
-    return replace(model, **stated.get("step", {}))
 
 
 def fairseq(name: str) -> Transformer:
@@ -100,11 +99,11 @@ def fairseq(name: str) -> Transformer:
 
 
 def _sized(model: Transformer, given: Any) -> Transformer:
-    for length, stack in (("source_length", model.encoder), ("target_length", model.decoder)):
-        side = "encoder" if length == "source_length" else "decoder"
+    for length, side in (("source_length", "encoder"), ("target_length", "decoder")):
+        stack = getattr(model, side)
         if length in given and not stack:
             raise ValueError(f"{length} does nothing for {model.name}, which has no {side}: leave it out")
-        if length in given and stack and stack.patches:
+        if length in given and stack.patches:
             raise ValueError(f"{length} is what the patches of {model.name} are: leave it out")
     return replace(model, **given)
 
@@ -132,17 +131,28 @@ class AskedStep:
     @lru_cache(maxsize=64)  # noqa: B019 - questions are few
     def build(self, copies: bool = False) -> Workload:
         """The step. copies: adapters keep copies of their inputs, as PEFT's do. Raises ValueError."""
-        return self._changed(load_workload(self.workload, self._fused, **self._sizes()), copies)
+        self._refuse_idle()
+        workload = load_workload(self.workload, self._fused, **self._sizes())
+        for change, fault in self._changes(copies):
+            before, workload = workload, change(workload)
+            if workload == before:
+                raise ValueError(fault.format(workload.name))
+        if self.freeze and not workload.trained:
+            raise ValueError(f"freeze {self.freeze!r} leaves nothing to train: give a narrower expression")
+        return workload
 
     @lru_cache(maxsize=64)  # noqa: B019
     def parts(self, shard: Shard, copies: bool = False) -> tuple[Workload, ...]:
         """A device's part of the step, of the first stage and of the last. Raises ValueError where it cannot be cut."""
+        whole = self.build(copies)  # which refuses what does nothing; of one stage it may do nothing
         if shard.devices == 1:
-            return (self.build(copies),)
+            return (whole,)
         model = load_shapes(self.workload, **self._sizes())
         fuses = model.fuses if self._fused is None else self._fused
-        cut = (stage.fusing_attention() if fuses else stage for stage in stages(model, shard))
-        return tuple(self._changed(stage, copies) for stage in cut)
+        cut = [stage.fusing_attention() if fuses else stage for stage in stages(model, shard)]
+        for change, _ in self._changes(copies):
+            cut = [change(stage) for stage in cut]
+        return tuple(cut)
 
     def positions_lacking(self) -> str:
         """A note if sequences are longer than a table of positions that the model has; else ""."""
@@ -162,36 +172,37 @@ class AskedStep:
     def _fused(self) -> bool | None:
         return False if self.eager_attention else self.fused_attention or None
 
+    def _refuse_idle(self) -> None:
+        if self.lora is None and self.lora_layers != ADAPTED:
+            raise ValueError("lora_layers does nothing without lora: leave it out")
+        if self.lora is not None and self.freeze:
+            raise ValueError("freeze does nothing beside lora, which trains adapters alone: leave it out")
+
     def _sizes(self) -> dict[str, int]:
         names = ("sequences", "source_length", "target_length")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if self.tokens is not None:
-            if len(given) > ("sequences" in given):
-                raise ValueError("tokens are those of a sequence on both sides: leave out the two lengths")
-            model = load_shapes(self.workload)
-            sides = {"source_length": model.encoder, "target_length": model.decoder}
-            given |= {name: self.tokens for name, stack in sides.items() if stack}
-        return given
+        if self.tokens is None:
+            return given
+        if len(given) > ("sequences" in given):
+            raise ValueError("tokens are those of a sequence on both sides: leave out the two lengths")
+        if workload_file.states_its_sizes(self.workload):
+            raise ValueError(f"workload file {self.workload} states its own sizes: tokens cannot be changed")
+        model = load_shapes(self.workload)
+        sides = {"source_length": model.encoder, "target_length": model.decoder}
+        return given | {name: self.tokens for name, stack in sides.items() if stack}
 
-    def _changed(self, workload: Workload, copies: bool) -> Workload:
+    def _changes(self, copies: bool) -> Iterator[tuple[Callable[[Workload], Workload], str]]:
+        """What the options change of a workload, and what is wrong where that is nothing."""
         if self.exclude:
-            whole, workload = workload, workload.excluding(self.exclude)
-            if workload == whole:
-                raise ValueError(f"exclude {self.exclude!r} matches none of the workload's converted layers")
+            fault = f"exclude {self.exclude!r} matches none of the workload's converted layers"
+            yield partial(Workload.excluding, exclude=self.exclude), fault
         if self.freeze:
-            workload = _unless_idle(workload, workload.freezing(self.freeze), "--freeze")
+            yield partial(Workload.freezing, frozen=self.freeze), "--freeze does nothing for {}: leave it out"
         if self.lora is not None:
-            workload = workload.adapting(whole_number("lora", self.lora, 1, MAX_SIZE), self.lora_layers, copies)
+            rank = whole_number("lora", self.lora, 1, MAX_SIZE)
+            yield partial(Workload.adapting, rank=rank, layers=self.lora_layers, copies=copies), ""
         if self.chunked_loss:
-            workload = _unless_idle(workload, workload.chunking_loss(), "--chunked-loss")
-        return workload
-
-
-def _unless_idle(before: Workload, after: Workload, option: str) -> Workload:
-    """``after``. Raises ValueError where the option did nothing."""
-    if after == before:
-        raise ValueError(f"{option} does nothing for {before.name}: leave it out")
-    return after
+            yield Workload.chunking_loss, "--chunked-loss does nothing for {}: leave it out"
 
 
 def asked(**given: Any) -> AskedStep:

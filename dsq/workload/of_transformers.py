@@ -47,7 +47,8 @@ def trace_config(path: str, sequences: int, tokens: int) -> dict[str, Any]:
         {},
         {"attention_mask": mask},
         {"attention_mask": masks},
-    ):  # made masks look at data; some need several
+        {"decoder_attention_mask": mask},
+    ):  # made masks look at data; some need several, or one for the decoder (Whisper)
         try:
             return trace(model.train(), **inputs, **given)
         except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, IndexError) as error:

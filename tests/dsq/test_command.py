@@ -17,7 +17,6 @@ from dsq.command import (
     OneLineParser,
     as_csv,
     check_writable,
-    fail,
     guarded,
     make_folder,
     processor,
@@ -152,12 +151,6 @@ def test_a_standard_output_that_was_closed_is_no_fault(monkeypatch):
 def test_guarded_leaves_faults_of_ours_alone():
     with pytest.raises(KeyError):
         guarded("tool", lambda: {}["missing"])
-
-
-def test_fail(capsys):
-    with pytest.raises(SystemExit) as left:
-        fail("tool", "no")
-    assert (left.value.code, capsys.readouterr().err) == (2, "tool: error: no\n")
 
 
 def test_a_reader_that_has_gone_ends_the_command_quietly():

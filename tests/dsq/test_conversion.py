@@ -49,34 +49,17 @@ def test_a_layer_of_an_embeddings_weight_is_left_unless_asked(recwarn):
     assert list(dsq.converted(dsq.convert(untied))) == ["1", "3"]
 
 
-def test_a_lone_linear_and_a_copy_convert():
-    layer = dsq.convert(nn.Linear(4, 4))
-    assert type(copy.deepcopy(layer)) is dsq.Linear
-    assert copy.deepcopy(layer).quantizers == layer.quantizers
-
-
-def test_set_level_moves_every_layer():
-    config = dsq.DSQConfig("[4,4,4,8] [8,4,4,8]")
-    net = dsq.convert(model(), config)
-    dsq.set_level(net, config, 1)
-    assert {str(layer.quantizers.precision) for layer in dsq.converted(net).values()} == {"[8,4,4,8]"}
-
-
 def test_a_layer_takes_its_input_by_the_name_it_had():
     layer = dsq.Linear(16, 8)
     x = torch.randn(3, 16)
     assert torch.equal(layer(input=x), layer(x))
 
 
-def test_twice_is_an_error_and_nothing_to_convert_says_so():
-    with pytest.raises(ValueError, match="converted before"):
-        dsq.convert(dsq.convert(model()))
+def test_nothing_to_convert_is_said():
     with pytest.warns(UserWarning, match="no product to convert"):
         dsq.convert(nn.ReLU())
     with pytest.warns(UserWarning, match=r"no product to convert.*dsq\.stash\.apply\(model, 'bfp'\) packs"):
         dsq.convert(nn.Conv2d(3, 3, 3))
-    with pytest.raises(TypeError, match="Module and a DSQConfig"):
-        dsq.convert(model(), "[2,2,2,16]")
 
 
 def test_complex_layers_stay():
@@ -176,8 +159,6 @@ def test_the_whole_stash_follows_the_level():
     four, eight = (stashed(dsq.DSQConfig(levels=levels, stash="all"), level) for level in (0, 1))
     assert four < 0.35 * linears
     assert 1.4 * four < eight < 2 * four
-    with pytest.raises(ValueError, match="stash must be one of linears, all, got 'none'"):
-        dsq.DSQConfig(stash="none")
 
 
 def test_a_model_whose_policy_forbids_the_whole_stash_stays_as_it_was():

@@ -55,16 +55,6 @@ def test_a_run_that_goes_on_with_another_config_says_so():
         other.load_state_dict(state)
 
 
-@pytest.mark.parametrize("option", [{"stash": "all"}, {"eval_full_precision": True}, {"exclude": "1"}])
-def test_a_config_that_the_conversion_did_not_follow_is_refused(option):
-    """Nothing would act on it: no byte more would be saved by stash="all"."""
-    model = dsq.convert(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), dsq.DSQConfig())
-    with pytest.raises(ValueError, match=f"config must have {next(iter(option))}=.*, as the model was converted, got"):
-        dsq.DynamicPrecision(model, dsq.DSQConfig(**option))
-    dsq.unconvert(model)
-    dsq.DynamicPrecision(model, dsq.DSQConfig(**option))
-
-
 def test_models_that_are_observed_are_copied_and_pickled():
     """Also where a layer has yet to be seen: what is kept of storages is theirs alone."""
     model = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])

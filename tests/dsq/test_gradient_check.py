@@ -5,7 +5,6 @@ import json
 import math
 import pickle
 import re
-import warnings
 
 import pytest
 import torch
@@ -274,8 +273,6 @@ def test_report_shows_the_gradient():
     other = dsq.report(net, X, loss=lambda result: result[..., 0].square().sum())
     assert other.gradient.error != found.gradient.error
     assert dsq.report(net.requires_grad_(False), X).gradient is None
-    with pytest.raises(TypeError, match="loss must be a function of the model's result, got str"):
-        dsq.report(net, X, loss="mse")
 
 
 def test_blocks_compiled_are_compared_at_the_same_dropout():
@@ -306,30 +303,10 @@ def test_dynamic_precision_checks_every_so_many_updates():
     loss().backward()
     assert dynamic.metrics()["dsq/stash_mib"] > 0
     assert pickle.loads(pickle.dumps(dynamic)).metrics() == dynamic.metrics()
-    with pytest.raises(ValueError, match="every must be"):
-        dynamic.check(loss, every=0)
-
-
-@pytest.mark.parametrize(
-    "given, message",
-    [
-        (lambda net: net(X).sum(), r"loss must be a function, as in check\(lambda: .*got <class 'torch.Tensor'>"),
-        (lambda net: lambda: None, "one value that wants a gradient, got NoneType$"),
-        (lambda net: lambda: net(X).sum().detach(), r"one value that wants a gradient, got Tensor of shape \(\)"),
-        (lambda net: lambda: net(X).sum((0, 1)), r"one value that wants a gradient, got Tensor of shape \(32,\)"),
-    ],
-)
-def test_what_is_no_loss_to_check_is_refused(given, message):
-    net = nn.Linear(32, 32)
-    dynamic = dsq.DynamicPrecision(net)
-    with pytest.raises(TypeError, match=message):
-        dynamic.check(given(net))
 
 
 def test_dynamic_precision_warns_of_damage():
     net = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
     dynamic = dsq.DynamicPrecision(net, dsq.DSQConfig("[2,2,2,2]"))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with pytest.warns(UserWarning, match="at update 0: gradient"):
         dynamic.check(lambda: net(X).square().sum())
-    assert any("at update 0: gradient" in str(warning.message) for warning in caught)

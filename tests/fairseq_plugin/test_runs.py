@@ -1,7 +1,6 @@
 """A run that goes wrong ends in one line, and nothing that it wrote is lost."""
 
 import fcntl
-import json
 import logging
 import os
 import random
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from costmodel.cli.main import main as dsq_cost
 from fairseq_plugin import checkpoints, commands
 from fairseq_plugin.flags import InputError
 from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, levels, refusal, run, start, updates, weights
@@ -162,15 +160,6 @@ def test_average(capsys, data: Path, trained: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(mean.pop("encoder.layers.0.fc1.weight"), last.pop("encoder.layers.0.fc1.weight") + 0.5)
     assert all(torch.equal(tensor, mean[name]) for name, tensor in last.items())  # --lr 0
     run("generate", data, "--path", tmp_path / "mean.pt", "--max-len-b", 3, "--beam", 1, "--num-workers", 0)
-
-
-def test_dsq_cost_prices_the_model_that_was_trained(capsys, trained: Path) -> None:
-    capsys.readouterr()
-    assert dsq_cost(["estimate", "[4,4,4,16]", "--workload", str(trained / "dsq_workload.json"), "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    parameters = sum(it.numel() for it in weights(trained).values() if torch.is_tensor(it))
-    assert answer["workload"] == "TransformerModel"
-    assert answer["parameters"] == pytest.approx(parameters, rel=0.05)
 
 
 def test_hydra_train_takes_the_flags_and_eval_lm_the_checkpoint(data: Path, tmp_path: Path, caplog) -> None:

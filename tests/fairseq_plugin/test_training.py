@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import dsq
-from costmodel.cli.commands import estimate
+from costmodel.cli.commands.step import estimate
 from costmodel.cli.main import parser
-from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, levels, resume, run, same_weights, updates, weights
+from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, levels, resume, run, same_weights, updates
 
 LINEARS = 2 * 6 + 2 * 10  # an encoder layer has 4 + 2, a decoder layer 4 + 4 + 2; the output projection is tied
 
@@ -89,7 +89,7 @@ def test_the_cost_is_said_before_the_first_update(trained: tuple[Path, str], dat
 def dsq_cost_of(workload: Path) -> tuple[list[float], list[float]]:
     """dsq-cost's arithmetic and DRAM of the two levels."""
     given = ["estimate", *re.findall(r"\[.*?\]", LEVELS), "--workload", str(workload), "--profile", "paper"]
-    records = estimate.run(parser().parse_args(given)).sections[0].records
+    records = estimate(parser().parse_args(given)).sections[0].records
     return tuple([record[name] for record in records] for name in ("arithmetic", "dram"))
 
 
@@ -133,14 +133,6 @@ def test_the_stash_stands_in_the_log(data: Path, tmp_path: Path, caplog, stash: 
     assert least < float(line["train_dsq_stash_mib"]) < most
 
 
-def test_state_is_no_parameter(trained: tuple[Path, str]) -> None:
-    saved = weights(trained[0])
-    state = saved.pop("dsq._extra_state")
-    assert state["scheduler"]["level"] == 1
-    assert state["trained_level"] == 1
-    assert not any("dsq" in name for name in saved)
-
-
 def test_other_ways_to_train(data: Path, tmp_path: Path) -> None:
     # layers run again in the backward; two batches an update; a copy of the model is loaded into at each update
     given = ["--checkpoint-activations", "--update-freq", 2, "--store-ema", "--dsq-levels", "[4,4,4,16]"]
@@ -171,13 +163,6 @@ def test_the_level_rises_at_a_fraction_of_a_run_that_epochs_bound(data: Path, tm
     assert len(re.findall(r" 0\.\d+ in all", cost)) == 2
     resumed = resume(data, given, whole, "checkpoint_1_2.pt")
     assert contents(resumed)["dsq_history.json"] == contents(whole)["dsq_history.json"]
-
-
-def test_the_level_rises_at_a_given_update_whatever_the_losses(data: Path, tmp_path: Path, calls) -> None:
-    every = ["--save-interval-updates", 1, "--max-update", 4, "--save-dir", tmp_path]
-    run("train", data, *MODEL, *every, "--dsq-levels", LEVELS, "--dsq-rise-at", "0.5")
-    assert updates(tmp_path) == [2, 2]
-    assert weights_called(calls) == dict.fromkeys(("[2,2,2,16]", "[16,4,4,16]"), LINEARS)
 
 
 def test_of_a_run_that_began_without_dsq_fractions_are_of_what_is_left(data: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dsq import PrecisionScheduler
 
 LEVELS = ["[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]"]
-losses = st.lists(st.floats(0, 10) | st.just(math.nan) | st.just(math.inf), max_size=40)
+losses = st.lists(st.floats(-10, 10) | st.sampled_from([math.nan, math.inf, -math.inf]), max_size=40)
 patiences = st.integers(1, 6)
 thresholds = st.floats(0, 0.9)
 
@@ -19,16 +19,14 @@ def test_the_level_rises_after_so_many_validations_without_a_better_one(losses, 
     scheduler = PrecisionScheduler(LEVELS, patience, threshold)
     level, since, best = 0, 0, math.inf
     for loss in losses:
-        better = loss < (best * (1 - threshold) if math.isfinite(best) else best)
+        limit = best - threshold * abs(best) if math.isfinite(best) else best
+        better = math.isfinite(loss) and loss < limit
         best, since = (loss, 0) if better else (best, since + 1)
         rises = since >= patience and level < 2
         if rises:
             level, since, best = level + 1, 0, math.inf
-        if abs(loss - best * (1 - threshold)) > 1e-9:  # else the two roundings may differ
-            assert scheduler.step(loss) == rises
-            assert scheduler.level == level
-        else:
-            return
+        assert scheduler.step(loss) == rises
+        assert scheduler.level == level
 
 
 @given(losses, patiences, thresholds, st.integers(0, 40), st.lists(st.integers(0, 9), min_size=40, max_size=40))
@@ -48,10 +46,14 @@ def test_going_on_from_a_state_equals_going_on(losses, patience, threshold, cut,
 
 
 @given(st.integers(2, 200), st.lists(st.integers(1, 7), min_size=1, max_size=80))
-def test_rises_at_given_updates(total, steps) -> None:
-    scheduler = PrecisionScheduler(LEVELS, rise_at=(0.25, 0.75), total_updates=total)
-    done = 0
+def test_rises_at_given_updates_alone_and_in_a_resumed_run_too(total, steps) -> None:
+    scheduler, level, work = PrecisionScheduler(LEVELS, 1, rise_at=(0.25, 0.75), total_updates=total), 0, [0, 0, 0]
     for updates in steps:
-        scheduler.record(updates)
-        done += updates
-        assert scheduler.level == sum(done >= math.ceil(total * part) for part in (0.25, 0.75))
+        state = json.loads(json.dumps(scheduler.state_dict()))
+        scheduler = PrecisionScheduler(LEVELS, 1, rise_at=(0.25, 0.75), total_updates=total)
+        scheduler.load_state_dict(state)
+        work[level] += updates
+        before, level = level, sum(sum(work) >= math.ceil(total * part) for part in (0.25, 0.75))
+        assert scheduler.record(updates, tokens=10) == (level > before)
+        assert not scheduler.step(9.0)
+        assert (scheduler.level, [done.updates for done in scheduler.work]) == (level, work)

@@ -21,11 +21,6 @@ def test_rows_a_picture_and_rows_that_are_kept(tmp_path, monkeypatch):
     assert (tmp_path / "front.png").stat().st_size > 1000
 
 
-def test_no_row_is_one_line(tmp_path, capsys):
-    assert main([*TINY, "--only", "fp16", "--out", str(tmp_path)]) == 2
-    assert "--only 'fp16' finds no row" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("limit", "expected"), [(1000, 70), (305, 0), (1010, 71)])
 def test_the_largest_batch_is_found_by_what_the_process_takes(limit, expected, monkeypatch):
     asked = []

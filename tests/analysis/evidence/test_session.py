@@ -97,8 +97,3 @@ def test_a_failed_run_is_named_and_the_others_are_done(trainings: Trainings, dat
     assert call(data, "--settings", *SETTINGS, "--seeds", "1") == 2
     assert "1 of 2 runs failed, first gcn-cora, fp32, seed 1" in capsys.readouterr().err
     assert list(read_rows(data.parent / "ledger.csv")) == [("gcn-cora", "[8,4,8,8]", 1)]
-
-
-def test_an_unknown_name_is_refused(trainings: Trainings, data: Path, capsys) -> None:
-    assert call(data, "--settings", "fp31") == 2
-    assert "fp31: the suite has no such name" in capsys.readouterr().err

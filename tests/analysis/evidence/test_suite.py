@@ -71,5 +71,3 @@ def test_a_suite_that_means_nothing_is_refused_with_its_file(tmp_path: Path, old
 def test_names_that_the_suite_has_not_are_refused() -> None:
     with pytest.raises(ValueError, match="gcn-pubmed: the suite has no such name"):
         load_suite().run("gcn-pubmed", FP32, 1)
-    with pytest.raises(ValueError, match="--tier 9: accepted are 0 to 7"):
-        list(load_suite().runs(9))

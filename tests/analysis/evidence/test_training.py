@@ -37,6 +37,14 @@ def check(task: Task, files: list[Path], work: Path, names: tuple[str, ...] = SE
     return found
 
 
+def labelled(folder: Path, *lines: str) -> list[Path]:
+    """Files of these lines to train on and to judge by."""
+    files = [folder / f"tiny.{split}.tsv" for split in ("train", "dev")]
+    for file in files:
+        file.write_text("\n".join(lines) + "\n")
+    return files
+
+
 def test_language(tmp_path: Path) -> None:
     file = tmp_path / "tiny.txt.xz"
     file.write_bytes(lzma.compress(b"to be or not to be, that is the question.\n" * 60))
@@ -55,19 +63,13 @@ def test_language_on_subwords(tmp_path: Path) -> None:
 
 
 def test_sentences(tmp_path: Path) -> None:
-    lines = ["label\tsentence", *("1\ta good film", "0\ta bad film") * 20]
-    files = [tmp_path / f"tiny.{split}.tsv" for split in ("train", "dev")]
-    for file in files:
-        file.write_text("\n".join(lines) + "\n")
+    files = labelled(tmp_path, "label\tsentence", *("1\ta good film", "0\ta bad film") * 20)
     check(small("sst2", width=16, blocks=1), files, tmp_path)
 
 
 def test_finetuning(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    lines = ["label\tsentence1\tsentence2", *("1\ta b\ta b", "0\ta b\tc d e") * 8]
-    files = [tmp_path / f"tiny.{split}.tsv" for split in ("train", "dev")]
-    for file in files:
-        file.write_text("\n".join(lines) + "\n")
+    files = labelled(tmp_path, "label\tsentence1\tsentence2", *("1\ta b\ta b", "0\ta b\tc d e") * 8)
     model = tmp_path / "model"
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = transformers.BertConfig(vocab_size=10, **sizes)

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
 from costmodel.workloads import workload_file
+from dsq.workload.of_transformers import trace_config
 
 transformers = pytest.importorskip("transformers")
 
@@ -88,3 +89,14 @@ def test_frozen_weights_are_not_updated():
     assert workload.trained == trained
     assert [op.rows for op in workload.operations if op.kind == "adam"] == [trained]
     assert workload.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_whisper_is_traced_from_its_config(tmp_path):
+    """Of its masks the decoder's alone looks at data, which the meta device has none of."""
+    path = tmp_path / "config.json"
+    config = {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"], "num_mel_bins": 8}
+    tokens = {"eos_token_id": 2, "bos_token_id": 3, "decoder_start_token_id": 3}
+    path.write_text(json.dumps(config | SIDES | tokens | {"max_source_positions": 20, "max_target_positions": 64}))
+    traced = workload_file.parse(trace_config(str(path), 2, 12), "traced")
+    model, _ = CASES["whisper"]()
+    assert traced.parameters == sum(parameter.numel() for parameter in model.parameters())

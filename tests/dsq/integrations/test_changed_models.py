@@ -4,18 +4,14 @@ import pytest
 import torch
 
 import dsq
+from analysis.models import transformer
 
-transformers = pytest.importorskip("transformers")
-
-IDS = torch.arange(64).view(2, 32) % 50
+pytest.importorskip("transformers")
 
 
-def llama():
+def model_of(kind):
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, use_cache=False
-    )
-    return transformers.LlamaForCausalLM(config)
+    return transformer(kind, 32, 2, 2, words=64, tie_word_embeddings=False)[0]
 
 
 def with_lora(model):
@@ -26,11 +22,14 @@ def with_lora(model):
 
 
 def loss(model):
-    return model(input_ids=IDS, labels=IDS).loss
+    ids = torch.arange(64).view(2, 32) % 50
+    return model(input_ids=ids, labels=ids).loss
 
 
 def test_adapters_stay_plain_unless_asked():
-    plain, asked = (dsq.convert(with_lora(llama()), dsq.DSQConfig(adapters=adapters)) for adapters in (False, True))
+    plain, asked = (
+        dsq.convert(with_lora(model_of("llama")), dsq.DSQConfig(adapters=adapters)) for adapters in (False, True)
+    )
     assert not [name for name in dsq.converted(plain) if "lora" in name]
     assert len([name for name in dsq.converted(plain) if name.endswith("q_proj.base_layer")]) == 2
     assert len([name for name in dsq.converted(asked) if "lora" in name]) == 8
@@ -39,7 +38,7 @@ def test_adapters_stay_plain_unless_asked():
 
 def test_lora_on_a_converted_base_is_a_converted_lora():
     config = dsq.DSQConfig("[4,4,4,16]")
-    before, after = with_lora(dsq.convert(llama(), config)), dsq.convert(with_lora(llama()), config)
+    before, after = with_lora(dsq.convert(model_of("llama"), config)), dsq.convert(with_lora(model_of("llama")), config)
     for model in (before, after):
         loss(model).backward()
     assert set(dsq.converted(before)) == set(dsq.converted(after))
@@ -51,7 +50,7 @@ def test_lora_on_a_converted_base_is_a_converted_lora():
 
 @pytest.mark.parametrize("policy, share", [("bfp", 0.5), ("gact", 0.5), ("mesa", 0.8), ("checkpoint", 0.5)])
 def test_policies_under_lora(policy, share):
-    model = with_lora(llama())
+    model = with_lora(model_of("llama"))
     model.enable_input_require_grads()
     exact = loss(model)
     exact.backward()
@@ -65,28 +64,10 @@ def test_policies_under_lora(policy, share):
     assert dsq.stash.measure(lambda: loss(model)).nbytes < share * plain
 
 
-def gpt():
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=64, n_positions=32, n_embd=32, n_layer=1, n_head=2, tie_word_embeddings=False, use_cache=False,
-        resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
-    )  # fmt: skip
-    return transformers.GPT2LMHeadModel(config)
-
-
-def bert():
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
-        tie_word_embeddings=False, hidden_dropout_prob=0, attention_probs_dropout_prob=0,
-    )  # fmt: skip
-    return transformers.BertForMaskedLM(config)
-
-
-@pytest.mark.parametrize("make", [gpt, bert])
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
 @pytest.mark.parametrize("policy", ["bfp", "gact", "mesa"])
-def test_stash_policies_go_on_after_a_resize(make, policy):
-    model, exact = make(), make()
+def test_stash_policies_go_on_after_a_resize(kind, policy):
+    model, exact = model_of(kind), model_of(kind)
     dsq.stash.apply(model, policy)
     loss(model).backward()
     for it in (model, exact):

@@ -1,8 +1,10 @@
-"""What the tests that every policy has to pass share: a small model, a plain loop, and what `remove` has to restore."""
+"""What the tests that every policy has to pass share: small models, a plain loop, and what `remove` has to restore."""
 
 import itertools
 
 import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from analysis.models import encoder
 from dsq.stash.policy import compatible
@@ -14,6 +16,28 @@ PAIRS = [(a, b) for a, b in itertools.combinations(NAMES, 2) if compatible(a, b)
 def small(dropout=0.0):
     torch.manual_seed(0)
     return encoder(blocks=2, width=32, heads=4, ffn=64, dropout=dropout)
+
+
+class Checkpointed(nn.Module):
+    """A model under activation checkpointing."""
+
+    def __init__(self, inner: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.reentrant = inner, reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x + 0, use_reentrant=self.reentrant)
+
+
+class SelfAttention(nn.Module):
+    """nn.MultiheadAttention of one tensor."""
+
+    def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(width, heads, dropout, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, x, x)[0]
 
 
 def train(model, steps=4, seed=3):

@@ -296,11 +296,12 @@ def test_what_was_compiled_around_or_inside_of_a_policy_is_refused(policy, order
         run(X).sum().backward()
 
 
-def test_a_block_that_is_compiled_after_the_policy_came_is_packed_too():
+@pytest.mark.parametrize("of", [lambda model: model.blocks[0], lambda model: model], ids=["block", "model"])
+def test_what_is_compiled_after_the_policy_came_is_packed_too(of):
     model, eager = made("fused attention"), made("fused attention")
     apply(model, "bfp")
     apply(eager, "bfp")
-    model.blocks[0].compile(backend="aot_eager")
+    of(model).compile(backend="aot_eager")
     assert error(gradient(model), gradient(eager)) < 0.05
 
 
@@ -325,14 +326,6 @@ def test_attention_draws_in_a_graph_as_it_does_outside_of_one():
         apply(model, "bfp", bits=8)
         found.append(gradient(model))
     assert error(*found) < 1e-3  # boxes lie otherwise where q, k and v are views
-
-
-def test_bfp_is_traced_into_a_graph_that_is_compiled_around_it():
-    model, eager = made("fused attention"), made("fused attention")
-    apply(model, "bfp")
-    apply(eager, "bfp")
-    model.compile(backend="aot_eager")
-    assert error(gradient(model), gradient(eager)) < 0.05
 
 
 def test_compiled_models_that_a_policy_cannot_reach_are_refused():

@@ -77,13 +77,6 @@ def test_held_by_saved_tensor_hooks():
     assert meter == census == 2 * 16 * 32
 
 
-def test_dsq_linear():
-    model = mlp()
-    dsq.convert(model, dsq.DSQConfig(levels="[4,4,4,16]"))
-    meter, census = both_counts(lambda: model(torch.randn(16, 32)).sum())
-    assert meter == census < 4 * 16 * (32 + 64 + 64 + 2 + 64 + 8)
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointed_inputs_are_found(reentrant):
     model, leaf = mlp(), torch.randn(16, 32, requires_grad=True)

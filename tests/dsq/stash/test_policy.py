@@ -41,20 +41,6 @@ def test_nothing_to_stash(name):
             apply(model, name)
 
 
-def test_twice_and_together():
-    model = small()
-    controller = apply(model, "bfp")
-    with pytest.raises(ValueError, match="policy 'bfp' is already applied to this model; call remove"):
-        apply(model, "bfp")
-    with pytest.raises(ValueError, match=r"'gact' cannot share a model with 'bfp'; it goes with .*checkpoint"):
-        apply(model, "gact")
-    outer = nn.Sequential(model)
-    with pytest.raises(ValueError, match="already applied to this submodule '0' of the model"):
-        apply(outer, "bfp")
-    controller.remove()
-    apply(outer, "gact")
-
-
 def test_a_policy_around_a_submodule_counts_as_one_inside_does():
     model = nn.Sequential(small(), small())
     controller = apply(model, "bfp")

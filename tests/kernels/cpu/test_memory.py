@@ -7,7 +7,7 @@ from torch.autograd.graph import saved_tensors_hooks
 import dsq
 from dsq.formats import BFP
 from dsq.kernels import dispatch
-from dsq.kernels.backend import AffineCodes, Groups, MatMul, Operand
+from dsq.kernels.backend import AffineCodes, Groups
 
 CHANGES = {
     "no row": lambda codes: codes[:0],
@@ -29,24 +29,6 @@ def test_hooks_that_give_back_other_codes_are_refused(change, bits):
         y = layer(x)
     with pytest.raises(ValueError, match="codes and scales must be"):
         y.sum().backward()
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "bias", "said"),
-    [
-        ((4, 8), (8, 3), (4,), r"bias must be \(3,\), got \(4,\)"),
-        ((4, 8), (8, 3), (1,), r"bias must be \(3,\), got \(1,\)"),
-        ((4, 8), (4, 3), None, r"a and b must share the axis summed over, got \(4, 8\) and \(4, 3\)"),
-        ((8,), (8, 3), None, "a and b must share the axis summed over"),
-    ],
-)
-@pytest.mark.parametrize("gemm", ["bfloat16", "integer", "torch"])
-def test_operands_of_the_operator_that_do_not_fit_are_refused(a, b, bias, said, gemm, monkeypatch):
-    monkeypatch.setenv("DSQ_GEMM", gemm)
-    matmul = MatMul(Operand(BFP(4), -1), Operand(BFP(4), 0)).text
-    bias = None if bias is None else torch.zeros(bias)
-    with pytest.raises(ValueError, match=said):
-        torch.ops.dsq.multiply(torch.zeros(a), torch.zeros(b), None, None, bias, matmul, None, torch.float32)
 
 
 def _emptied(x):

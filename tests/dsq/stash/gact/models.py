@@ -4,8 +4,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from analysis.models import encoder
 from dsq import stash
 from tests.dsq.gradients import all_gradients
+from tests.dsq.stash.every_policy import SelfAttention
 
 
 class Sensitive(nn.Module):
@@ -20,31 +22,16 @@ class Sensitive(nn.Module):
         return self.layers[-1](a + b + 30 * c)
 
 
-class AttentionBlock(nn.Module):
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(32), nn.LayerNorm(32)
-        self.attention = nn.MultiheadAttention(32, 4, dropout, batch_first=True)
-        self.up, self.down, self.drop = nn.Linear(32, 64), nn.Linear(64, 32), nn.Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.norm1(x)
-        x = x + self.drop(self.attention(y, y, y)[0])
-        return x + self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
-
-
 class Encoder(nn.Module):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        self.embed = nn.Embedding(50, 32)
-        self.blocks = nn.ModuleList(AttentionBlock(dropout) for _ in range(2))
-        self.head = nn.Linear(32, 5)
+        self.embed, self.head = nn.Embedding(50, 32), nn.Linear(32, 5)
+        self.blocks = encoder(2, 32, 4, 64, dropout)[:2]
+        for block in self.blocks:
+            block.attention = SelfAttention(32, 4, dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x.mean(1))
+        return self.head(self.blocks(self.embed(tokens)).mean(1))
 
 
 def make(kind: type[nn.Module], *args: float) -> nn.Module:

@@ -10,6 +10,7 @@ import dsq
 from dsq import stash
 from dsq.formats import SignedBFP, SignedNVInt
 from dsq.stash.gact.plan import CODE_FAMILIES, EXACT, allocate
+from tests.dsq.stash.every_policy import SelfAttention
 from tests.dsq.stash.gact.models import Encoder, Sensitive, bits_used, make, rows, step, tokens
 
 
@@ -62,22 +63,6 @@ def test_average_bits_are_met(kind: type[nn.Module], x: Tensor, bits: float, for
     assert bits - 0.2 < bits_used(controller.report()) <= bits
 
 
-@pytest.mark.parametrize("format", ["affine", "snvint"])
-@pytest.mark.parametrize("kind, x", [(Sensitive, rows()), (Encoder, tokens())])
-def test_less_variance_than_uniform_bits_of_the_same_budget(kind: type[nn.Module], x: Tensor, format: str) -> None:
-    """Figure 3b."""
-    found = []
-    for interval in (None, 1000):
-        model = make(kind)
-        controller = stash.apply(model, "gact", bits=3, format=format, adapt_interval=interval)
-        for _ in range(3):
-            step(model, x)
-        assert bits_used(controller.report()) <= 3
-        found.append(variance(model, x))
-        controller.remove()
-    assert found[1] < 0.7 * found[0]
-
-
 def test_the_report_says_what_the_average_is_of() -> None:
     model = make(Sensitive)
     controller = stash.apply(model, "gact", bits=4)
@@ -119,17 +104,7 @@ def test_sensitivities_predict_the_variance(format: str, widths: tuple[int, ...]
 
 def test_kept_bytes_of_an_encoder_with_dropout() -> None:
     """Masks in one bit, q, k and v's input once, weights not at all: bytes from the shapes alone."""
-    attention = nn.MultiheadAttention(32, 4, 0.1, batch_first=True)
-
-    class Self(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.drop = attention, nn.Dropout(0.5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.drop(self.inner(x, x, x, need_weights=True)[0])
-
-    model = Self()
+    model = nn.Sequential(SelfAttention(32, 4, 0.1), nn.Dropout(0.5))
     controller = stash.apply(model, "gact", bits=4, adapt_interval=None)
     model(torch.randn(8, 64, 32, requires_grad=True))
     width, maps = 8 * 64 * 32, 8 * 4 * 64 * 64

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 
 class Attention(nn.Module):
@@ -18,17 +17,6 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(x)
         return self.o(torch.relu(self.q(x) * self.k(x) + self.v(x)))
-
-
-class Checkpointed(nn.Module):
-    """A model under activation checkpointing."""
-
-    def __init__(self, inner: nn.Module, reentrant: bool) -> None:
-        super().__init__()
-        self.inner, self.reentrant = inner, reentrant
-
-    def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
 
 
 def attention(seed: int = 0) -> Attention:

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 import dsq.stash
-from tests.dsq.stash.wtacrs.sampled import Checkpointed, check_unbiased, gradients, saved, tokens
+from tests.dsq.stash.every_policy import Checkpointed
+from tests.dsq.stash.wtacrs.sampled import check_unbiased, gradients, saved, tokens
 
 FORMS = [("self", True), ("cross", False), ("widths", True), ("first", False), ("unbatched", False)]
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 import dsq.stash
 from dsq.stash.wtacrs.rows import RowSample
+from tests.dsq.stash.every_policy import Checkpointed
 from tests.dsq.stash.wtacrs.sampled import (
     Attention,
-    Checkpointed,
     attention,
     check_unbiased,
     gradients,
