@@ -142,7 +142,7 @@ class Products(TorchFunctionMode):
             return None
         rows = offs.diff(prepend=offs.new_zeros(1)).tolist()
         y = torch.cat([self._one(*each) for each in zip(input[: sum(rows)].split(rows), mat2.mT.unbind(), strict=True)])
-        return F.pad(y, (0, 0, 0, input.shape[0] - sum(rows)))
+        return y if len(y) == len(input) else F.pad(y, (0, 0, 0, len(input) - len(y)))
 
     def einsum(self, equation: Any, *operands: Any) -> Tensor | None:
         """Return the einsum of two operands that share no index in themselves, as a product of matrices."""
