@@ -24,7 +24,7 @@ from dsq.linear import linear
 from dsq.ops.products import attention, product
 from dsq.quantizers import Quantised, Quantizers
 
-#: multiply-accumulates under which one of several matrices multiplies plain: in few bits it takes 1.2 to 5 times as
+#: multiply-accumulates under which one of several matrices multiplies plain: in few bits it takes 1.2 to 6 times as
 #: long there, forward and backward, and 1.7 to .7 times from there on (docs/coverage.md)
 SMALL = 1 << 25
 #: names of products, as they stand in code
