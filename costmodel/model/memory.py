@@ -1,8 +1,7 @@
-"""Memory of a training step: the ledger's tensors over their lifetimes.
+"""Memory of a training step: the ledger's tensors over their lifetimes, without rounding, fragments and workspaces.
 
-Timeline: each operation of the forward keeps its `kept` tensors; the backward visits the operations in reverse order,
-holds dy and dx, adds its parameters' gradients and frees what was kept; then the optimiser runs. PyTorch's allocator
-rounds up and fragments, and libraries have workspaces: neither is counted.
+Each operation of the forward keeps its `kept` tensors; the backward visits the operations in reverse order, holds dy
+and dx, adds its parameters' gradients and frees what was kept; then the optimiser runs.
 """
 
 from collections import defaultdict

@@ -142,9 +142,8 @@ def _forward_again(
 ) -> float:
     """Seconds of the forward of the chosen operations, but for those whose results selective recomputation keeps."""
     results = results_kept(workload) if method.selective else ()
-    again = replace(
-        workload, operations=tuple(op for op in workload.operations if chosen(op) and op.name not in results)
-    )
+    operations = tuple(op for op in workload.operations if chosen(op) and op.name not in results)
+    again = replace(workload, operations=operations)
     moved = [t for t in transfers(again, method.setup) if t.phase == FORWARD]
     multiplied = [product for product in matmuls(again, method.setup) if product.name == "forward"]
     return float(step_floor(moved, multiplied, hardware, method.setup.container_bits).seconds)
