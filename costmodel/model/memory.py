@@ -173,11 +173,6 @@ def state(workload: Workload, method: Method) -> Bytes:
     return held
 
 
-def in_host(workload: Workload, method: Method) -> float:
-    """Bytes of a device's state that lie in the host's memory."""
-    return float((state(workload, replace(method, offload=False)) - state(workload, method)).sum())
-
-
 def packed_values(workload: Workload, method: Method) -> tuple[list[float], list[float]]:
     """Values of each tensor that the method's policy packs, and of each that the backward makes again."""
     entries = entries_of(workload, method.setup, method.stash, method.recompute)

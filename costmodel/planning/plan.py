@@ -133,7 +133,7 @@ class MethodCost:
     method: Method
     memory: Memory
     step: StepTime
-    tokens: int  #: tokens of a step on all devices
+    tokens: int  #: tokens of a step on all devices together
     fits: bool
     fits_chunked: bool  #: whether it fits if the loss is made in chunks or by a fused kernel
     sent: float  #: bytes that a device sends in a step
@@ -142,7 +142,6 @@ class MethodCost:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens a second of all devices together."""
         return self.tokens / self.step.seconds
 
     def record(self) -> dict[str, Any]:
