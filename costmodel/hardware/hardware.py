@@ -35,6 +35,8 @@ class Efficiency:
 
     #: rate at which a step's kernels move tensors, as a share of the file's bandwidth: some move more than the ledger's
     memory: float = 0.62
+    #: whether a kernel computes while it moves, and quantising an operand writes no copy of it in 16 bits
+    overlaps: bool = False
     exposed: float = 0.74  #: share of the time of sending that a step waits for, though it computes meanwhile
     launch: float = 8 * MICRO  #: least seconds of a kernel: PyTorch does not launch one sooner (assumed)
     #: seconds of each hop of a message round a ring, in a node and between two (NVIDIA/nccl, src/graph/tuning.cc: ring,
@@ -47,7 +49,7 @@ class Efficiency:
 
 
 #: for rates that were measured, which leave nothing out: python -m analysis.step_time gives low and high
-MEASURED = Efficiency(memory=1, exposed=1, launch=0, hop=0, hop_between_nodes=0, low=1.0, high=1.15)
+MEASURED = Efficiency(memory=1, overlaps=True, exposed=1, launch=0, hop=0, hop_between_nodes=0, low=1.0, high=1.15)
 
 
 @dataclass(frozen=True)

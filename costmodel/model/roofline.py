@@ -105,7 +105,7 @@ def floors(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware
         if found is not None or (hardware.measured and isinstance(group.operation, Gemm)):
             taken = compute
         else:
-            both = max(memory, compute) if hardware.measured else memory + compute  # of which neither hides the other
+            both = max(memory, compute) if hardware.efficiency.overlaps else memory + compute
             taken = max(both, group.count * max(1, launches[kernel]) * hardware.efficiency.launch)
         totals[group.operation.cls] += Floor(flops[kernel], size, compute, memory, taken)
     return {cls: floor for cls, floor in totals.items() if floor.bytes}
@@ -136,7 +136,7 @@ def _beside(matmul: CostedMatMul, hardware: Hardware, container: int) -> float:
         return matmul.group.count * found
     if turned and op.transposed and matmul.m1 > (CODED_FORWARD if matmul.name == "forward" else 0):
         found += turned.seconds(op.K * op.N)
-    if not hardware.measured and _rate(matmul, hardware).peak.multiplies_floats:
+    if not hardware.efficiency.overlaps and _rate(matmul, hardware).peak.multiplies_floats:
         found += hardware.moving(matmul.operand_values * (container + COPY_BITS) / 8)
     return matmul.group.count * found
 
