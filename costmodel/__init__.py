@@ -6,16 +6,18 @@ planning/    does it fit, how long is a step, over how many devices, what would 
 hardware/    peaks and bandwidths, each with its source
 paper/       the calibrated model that reproduces the published tables, and the tables themselves
 cli/         dsq-cost
-prediction.py  what a training run will cost, for those who start one
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from costmodel.planning.plan import Plan
 
 
-def plan(workload: str, hardware: str = "a100-80gb", *, fit: float = 0, qlora: int = 0, **options: Any) -> "Plan":
+def plan(
+    workload: str, hardware: str = "a100-80gb", *, fit: float = 0, qlora: int | None = None, **options: Any
+) -> "Plan":
     """Answer whether a training fits, how fast it is, what bounds it and what would help: `dsq-cost plan`.
 
     Args:
@@ -34,9 +36,45 @@ def plan(workload: str, hardware: str = "a100-80gb", *, fit: float = 0, qlora: i
     from costmodel.planning.plan import NF4_BITS, Question
     from costmodel.workloads.named import AskedStep
 
-    if qlora and "lora" in options:
-        raise ValueError("give lora or qlora, not both: qlora has a rank of its own")
-    ours = {name: options.pop(name) for name in list(options) if name in vars(AskedStep())}
-    step = AskedStep(workload, **ours | ({"lora": qlora} if qlora else {}))
-    bits = NF4_BITS if qlora else 0
-    return Question(step, load_hardware(hardware), budget=fit, base_bits=bits, **options).ask()
+    if qlora is not None:
+        if options.get("lora") is not None:
+            raise ValueError("give --lora or --qlora, not both: --qlora has a rank of its own")
+        options |= {"lora": qlora, "base_bits": NF4_BITS}
+    step = AskedStep(workload, **{name: options.pop(name) for name in list(options) if name in vars(AskedStep())})
+    return Question(step, load_hardware(hardware), budget=fit, **options).ask()
+
+
+def predicted(config: Mapping[str, Any], workload: dict[str, Any], total_updates: int = 0) -> str:
+    """The cost of a run before it starts, at each level and in all, in a line: arithmetic and DRAM by the paper's
+    model, fixed-point 32 = 1.
+
+    In all: from the first level's to the last's where plateaus decide, or its length is not known.
+
+    Args:
+        config: ``dsq.DSQConfig.as_dict()``.
+        workload: a training step, as ``dsq.workload.trace(model, batch)`` gives it.
+        total_updates: of the run, which rises in updates are shares of; 0: nothing bounds it.
+    Raises:
+        ValueError: a config or a workload that cannot be read.
+    """
+    from costmodel.model.methods import Setup, template
+    from costmodel.paper.calibrated import level_costs, rising_shares, weighed
+    from costmodel.workloads import workload_file
+    from dsq.precision import Precision
+
+    if not isinstance(config, Mapping) or not {"levels", "format", "box_axis", "rise_at"}.issubset(config):
+        raise ValueError(f"config must be a DSQConfig's as_dict(), got {config!r}")
+    if not workload_file.is_workload(workload):
+        raise ValueError(f"workload must be what dsq.workload.trace gives, got {type(workload)}")
+    worked = rising_shares(config["rise_at"], total_updates)
+    levels, fmt = [Precision(*level) for level in config["levels"]], template(config["format"], config)
+    setups = [Setup(fmt, level, config["box_axis"]) for level in levels]
+    costs = level_costs(workload_file.parse(workload, "of the run"), setups)
+    of_run = [weighed(costs, worked)] if worked else [costs[0], costs[-1]]
+    lines = []
+    for name, field in (("arithmetic", "arithmetic"), ("DRAM", "dram")):
+        parts = [f"{getattr(cost, field):.4f} at {level}" for cost, level in zip(costs, levels, strict=True)]
+        if len(parts) > 1:
+            parts.append(f"{' to '.join(f'{getattr(cost, field):.4f}' for cost in of_run)} in all")
+        lines.append(f"{name} {', '.join(parts)}")
+    return "; ".join(lines)

@@ -22,13 +22,12 @@ CELL_WIDTH = 21
 
 @dataclass(frozen=True)
 class Section:
-    """A titled table: records carry full values under names that JSON and CSV keep; `shown` says which columns people
-    see, and how."""
+    """A titled table: records carry full values, as JSON and CSV have them."""
 
     key: str  #: its name in JSON
     title: str
     records: list[Record]
-    shown: dict[str, str]  #: column -> format spec
+    shown: dict[str, str]  #: columns that people see -> format spec
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,14 @@ def refuse_idle(arguments: argparse.Namespace, names: Iterable[str], where: str)
             raise ValueError(f"--{name.replace('_', '-')} does nothing {where}: leave it out")
 
 
-def facts(workload: Workload) -> Record:
+def facts(workload: Workload, hardware: Hardware | None = None) -> Record:
     known: Record = {"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters}
-    return known | {"macs": workload.macs, "source": workload.source}
+    known |= {"macs": workload.macs, "source": workload.source}
+    return known | hardware_facts(hardware) if hardware else known
+
+
+def named(setup: Setup) -> Record:
+    return {"setup": str(setup), "format": setup.format.name, "precision": str(setup.precision)}
 
 
 def hardware_facts(hardware: Hardware) -> Record:
@@ -104,10 +108,6 @@ def heading(workload: Workload, hardware: Hardware) -> str:
 
 
 def floor_record(floor: Floor) -> Record:
-    return {
-        "gflop": floor.flops / 1e9,
-        "flop_per_byte": floor.intensity,
-        "ridge": floor.ridge if floor.compute_seconds else None,
-        "bound": "memory" if floor.memory_bound else "compute",
-        "floor_ms": floor.seconds * 1e3,
-    }
+    record: Record = {"gflop": floor.flops / 1e9, "flop_per_byte": floor.intensity}
+    record |= {"ridge": floor.ridge if floor.compute_seconds else None}
+    return record | {"bound": "memory" if floor.memory_bound else "compute", "floor_ms": floor.seconds * 1e3}

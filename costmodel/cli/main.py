@@ -1,4 +1,4 @@
-"""dsq-cost: what training costs, in memory, time and traffic. This file parses; commands/NAME.py answers.
+"""dsq-cost: what training costs, in memory, time and traffic. This file parses; commands/ answers.
 
 Nothing here needs numpy, for --help to be quick.
 """
@@ -33,10 +33,13 @@ EXAMPLES = {
     "calibrate": ("mine.toml",),
     "trace": ("path/to/config.json traced.json --sequences 4 --tokens 512",),
 }
+#: command -> its file of commands/
+MODULES = dict.fromkeys(("plan", "estimate", "roofline"), "step") | {"table": "table"}
+MODULES |= dict.fromkeys(("calibrate", "trace"), "machine")
 PRECISION_HELP = "[q0,q1,q2,q3], or with its own format: bfp:[16,4,4,16], fixed:[16,16,16,16], float:[16,16,16,16]"
 
 Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
-Group: TypeAlias = "argparse._ActionsContainer"
+Options: TypeAlias = "argparse._ActionsContainer"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +60,8 @@ def answer(arguments: argparse.Namespace) -> None:
                 raise ValueError(f"{name} {path} must end in {' or '.join(accepted)}")
     if arguments.output and arguments.output.endswith((*ends["picture"], *ends["html"])):
         raise ValueError(f"output {arguments.output} is for text: give --picture or --html")
-    report = import_module(f"costmodel.cli.commands.{arguments.command}").run(arguments)
+    module = import_module(f"costmodel.cli.commands.{MODULES[arguments.command]}")
+    report = getattr(module, arguments.command)(arguments)
     text = report.json() if arguments.json else report.csv() if arguments.csv else report.table()
     if arguments.output:
         write_text(arguments.output, text)
@@ -66,11 +70,8 @@ def answer(arguments: argparse.Namespace) -> None:
 
 
 def parser() -> OneLineParser:
-    top = OneLineParser(
-        prog="dsq-cost",
-        description="What a training step costs: memory, time, DRAM traffic, arithmetic, roofline.",
-        allow_abbrev=False,
-    )
+    text = "What a training step costs: memory, time, DRAM traffic, arithmetic, roofline."
+    top = OneLineParser(prog="dsq-cost", description=text, allow_abbrev=False)
     _examples(top, [f"{name} {examples[0]}" for name, examples in EXAMPLES.items()])
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
@@ -125,7 +126,6 @@ def _table(commands: Commands) -> None:
 def _roofline(commands: Commands) -> None:
     command = _command(commands, "roofline", "intensity, bound and time of each operation class, and the picture")
     command.add_argument("precision", nargs="+", help=PRECISION_HELP)
-    _flag(command, "per-operation", "a row and a dot for each operation (fc1, softmax) instead of each class")
     _text(command, "picture", "FILE", "write the roofline as .png or .svg")
 
 
@@ -166,19 +166,19 @@ def _examples(command: argparse.ArgumentParser, examples: list[str]) -> None:
     command.epilog = "\n".join(["examples:", *(f"  dsq-cost {example}".rstrip() for example in examples)])
 
 
-def _int(group: Group, name: str, default: int | None, text: str, *aliases: str) -> None:
+def _int(group: Options, name: str, default: int | None, text: str, *aliases: str) -> None:
     group.add_argument(f"--{name}", *aliases, type=int, default=default, metavar="N", help=text)
 
 
-def _text(group: Group, name: str, meant: str, text: str, default: str | None = None) -> None:
+def _text(group: Options, name: str, meant: str, text: str, default: str | None = None) -> None:
     group.add_argument(f"--{name}", metavar=meant, help=text, default=default)
 
 
-def _flag(group: Group, name: str, text: str) -> None:
+def _flag(group: Options, name: str, text: str) -> None:
     group.add_argument(f"--{name}", action="store_true", help=text)
 
 
-def _hardware(group: Group, purpose: str) -> None:
+def _hardware(group: Options, purpose: str) -> None:
     _text(group, "hardware", "NAME|FILE", f"{purpose} (default: {DEFAULT_HARDWARE})", DEFAULT_HARDWARE)
 
 
@@ -194,13 +194,11 @@ def _workload(command: argparse.ArgumentParser) -> None:
     _int(group, "target-length", None, "decoder tokens a sequence")
     _hardware(group, f"{', '.join(profile_names())}, or a .toml file")
     _int(group, "lora", None, "train adapters of this rank alone (LoRA), over frozen 16-bit weights")
-    _text(
-        group, "lora-layers", "REGEX", "layers that have adapters (default: all linear layers of all blocks)", ADAPTED
-    )
+    text = "layers that have adapters (default: all linear layers of all blocks)"
+    _text(group, "lora-layers", "REGEX", text, ADAPTED)
     _text(group, "freeze", "REGEX", "layers whose parameters are not trained")
-    _flag(
-        group, "chunked-loss", "logits are made 1,024 tokens at a time, with their gradient (Liger-Kernel, torchtune)"
-    )
+    text = "logits are made 1,024 tokens at a time, with their gradient (Liger-Kernel, torchtune)"
+    _flag(group, "chunked-loss", text)
     attention = group.add_mutually_exclusive_group()
     text = "attention's scores stay on chip and are made again (default for models of transformers)"
     _flag(attention, "fused-attention", text)

@@ -1,15 +1,13 @@
 """Hardware profiles: TOML data files (profiles/*.toml, a user's own, or one that `dsq-cost calibrate` measured). Their
 fields stand in docs/cost-model.md ("A hardware file").
 
-A stated figure may have an `efficiency`, the share that programs reach, with its `efficiency_source`. The rate is then
-the figure times its efficiency.
+A stated figure is multiplied by its `efficiency`, the share that programs reach.
 
-`holds` says the widest operand of each format that the datatype multiplies exactly; two numbers are the wider operand
-and the other, as bfp = [16, 4]. A format that it does not name is held where its significands are: those of a format
-with boxes as bfp's, others as fixed point's. Codes wider than that are split: a product then takes as many passes as
-the parts of one operand times those of the other (16 x 2 bits on bf16 units: two), each exact, summed in fp32. Floats,
-and widths above 16 bits, which are kept as floats, are not split. A measured peak is a kernel: it does not split, and
-of those that hold a product the first counts.
+`holds` says the widest operand of each format that the datatype multiplies exactly, or the wider operand and the other.
+A format that it does not name is held where its significands are: those of a format with boxes as bfp's, others as
+fixed point's. Wider codes are split: a product takes as many passes as the parts of one operand times those of the
+other (16 x 2 bits on bf16 units: two), each exact, summed in fp32. Floats, and widths above 16 bits, which are kept as
+floats, are not split. A measured peak is a kernel: it does not split, and the first that holds a product counts.
 """
 
 from dataclasses import dataclass, field
@@ -35,19 +33,14 @@ class Efficiency:
     A100 and the H100 state, to one half of the published trainings; the other half judges them (docs/cost-model.md).
     """
 
-    #: rate at which a step's kernels move tensors, as a share of the file's bandwidth: PyTorch's kernels move some
-    #: more often than the ledger counts
+    #: rate at which a step's kernels move tensors, as a share of the file's bandwidth: some move more than the ledger's
     memory: float = 0.62
-    #: share of the shorter of a kernel's two times, of computing and of moving, that the longer does not hide
-    serial: float = 1
-    #: copies in 16 bits that quantising an operand writes, where units multiply floats
-    copies: float = 1
-    #: share of the time of sending that a step waits for, though it computes meanwhile
-    exposed: float = 0.74
-    #: least seconds of a kernel: PyTorch does not launch one sooner (assumed)
-    launch: float = 8 * MICRO
-    #: seconds of each hop of a message that goes round a ring of devices, inside a node and between two nodes
-    #: (NVIDIA/nccl, src/graph/tuning.cc: ring, protocol Simple)
+    serial: float = 1  #: share of the shorter of a kernel's times, computing and moving, that the longer does not hide
+    copies: float = 1  #: copies in 16 bits that quantising an operand writes, where units multiply floats
+    exposed: float = 0.74  #: share of the time of sending that a step waits for, though it computes meanwhile
+    launch: float = 8 * MICRO  #: least seconds of a kernel: PyTorch does not launch one sooner (assumed)
+    #: seconds of each hop of a message round a ring, in a node and between two (NVIDIA/nccl, src/graph/tuning.cc: ring,
+    #: protocol Simple)
     hop: float = 3.4 * MICRO
     hop_between_nodes: float = 14 * MICRO
     #: eight of ten steps take between these multiples of the expected time (published trainings that were not fitted)
@@ -204,16 +197,14 @@ def _hardware(data: dict[str, Any]) -> Hardware:
     measured = _field(data, "measured", str) if "measured" in data else ""
     passes = _field(data, "pass", list) if "pass" in data else []
     _field(data, "bandwidth", dict)
-    optional = [part for part in ("memory", "link", "host", "network") if part in data]
-    rates = dict.fromkeys(("bandwidth", "link", "host", "network"), 0.0)  # bytes a second; 0: not stated
-    for part in (name for name in rates if name in data):
-        rates[part] = 1e9 * _number(data, f"{part}.gb_per_s") * _efficiency(data, part)
+    stated = [part for part in ("bandwidth", "vector", "memory", "link", "host", "network") if part in data]
+    moving = [part for part in stated if part not in ("vector", "memory")]
     return Hardware(
         name=_field(data, "name", str),
-        **rates,
+        **{part: 1e9 * _number(data, f"{part}.gb_per_s") * _efficiency(data, part) for part in moving},
         vector_flops=1e12 * _number(data, "vector.tflops"),
         peaks=tuple(_peak(entry, f"peak[{index}]", bool(measured)) for index, entry in enumerate(peaks)),
-        sources={part: _source(data, part) for part in ("bandwidth", "vector", *optional)},
+        sources={part: _source(data, part) for part in stated},
         memory_bytes=1e9 * _number(data, "memory.gb") if "memory" in data else 0,
         node=int(_number(data, "network.devices")) if "network" in data else 0,
         attention=_efficiency(data, "attention") if "attention" in data else 1,

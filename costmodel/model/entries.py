@@ -1,5 +1,4 @@
-"""Bytes that each operation of a training step keeps, makes and holds for a while: the ledger's tensors, each owned by
-one operation, as a policy of dsq.stash keeps them."""
+"""Bytes that each operation of a training step keeps, makes and holds for a while, under a policy of dsq.stash."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +7,7 @@ from enum import IntEnum
 from functools import cache, lru_cache
 
 from costmodel.model.ledger import BATCH, BEFORE, MADE_AGAIN, STATE_BITS, Stored
-from costmodel.model.methods import Setup, Stash
+from costmodel.model.methods import CostedPolicy, Setup
 from costmodel.model.operations import CAST, CHUNK, ENCODER_OUT, Gemm, Group, Operation, Pointwise, Workload
 from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from dsq.formats import WIDEST, Identity
@@ -38,7 +37,7 @@ _DURING_BACKWARD = ("dy", "dx", "dx, df", "d gate, up", "da, db", "their sum")
 
 
 @dataclass(frozen=True)
-class Tensor:
+class SizedTensor:
     """One of an operation's tensors, and its sizes."""
 
     stored: Stored
@@ -62,7 +61,7 @@ class Tensor:
 class Alike:
     """Bytes that each operation of a group holds, not knowing what its neighbours keep already."""
 
-    kept: tuple[Tensor, ...]
+    kept: tuple[SizedTensor, ...]
     entering: float  #: of the operation's input, as a recomputed layer keeps it; 0: it has none
     added: float  #: of a bias of scores that is shared by all layers
     made: float  #: of y, while it is made
@@ -77,7 +76,7 @@ class LedgerEntry:
     """One operation of a step, with the bytes it holds."""
 
     op: Operation
-    layer: str  #: its layer's name, as "decoder.layers.3."; empty: it is in none
+    layer: str  #: see layer_of
     alike: Alike
     kept: list[float] = field(default_factory=lambda: [0.0] * len(CATEGORIES))
     entering: float = 0  #: bytes of the layer's inputs that a recomputed layer keeps here
@@ -86,8 +85,7 @@ class LedgerEntry:
 
 
 def layer_of(op: Operation) -> str:
-    """The name of the operation's layer, as "decoder.layers.3."; empty: it is in none of the alike layers, which
-    recomputation runs again."""
+    """The name of the operation's layer, as "decoder.layers.3."; empty: it is in none."""
     return _layer(op.name)
 
 
@@ -110,7 +108,7 @@ def results_kept(workload: Workload) -> frozenset[str]:
 
 @lru_cache(maxsize=16)  # devices and ZeRO change nothing here
 def entries_of(
-    workload: Workload, setup: Setup, policy: Stash | None = None, recompute: bool = False
+    workload: Workload, setup: Setup, policy: CostedPolicy | None = None, recompute: bool = False
 ) -> list[LedgerEntry]:
     """An entry for each operation of a step, in order.
 
@@ -151,8 +149,7 @@ def entries_of(
 
 
 def _given(entry: LedgerEntry) -> Iterator[tuple[tuple[object, ...], float]]:
-    """Inputs that a recomputed layer keeps at this operation, (name, bytes): its own, and those that all layers of the
-    stack share, the encoder's output and a bias of scores."""
+    """Inputs that a recomputed layer keeps at this operation, (name, bytes); all layers share some of them."""
     stack = entry.layer.partition(".")[0]
     yield (entry.layer,), entry.alike.entering
     yield (stack, "added", entry.alike.added), entry.alike.added
@@ -160,7 +157,7 @@ def _given(entry: LedgerEntry) -> Iterator[tuple[tuple[object, ...], float]]:
         yield (stack, ENCODER_OUT), entry.alike.entering
 
 
-def made_again(workload: Workload, policy: Stash) -> frozenset[str]:
+def made_again(workload: Workload, policy: CostedPolicy) -> frozenset[str]:
     """The inputs of products that a policy makes again of what the operation before keeps, by name."""
     makers = {op.name: op.kind for op in workload.operations}
     found, latest = set(), ""
@@ -174,9 +171,8 @@ def made_again(workload: Workload, policy: Stash) -> frozenset[str]:
     return frozenset(found - {""})
 
 
-def _new(op: Operation, tensor: Tensor, size: float, seen: set[tuple[object, ...]]) -> bool:
-    """Whether no operation before keeps this very tensor: an x by its `input`, a y by its maker's name. Layers with the
-    same input share its stash."""
+def _new(op: Operation, tensor: SizedTensor, size: float, seen: set[tuple[object, ...]]) -> bool:
+    """Whether no operation before keeps this very tensor: an x by its `input`, a y by its maker's name."""
     name = tensor.known_by and getattr(op, tensor.known_by).removesuffix(CAST)
     if not name:
         return True
@@ -186,7 +182,7 @@ def _new(op: Operation, tensor: Tensor, size: float, seen: set[tuple[object, ...
     return not there
 
 
-def _alike(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, int]) -> Alike:
+def _alike(group: Group, setup: Setup, policy: CostedPolicy | None, widths: dict[str, int]) -> Alike:
     op = group.operation
     tensors = list(_sized(group, setup, policy, widths))
     kept = tuple(tensor for tensor in tensors if tensor.stored.kept and _needed(op, tensor.stored))
@@ -210,7 +206,7 @@ def _alike(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, i
     return Alike(kept, entering, added, made, temporary, gradients, stream, result)
 
 
-def _sized(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, int]) -> Iterator[Tensor]:
+def _sized(group: Group, setup: Setup, policy: CostedPolicy | None, widths: dict[str, int]) -> Iterator[SizedTensor]:
     op = group.operation
     for stored in tensors_of(group, setup):
         plain = float(stored.times * layout_bytes(group, stored, setup, widths))
@@ -218,33 +214,27 @@ def _sized(group: Group, setup: Setup, policy: Stash | None, widths: dict[str, i
         category = _category(op, stored)
         packs = policy is not None and category is not Category.STASH
         size = policy.keeps(op, stored, plain, values) if policy and packs else plain
-        yield Tensor(stored, category, values, plain, size, _known_by(op, stored, setup.autocast))
+        yield SizedTensor(stored, category, values, plain, size, _known_by(op, stored, setup.autocast))
 
 
-def _made(tensors: list[Tensor]) -> float:
+def _made(tensors: list[SizedTensor]) -> float:
     """Bytes that are there while y is made: y, where nothing keeps it, and the logits."""
     made = sum(tensor.plain for tensor in tensors if tensor.stored.name == "y" and not tensor.stored.kept)
     return made + sum(tensor.plain for tensor in tensors if tensor.stored.name == "log p")
 
 
-def _during_backward(op: Operation, tensors: list[Tensor], setup: Setup) -> float:
+def _during_backward(op: Operation, tensors: list[SizedTensor], setup: Setup) -> float:
     """Bytes that the backward holds for a while, unpacked tensors aside."""
-    bytes_ = 0.0
-    for tensor in tensors:
-        if tensor.stored.name in _DURING_BACKWARD and tensor.category is not Category.LOGITS:
-            bytes_ += tensor.plain
-        if tensor.stored.name == "log p":  # its gradient, and that of the logits
-            bytes_ += 2 * tensor.plain
+    bytes_ = sum(
+        it.plain for it in tensors if it.stored.name in _DURING_BACKWARD and it.category is not Category.LOGITS
+    )
+    bytes_ += sum(2 * it.plain for it in tensors if it.stored.name == "log p")  # its gradient, and that of the logits
     if isinstance(op, Gemm) and op.weight and op.weights == 1 and setup.autocast:  # the gradients of its copies
         bytes_ += op.parameters * 2 + (op.M * op.K * STATE_BITS / 8 if op.stream else 0)
-    if isinstance(op, Gemm) and _multiplies_copies(op, setup):
+    codes = not isinstance(setup.format, Identity) and setup.container_bits < WIDEST
+    if isinstance(op, Gemm) and op.quantised and op.weight and codes:  # multiplied as 16-bit copies of both operands
         bytes_ += op.M * (op.K + op.N) * setup.container_bits / 8
     return bytes_
-
-
-def _multiplies_copies(op: Gemm, setup: Setup) -> bool:
-    """Whether codes are multiplied as 16-bit floats, which needs copies of both operands beyond scratch memory."""
-    return op.quantised and op.weight and not isinstance(setup.format, Identity) and setup.container_bits < WIDEST
 
 
 def _needed(op: Operation, stored: Stored) -> bool:

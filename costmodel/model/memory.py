@@ -19,7 +19,7 @@ from costmodel.model.operations import ENCODER_OUT, Gemm, Operation, Workload
 from costmodel.model.traffic import widths_of
 from dsq.formats import WIDEST
 
-Rows = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,13 @@ class Memory:
     """A step's memory: after each operation's forward, in its backward, and at the update."""
 
     operations: tuple[str, ...]  #: in order; the backward visits them in reverse
-    bytes: Rows  #: a row a moment, a column a category
+    bytes: Bytes  #: a row a moment, a column a category
     saved: float  #: kept by the whole forward for the backward
 
     @cached_property
-    def totals(self) -> Rows:
+    def totals(self) -> Bytes:
         """Bytes at each moment."""
-        totals: Rows = self.bytes.sum(axis=1)
-        return totals
+        return np.asarray(self.bytes.sum(axis=1))
 
     @cached_property
     def moment(self) -> int:
@@ -64,9 +63,8 @@ class Memory:
 def peak_memory(workload: Workload, method: Method) -> Memory:
     """The step's memory over time."""
     shards = method.zero == 3 and method.devices > 1
-    run = (
-        replace(method, setup=BF16) if shards and method.setup.autocast else method
-    )  # FSDP's mixed precision casts all
+    # FSDP's mixed precision casts all
+    run = replace(method, setup=BF16) if shards and method.setup.autocast else method
     alone = replace(run, name="", in_flight=1, zero=0, devices=1, optimiser="adam", offload=False, trusted=True)
     names, rows, left = _alone(workload, alone)
     rows = rows + state(workload, method)
@@ -90,8 +88,7 @@ def gradient_bytes(method: Method) -> float:
 
 
 def _gathered(workload: Workload, method: Method) -> tuple[float, float]:
-    """Bytes of weights that FSDP has gathered, and of gradients that it has not scattered yet: the layer at hand, the
-    weights of the next one, and what belongs to no layer."""
+    """Bytes of weights that FSDP has gathered (two layers', and of no layer), and of gradients not yet scattered."""
     layers: dict[str, list[float]] = defaultdict(lambda: [0, 0])
     for op in workload.operations:
         if not op.parameters:
@@ -104,7 +101,7 @@ def _gathered(workload: Workload, method: Method) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=256)
-def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Rows, Rows]:
+def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Bytes, Bytes]:
     """The operations, the bytes of a micro-batch on one device at each moment, and what its forward leaves."""
     entries = entries_of(workload, method.setup, method.stash, method.recompute)
     kept = np.array([entry.kept for entry in entries])
@@ -131,8 +128,7 @@ def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Rows, R
 
 
 def _beside(entries: list[LedgerEntry], method: Method, gradients: float) -> list[tuple[float, float]]:
-    """Gradients of parameters, and what is there for a while, in each operation's backward, the last operation's
-    first."""
+    """Gradients of parameters, and what is there for a while, in each backward, the last operation's first."""
     found = []
     new = waiting = stream = encoder_gradient = 0.0
     stream_bytes = float(widths_of(method.setup)["r"]) / 8
@@ -163,7 +159,7 @@ def is_base(op: Operation, method: Method) -> bool:
     return bool(method.base_bits and isinstance(op, Gemm) and op.weight and not op.w_grad and layer_of(op))
 
 
-def state(workload: Workload, method: Method) -> Rows:
+def state(workload: Workload, method: Method) -> Bytes:
     """Bytes that are there all the time, by category."""
     container, word, optimiser = float(method.setup.container_bits), STATE_BITS / 8, OPTIMISERS[method.optimiser]
     working = container / 8 if container < WIDEST and not method.setup.autocast else 0

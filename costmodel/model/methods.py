@@ -11,19 +11,9 @@ from typing import Any, get_args
 
 from costmodel.model.ledger import Stored
 from costmodel.model.operations import Gemm, Operation
+from dsq import formats
 from dsq.arguments import choice
-from dsq.formats import (
-    DEFAULT,
-    FORMATS,
-    MAX_PACKED_BITS,
-    WIDEST,
-    BoxAxis,
-    Format,
-    Identity,
-    Layout,
-    format_class,
-    options,
-)
+from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity, Layout
 from dsq.kept import FEW, GACT_GROUP, MESA_BITS, MORE, What
 from dsq.precision import Precision, parse_levels
 
@@ -39,12 +29,11 @@ class Setup:
     autocast: bool = False  #: torch.autocast: parameters and the residual stream stay in fp32, products cast them
 
     def __post_init__(self) -> None:
-        choice("box_axis", self.box_axis, get_args(BoxAxis))
+        choice("box_axis", self.box_axis, get_args(formats.BoxAxis))
 
     @cached_property
     def container_bits(self) -> int:
-        """Width `a` of tensors no quantiser touches (residual stream, softmax, norms): 16 if q0..q3 fit, else 32,
-        unless told."""
+        """Width `a` of tensors no quantiser touches (norms, softmax...): 16 if q0..q3 fit, else 32, unless told."""
         return self.container or (MAX_PACKED_BITS if max(self.precision) <= MAX_PACKED_BITS else WIDEST)
 
     def layout(self, outer: int, rows: int, columns: int) -> Layout:
@@ -58,7 +47,7 @@ class Setup:
 FP32 = Setup(Identity(WIDEST), Precision(32, 32, 32, 32))
 BF16 = Setup(Identity(WIDEST), Precision(16, 16, 16, 16))
 AUTOCAST = replace(BF16, autocast=True)
-DSQ = format_class(DEFAULT)(WIDEST)  #: the default format
+DSQ = formats.format_class(formats.DEFAULT)(WIDEST)  #: the default format
 
 
 @lru_cache(maxsize=1024)
@@ -67,7 +56,7 @@ def at_width(template: Format, bits: int) -> Format:
 
 
 def format_names() -> tuple[str, ...]:
-    return (*FORMATS, Identity.name)
+    return (*formats.FORMATS, Identity.name)
 
 
 def sizes(name: str) -> dict[str, int]:
@@ -76,7 +65,7 @@ def sizes(name: str) -> dict[str, int]:
     Raises ValueError for an unknown name.
     """
     choice("format", name, format_names())
-    fields = {} if name == Identity.name else options(name)
+    fields = {} if name == Identity.name else formats.options(name)
     return {field: default for field, default in fields.items() if type(default) is int}
 
 
@@ -92,7 +81,7 @@ def all_sizes() -> dict[str, dict[str, int]]:
 def template(name: str, described: Mapping[str, Any]) -> Format:
     """The format with those of its sizes that `described` has; None or absent: the default. Raises ValueError."""
     given = {field: described[field] for field in sizes(name) if described.get(field) is not None}
-    chosen: type[Format] = Identity if name == Identity.name else format_class(name)
+    chosen: type[Format] = Identity if name == Identity.name else formats.format_class(name)
     return chosen(WIDEST, **given)
 
 
@@ -112,7 +101,7 @@ ROW_BYTES = 4 + 8
 
 
 @dataclass(frozen=True)
-class Stash:
+class CostedPolicy:
     """A policy, or policies together. The ledger says which tensors are coded, and as what (Stored.coded)."""
 
     name: str
@@ -159,13 +148,13 @@ _BOX = 8 / 16  #: a box of 16 values shares 8 bits
 POLICIES = {
     stash.name: stash
     for stash in (
-        Stash("selective"),
-        Stash("bfp 4", 4, _BOX, more=True),
-        Stash("bfp 2", 2, _BOX, more=True),
-        Stash("mesa", MESA_BITS),
-        Stash("gact 4", 4, 64 / GACT_GROUP),
-        Stash("wtacrs 0.3", masks=False, ratio=0.3),
-        Stash("wtacrs 0.3 + bfp 4", 4, _BOX, more=True, ratio=0.3),
+        CostedPolicy("selective"),
+        CostedPolicy("bfp 4", 4, _BOX, more=True),
+        CostedPolicy("bfp 2", 2, _BOX, more=True),
+        CostedPolicy("mesa", MESA_BITS),
+        CostedPolicy("gact 4", 4, 64 / GACT_GROUP),
+        CostedPolicy("wtacrs 0.3", masks=False, ratio=0.3),
+        CostedPolicy("wtacrs 0.3 + bfp 4", 4, _BOX, more=True, ratio=0.3),
     )
 }
 
@@ -200,7 +189,7 @@ class Method:
 
     name: str
     setup: Setup
-    stash: Stash | None = None  #: a policy of dsq.stash
+    stash: CostedPolicy | None = None  #: a policy of dsq.stash
     recompute: bool = False  #: a layer keeps its input alone and runs its forward again
     selective: bool = False  #: but for the products whose results it keeps too (entries.results_kept)
     in_flight: int = 1  #: micro-batches whose forward is kept at once, by the first stage of a pipeline
@@ -214,6 +203,5 @@ class Method:
     trusted: bool = True  #: trainings support it (docs/evidence.md); else a table shows it, and no advice names it
 
     def shared_by(self, stage: int) -> int:
-        """Number of devices that share what ZeRO shares from this stage on: 1 the optimiser's state and its update, 2
-        the gradients, 3 the parameters."""
+        """Number of devices that share what ZeRO shares from this stage on (1 also the update)."""
         return self.devices if self.zero >= stage else 1

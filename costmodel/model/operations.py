@@ -143,8 +143,7 @@ class Workload:
         return self._with_gemms(lambda gemm: replace(gemm, quantised=False) if regex.search(gemm.name) else gemm)
 
     def converting_tied(self) -> "Workload":
-        """The workload with an output projection that shares its weight with a table converted too, as
-        `dsq.convert(tied=True)` does."""
+        """The workload with a tied output projection converted too, as by `dsq.convert(tied=True)`."""
         return self._with_gemms(lambda gemm: replace(gemm, quantised=True) if gemm.tied else gemm)
 
     def freezing(self, frozen: str) -> "Workload":
@@ -182,8 +181,7 @@ class Workload:
         return replace(self, operations=(*kept, *(update if trained else [])))
 
     def chunking_loss(self) -> "Workload":
-        """The workload with logits made CHUNK tokens at a time, and their gradient at once (Liger-Kernel): they are
-        never there as a whole."""
+        """The workload with logits made CHUNK tokens at a time, and their gradient at once (Liger-Kernel)."""
 
         def chunk(op: Operation) -> Operation:
             if isinstance(op, Pointwise):
@@ -227,8 +225,7 @@ class Workload:
 
     @cached_property
     def groups(self) -> list["Group"]:
-        """The operations with equal ones merged, in order of first appearance. A converted GEMM owns its stash unless
-        an earlier converted one has the same named input."""
+        """The operations with equal ones merged. A converted GEMM owns its stash if it is the first of its input."""
         inputs: set[tuple[str, int, int]] = set()
         found: dict[tuple[Any, ...], tuple[type[Operation], dict[str, Any], list[str]]] = {}
         for op in self.operations:

@@ -2,15 +2,12 @@
 
 A kernel is one operation's forward, backward or update. Its floor is max(operations / peak, bytes / bandwidth):
 matrix products run the fastest way their operands multiply exactly (Hardware.rate), fused attention at a share of that
-rate, pointwise passes at the vector rate with one operation a value moved. In a real step a kernel takes longer: it
-reaches a share of the bandwidth, computes little while it moves, and is no shorter than a launch
-(hardware.Efficiency). On hardware that was measured, it takes what such a product or pass was
-measured to take, its memory included. A class's time is the sum over its kernels; it is memory-bound if its bytes alone
-take longer than its operations.
+rate, pointwise passes at the vector rate with one operation a value moved. In a real step it takes longer
+(hardware.Efficiency), and on hardware that was measured what such a product or pass took. A class's time is the sum
+over its kernels; it is memory-bound if its bytes alone take longer than its operations.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from costmodel.hardware.hardware import Hardware, Rate
@@ -71,37 +68,13 @@ class Floor:
 ZERO = Floor(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def operation_class(group: Group) -> str:
-    return group.operation.cls
+def rates(listed: list[CostedMatMul], cls: str, hardware: Hardware) -> dict[str, Rate]:
+    """The ways in which the matrix products of a class run, by their names: "bf16", "2 x bf16"."""
+    used = [_rate(matmul, hardware) for matmul in listed if matmul.op.cls == cls]
+    return {str(rate): rate for rate in used}
 
 
-def operation_kind(group: Group) -> str:
-    """The operation's name without its layer: "fc1", "softmax"."""
-    return group.names[0].rpartition(".")[2] if isinstance(group.operation, Gemm) else group.operation.kind
-
-
-def rates(
-    listed: list[CostedMatMul], name: str, hardware: Hardware, key: Callable[[Group], str] = operation_class
-) -> list[Rate]:
-    """The ways in which the matrix products of a class run, each once."""
-    used = [_rate(matmul, hardware) for matmul in listed if key(matmul.group) == name]
-    return list({str(rate): rate for rate in used}.values())
-
-
-def datatypes(
-    listed: list[CostedMatMul], name: str, hardware: Hardware, key: Callable[[Group], str] = operation_class
-) -> str:
-    """The rates of a class in words: "bf16", "2 x bf16, bf16" or ""."""
-    return ", ".join(sorted(map(str, rates(listed, name, hardware, key))))
-
-
-def floors(
-    moved: list[Transfer],
-    listed: list[CostedMatMul],
-    hardware: Hardware,
-    container: int,
-    key: Callable[[Group], str] = operation_class,
-) -> dict[str, Floor]:
+def floors(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware, container: int) -> dict[str, Floor]:
     """Floor of each class of operations that has a kernel; `container`: bits of what passes between operations."""
     Kernel = tuple[int, str]  # a group's id, which is quicker to look up than the group, and the phase
     groups: dict[int, Group] = {}
@@ -119,13 +92,11 @@ def floors(
     launches: dict[Kernel, int] = defaultdict(int)
     for matmul in listed:
         kernel = (id(matmul.group), "forward" if matmul.name == "forward" else "backward")
-        op = matmul.group.operation
-        assert isinstance(op, Gemm)
-        launches[kernel] += op.weight or not op.on_chip  # a fused kernel makes all products of a pass
+        launches[kernel] += matmul.op.weight or not matmul.op.on_chip  # a fused kernel makes all products of a pass
         flops[kernel] += float(FLOPS_PER_MAC * matmul.total_macs)
         seconds[kernel] += _product_seconds(matmul, hardware) + _beside(matmul, hardware, container)
     reached = hardware.efficiency
-    totals: dict[str, Floor] = dict.fromkeys(CLASSES if key is operation_class else (), ZERO)
+    totals = dict.fromkeys(CLASSES, ZERO)
     for kernel, size in nbytes.items():
         group, phase = groups[kernel[0]], kernel[1]
         memory, compute = hardware.moving(size), seconds[kernel]
@@ -137,8 +108,7 @@ def floors(
         else:
             both = max(memory, compute) + reached.serial * min(memory, compute)
             taken = max(both, group.count * max(1, launches[kernel]) * reached.launch)
-        name = key(group)
-        totals[name] = totals.get(name, ZERO) + Floor(flops[kernel], size, compute, memory, taken)
+        totals[group.operation.cls] += Floor(flops[kernel], size, compute, memory, taken)
     return {cls: floor for cls, floor in totals.items() if floor.bytes}
 
 
@@ -159,9 +129,7 @@ def _beside(matmul: CostedMatMul, hardware: Hardware, container: int) -> float:
     """Seconds that a layer spends beside a product. Quantising reads both operands and writes the floats that are
     multiplied. Where that was measured, its bias's gradient sums dy, and a converted layer's weight that is stored
     (in, out) is turned over for kernels that take no codes, and so is its gradient."""
-    op = matmul.group.operation
-    assert isinstance(op, Gemm)
-    found = 0.0
+    op, found = matmul.op, 0.0
     summed, turned = (hardware.passes.get((kind, WIDEST, "forward")) for kind in ("column sum", "turned"))
     if summed and op.bias and matmul.name == "dw":
         found = summed.seconds(op.M * op.N)
@@ -181,9 +149,8 @@ def _rate(matmul: CostedMatMul, hardware: Hardware) -> Rate:
 
 def _product_seconds(matmul: CostedMatMul, hardware: Hardware) -> float:
     """Time of the group's products, run the fastest exact way for the two widths."""
-    op, count = matmul.group.operation, matmul.group.count
-    assert isinstance(op, Gemm)
-    share = hardware.attention if op.on_chip and not op.weight else 1
+    count = matmul.group.count
+    share = hardware.attention if matmul.op.on_chip and not matmul.op.weight else 1
     return _rate(matmul, hardware).seconds(FLOPS_PER_MAC * matmul.total_macs / share, matmul.values * count, count)
 
 

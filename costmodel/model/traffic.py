@@ -1,10 +1,9 @@
-"""The bytes that a training step moves and the products that it multiplies.
+"""The bytes that a training step moves between DRAM and the chip, and the products that it multiplies.
 
-Bytes that move between DRAM and the chip: the ledger's tensors, each written once and read once by each of its readers.
+The ledger's tensors move, each written once and read once by each of its readers.
 
-The container width `a` is 16 bits when all of q0..q3 fit, else 32; master weights, their gradients and Adam's moments
-have 32, and the working copy of the weights that products read has `a`. Elementwise passes are not fused with their
-neighbours.
+Master weights, their gradients and Adam's moments have 32 bits, the working copy of the weights has the container
+width. Elementwise passes are not fused with their neighbours.
 
 A training step multiplies, in each linear layer, q0 x q0 (forward), q2 x q1 (dx = Q2(dy) Q1(w)) and q3 x q1
 (dw = Q3(dy)^T Q1(x)); of attention's products, where they are quantised, both gradients take Q2(dy). Matrix products no
@@ -14,18 +13,8 @@ quantiser touches multiply containers of width a as floating point.
 from dataclasses import dataclass
 from math import prod
 
-from costmodel.model.ledger import (
-    BEFORE,
-    ID_BITS,
-    MASK_BITS,
-    POINTWISE,
-    STATE_BITS,
-    UPDATE,
-    Stored,
-    forward_alone,
-    of_gemm,
-    under_autocast,
-)
+from costmodel.model import ledger
+from costmodel.model.ledger import BEFORE, STATE_BITS, UPDATE, Stored
 from costmodel.model.methods import Setup, at_width
 from costmodel.model.operations import Gemm, Group, Pointwise, Workload
 from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity
@@ -74,20 +63,20 @@ def widths_of(setup: Setup) -> dict[str, int]:
     widths["cast"] = STATE_BITS if container < STATE_BITS else 0
     widths["narrow"] = container if container < STATE_BITS and not setup.autocast else 0
     widths["r"] = WIDEST if setup.autocast else container
-    return widths | {"a": container, "w": container, "state": STATE_BITS, "ids": ID_BITS, "mask": MASK_BITS}
+    always = {"state": STATE_BITS, "ids": ledger.ID_BITS, "mask": ledger.MASK_BITS}
+    return widths | always | {"a": container, "w": container}
 
 
 def tensors_of(group: Group, setup: Setup) -> list[Stored]:
-    """The tensors that one operation of the group stores: those that its gradients need and its kernel does not keep
-    on chip."""
+    """The tensors that one operation of the group stores: those its gradients need, not on chip."""
     op = group.operation
     if isinstance(op, Pointwise):
-        listed, on_chip = POINTWISE[op.kind], ""
+        listed, on_chip = ledger.POINTWISE[op.kind], ""
     else:
-        listed, on_chip = of_gemm(op, packs=not isinstance(setup.format, Identity)), _ON_CHIP[op.on_chip]
+        listed, on_chip = ledger.of_gemm(op, packs=not isinstance(setup.format, Identity)), _ON_CHIP[op.on_chip]
         if setup.autocast and op.weight:
-            listed = under_autocast(op, listed)
-    listed = listed if op.backward else forward_alone(listed)
+            listed = ledger.under_autocast(op, listed)
+    listed = listed if op.backward else ledger.forward_alone(listed)
     return [stored for stored in listed if stored.shape != on_chip and (not stored.needs or getattr(op, stored.needs))]
 
 
@@ -101,8 +90,7 @@ def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, i
 
 
 def stash_bytes(gemm: Gemm, setup: Setup) -> int:
-    """Bytes dsq keeps of x between forward and backward for one converted layer that owns its input; of floats x
-    itself."""
+    """Bytes that a converted layer keeps of its input for the backward; of floats the input itself."""
     if isinstance(setup.format, Identity):
         return gemm.batch * gemm.M * gemm.K * setup.container_bits // 8
     return at_width(setup.format, setup.precision.q1).nbytes(setup.layout(gemm.batch, gemm.M, gemm.K))
@@ -114,7 +102,7 @@ def total_stash_bytes(workload: Workload, setup: Setup) -> int:
     for group in workload.groups:
         op = group.operation
         if isinstance(op, Gemm) and op.quantised and op.weight and op.w_grad and group.owner:
-            total = total + group.count * stash_bytes(op, setup)
+            total += group.count * stash_bytes(op, setup)
     return total
 
 
@@ -140,7 +128,7 @@ def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -
     size = stored.times * layout_bytes(group, stored, setup, widths)
     bits, elements = widths[stored.width], stored.times * prod(_shape(group, stored))
     moved = []
-    if stored.own and not (stored.written == UPDATE and isinstance(op, Gemm)) and not _parameter(stored, op):
+    if stored.own and (stored.written != UPDATE or op.kind == "adam"):  # which writes the parameters of the others
         there = True
         if stored.width.startswith("q"):  # above 16 bits dsq keeps x itself, and a shared input is stashed once
             there = bits <= MAX_PACKED_BITS and (group.owner or stored.name != "stash")
@@ -154,11 +142,6 @@ def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -
     return moved
 
 
-def _parameter(stored: Stored, op: object) -> bool:
-    """A parameter, which the optimiser writes for the operation that reads it."""
-    return stored.written == UPDATE and isinstance(op, Pointwise) and op.kind != "adam"
-
-
 # ---- what it multiplies
 
 
@@ -167,28 +150,26 @@ class CostedMatMul:
     """One matrix product of a group of operations: its multiply-accumulates, operand widths and format."""
 
     group: Group
+    op: Gemm  #: the group's operation
     name: str  #: "forward", "dx", "dw" or "recompute"
-    macs: int  #: multiply-accumulates of one operation of the group
     m1: int
     m2: int
     format: Format
 
     @property
     def total_macs(self) -> int:
-        return self.macs * self.group.count
+        return self.op.macs * self.group.count
 
     @property
     def values(self) -> int:
         """Values in the operands and the result of one operation of the group."""
-        op = self.group.operation
-        assert isinstance(op, Gemm)
+        op = self.op
         return op.batch * (op.M * op.K + op.weights * op.N * op.K + op.M * op.N)
 
     @property
     def operand_values(self) -> int:
         """Values in the two operands of one operation of the group."""
-        op = self.group.operation
-        assert isinstance(op, Gemm)
+        op = self.op
         x, w, y = op.M * op.K, op.weights * op.N * op.K, op.M * op.N
         return op.batch * {"dx": y + w, "dw": y + x}.get(self.name, x + w)
 
@@ -212,10 +193,8 @@ def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
         pairs += [("dw", q.q3 if op.weight else q.q2, q.q1)] if op.w_grad else []
         pairs += [("recompute", q.q0, q.q0)] * op.recompute
         for name, m1, m2 in pairs:
-            if op.quantised:
-                listed.append(CostedMatMul(group, name, op.macs, m1, m2, setup.format))
-            else:
-                listed.append(CostedMatMul(group, name, op.macs, container, container, Identity()))
+            widths = (m1, m2, setup.format) if op.quantised else (container, container, Identity())
+            listed.append(CostedMatMul(group, op, name, *widths))
     return listed
 
 

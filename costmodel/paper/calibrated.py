@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from costmodel.model.methods import Setup
 from costmodel.model.operations import Gemm, Workload
+from dsq.arguments import whole_number
 from dsq.formats import WIDEST, FixedPoint, Format, Identity
 
 #: a box (values and exponent) is stored in whole words of this many bits; it makes BFP 32 cost 36 bits a value
@@ -59,8 +60,7 @@ def stored_bits(bits: int, template: Format) -> float:
 
 
 def dram(workload: Workload, setup: Setup) -> float:
-    """DRAM traffic of the workload's linear layers in a step, relative to fixed-point 32. Raises ValueError if there is
-    nothing to cost."""
+    """DRAM traffic of a step's linear layers, relative to fixed-point 32. Raises ValueError if there is none."""
     if isinstance(setup.format, Identity):
         raise ValueError("the paper profile costs no float, only quantised formats: use --profile first-principles")
     layers = [gemm for gemm in workload.gemms if gemm.weight]
@@ -106,3 +106,11 @@ def weighed(costs: Sequence[Cost], shares: Sequence[float]) -> Cost:
 def shares(rises: Sequence[float]) -> list[float]:
     """Each level's share of a run whose levels but the first begin at these shares of it."""
     return [after - before for before, after in pairwise((0.0, *rises, 1.0))]
+
+
+def rising_shares(rises: Sequence[float], total_updates: int) -> list[float]:
+    """Each level's share of a run whose rises are shares or updates of it; none where that is not known."""
+    whole_number("total_updates", total_updates, 0)
+    if not rises or (rises[-1] >= 1 and not total_updates):
+        return []
+    return shares([rise if rise < 1 else min(rise / total_updates, 1.0) for rise in rises])

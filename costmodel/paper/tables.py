@@ -18,7 +18,7 @@ from dsq.precision import Precision
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedRow:
     table: int
     dataset: str
     workload: str  #: a name of named.names()
@@ -44,9 +44,9 @@ _METHODS = (
 
 def _rows(
     table: int, dataset: str, workload: str, arithmetic: tuple[float, ...], dram: tuple[float, ...]
-) -> Iterator[Row]:
+) -> Iterator[PublishedRow]:
     for (method, setup), a, d in zip(_METHODS, arithmetic, dram, strict=False):
-        yield Row(table, dataset, workload, method, setup, a, d)
+        yield PublishedRow(table, dataset, workload, method, setup, a, d)
 
 
 _IWSLT = ((1.00, 0.25, 0.56, 0.18, 0.13, 0.10, 0.012), (1.00, 0.50, 1.13, 0.63, 0.31, 0.45, 0.20))
@@ -60,7 +60,7 @@ ROWS = (
     *_rows(1, "GLUE MNLI", "roberta_base_mnli", *_GLUE),
     *_rows(1, "GLUE QNLI", "roberta_base_qnli", *_GLUE),
     *_rows(6, *_WMT, (1.00, 0.25, 0.56, 0.18, 0.13), (1.00, 0.50, 1.13, 0.63, 0.31)),
-    Row(6, *_WMT, "Stashing (BFP)", Setup(_BFP, _STASHING), 0.10, 0.20, _SLIP),
+    PublishedRow(6, *_WMT, "Stashing (BFP)", Setup(_BFP, _STASHING), 0.10, 0.20, _SLIP),
 )
 #: the levels of a DSQ run (appendix B)
 DSQ_LEVELS = (Precision(2, 2, 2, 16), _STASHING)
@@ -78,32 +78,28 @@ def static_rows(table: int) -> list[Record]:
     return [_static(row, row.setup) for row in ROWS if row.table == table and row.setup]
 
 
-def _static(row: Row, setup: Setup) -> Record:
+def _static(row: PublishedRow, setup: Setup) -> Record:
     record: Record = {"dataset": row.dataset, "setup": str(setup)}
-    residuals: Record = {}
-    arithmetic, dram = _costs(row, setup)
-    for name, stated, ours, chose in (
-        ("arith", row.arithmetic, arithmetic, calibrated.FITTED_ARITHMETIC),
-        ("dram", row.dram, dram, calibrated.FITTED_DRAM),
-    ):
+    residuals: Record = {"method": row.method, "precision": str(setup.precision), "contradicts": row.contradicts}
+    fitted = (calibrated.FITTED_ARITHMETIC, calibrated.FITTED_DRAM)
+    columns = zip(("arith", "dram"), (row.arithmetic, row.dram), _costs(row, setup), fitted, strict=True)
+    for name, stated, ours, chose in columns:
         record |= {f"{name}_paper": stated, f"{name}_ours": ours, f"{name}_off": (ours - stated) / stated}
         record |= {f"{name}_fits": chose.get(str(setup), "test")}
         residuals |= {f"{name}_residual": ours - stated}
-    return (
-        record | {"method": row.method, "precision": str(setup.precision), "contradicts": row.contradicts} | residuals
-    )
+    return record | residuals
 
 
 def dsq_rows() -> list[Record]:
-    """Table 1's DSQ rows, each column as a run that did a share of its work at the second level, the rest at the first.
+    """Table 1's DSQ rows, each column as a run that did a share of its work at the second level, the rest at the first;
+    IWSLT's against the headline's unrounded figures.
 
-    IWSLT's against the headline's unrounded figures. share_alone: the share that would match the one column, outside of
-    0..1 if no run can; share_best: the one in 0..1 that minimises the squared residuals of both.
+    share_alone: would match the one column (outside of 0..1: no run can); share_best: of both, by least squares.
     """
     return [record for row in ROWS if not row.setup for record in _dsq(row)]
 
 
-def _dsq(row: Row) -> Iterator[Record]:
+def _dsq(row: PublishedRow) -> Iterator[Record]:
     stated = (row.arithmetic, row.dram)
     if row.workload == "transformer_iwslt_de_en":
         sixteen = _costs(row, Setup(FixedPoint(16), Precision(16, 16, 16, 16)))
@@ -124,14 +120,13 @@ def best_share(columns: list[tuple[float, float, float]]) -> float:
     return min(1.0, max(0.0, best / sum((second - first) ** 2 for _, first, second in columns)))
 
 
-def _costs(row: Row, setup: Setup) -> tuple[float, float]:
+def _costs(row: PublishedRow, setup: Setup) -> tuple[float, float]:
     """(arithmetic, DRAM) of the row's workload."""
     return float(calibrated.arithmetic(setup)), float(calibrated.dram(load_workload(row.workload), setup))
 
 
 def table_7(hardware: Hardware) -> list[Record]:
-    """OPT-1.3B trained in 16-bit floating point: bound and share of the time floor of attention, FC layers and the
-    rest. share_ours leaves the optimiser's update out, with_adam has it in "other"."""
+    """OPT-1.3B trained in 16-bit floating point: bounds and shares of time; with_adam has the update in "other"."""
     workload = load_workload("opt_1.3b", fused=False)
     step = replace(workload, operations=tuple(op for op in workload.operations if op.name != "optimiser"))
     alone, updated = (evaluate(costed, BF16, hardware).classes for costed in (step, workload))

@@ -11,15 +11,7 @@ from costmodel.model.entries import CATEGORIES
 from costmodel.model.memory import Memory
 from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, OPTIMISERS, POLICIES, Method, Setup
 from costmodel.model.operations import Workload
-from costmodel.planning.step import (
-    Stages,
-    Step,
-    communication_bytes,
-    packing_is_measured,
-    sent_inside,
-    sharded_memory,
-    sharded_step,
-)
+from costmodel.planning.step import Stages, StepTime, packing_is_measured, sent_bytes, sharded_memory, sharded_step
 from costmodel.workloads.named import AskedStep
 from costmodel.workloads.transformer import Shard
 from costmodel.workloads.workload_file import states_its_sizes
@@ -131,19 +123,19 @@ class Question:
     def ask(self) -> "Plan":
         """The answer. Raises ValueError for what cannot be planned."""
         choice("optimiser", self.optimiser, OPTIMISERS)
-        rows = [_row(self, method, self.stages(method)) for method in self.compared()]
+        rows = [_costed(self, method, self.stages(method)) for method in self.compared()]
         if self.sized:
             rows = [replace(row, largest_batch=largest_batch(self, row.method)) for row in rows]
         return Plan(self, tuple(rows))
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodCost:
     """One method's memory and time; figures of one device, but for the tokens."""
 
     method: Method
     memory: Memory
-    step: Step
+    step: StepTime
     tokens: int  #: tokens of a step on all devices
     fits: bool
     fits_chunked: bool  #: whether it fits if the loss is made in chunks or by a fused kernel
@@ -172,17 +164,16 @@ class Row:
         return record | ({} if self.largest_batch is None else {"largest_batch": self.largest_batch})
 
 
-def _row(question: Question, method: Method, stages: Stages) -> Row:
+def _costed(question: Question, method: Method, stages: Stages) -> MethodCost:
     shard, micro = question.shard, question.accumulate
     memory = sharded_memory(stages, method, shard, micro)
     step = sharded_step(stages, method, shard, micro, question.hardware)
-    sent = max(communication_bytes(it, method, micro) + micro * sent_inside(it, shard, method) for it in stages)
     tokens = stages[0].tokens * micro * method.devices
-    measured = packing_is_measured(method, question.hardware)
     fits = memory.peak <= question.memory
     chunked = tuple(stage.chunking_loss() for stage in stages)
     fits_chunked = fits or sharded_memory(chunked, method, shard, micro).peak <= question.memory
-    return Row(method, memory, step, tokens, fits, fits_chunked, sent, measured)
+    sent, measured = sent_bytes(stages, method, shard, micro), packing_is_measured(method, question.hardware)
+    return MethodCost(method, memory, step, tokens, fits, fits_chunked, sent, measured)
 
 
 @dataclass(frozen=True)
@@ -190,14 +181,14 @@ class Plan:
     """The answer to a question: a row a method, and what it comes to in words."""
 
     question: Question
-    rows: tuple[Row, ...]
+    rows: tuple[MethodCost, ...]
 
     @cached_property
     def workload(self) -> Workload:
         return self.question.step.build()
 
     @cached_property
-    def best(self) -> Row:
+    def best(self) -> MethodCost:
         """The quickest trusted row that fits; where none fits, that which needs least memory."""
         trusted = [row for row in self.rows if row.method.trusted] or list(self.rows)
         fitting = [row for row in trusted if row.fits]
@@ -207,34 +198,27 @@ class Plan:
 
     @cached_property
     def answer(self) -> str:
-        """Two sentences: whether it fits, with which method and batch; how long a step takes, what bounds it, and the
-        cheapest change that helps."""
-        question, best = self.question, self.best
-        step, method = best.step, best.method.name
-        room = f"{question.memory / GIGA:,.1f} GB of {_several(question)}{question.hardware.name}"
+        """Two sentences: whether and how it fits; how long a step takes, what bounds it, and what helps."""
+        question, best, step = self.question, self.best, self.best.step
+        lora, devices = question.step.lora, question.devices * question.shard.devices
+        what = self.workload.name + (f" with LoRA of rank {lora}" if lora is not None else "")
+        several = f"each of {devices:,}" if devices > 1 else "one"
+        room = f"{question.memory / GIGA:,.1f} GB of {several} {question.hardware.name}"
+        takes = f"takes {best.memory.peak / GIGA:,.1f} GB"
         if best.fits:
-            first = f"{self._what} fits in the {room}: {method} takes {best.memory.peak / GIGA:,.1f} GB"
+            first = f"{what} fits in the {room}: {best.method.name} {takes}"
             if best.largest_batch is not None:
                 first += f", and the largest batch that fits has {best.largest_batch:,} sequences"
-            first += "."
         else:
-            needs = f"{method}, which needs least, takes {best.memory.peak / GIGA:,.1f} GB"
-            first = f"{self._what} does not fit in the {room}: {needs}, most of it {self._most}."
+            sizes = best.memory.categories
+            most = max(sizes, key=lambda name: sizes[name]).replace("temporary", "temporaries")
+            first = (
+                f"{what} does not fit in the {room}: {best.method.name}, which needs least, {takes}, most of it {most}"
+            )
         low, high = _time(step.seconds * step.low), _time(step.seconds * step.high)
         second = f"A step of {best.tokens:,} tokens takes {_time(step.seconds)} ({low} to {high}), "
         second += f"{best.tokens_per_second:,.0f} tokens/s, bound by {_BOUNDS[step.bound]}; {self.advice}."
-        return re.sub(r"\b1 (sequence|token)s\b", r"1 \1", f"{first} {second}")
-
-    @property
-    def _what(self) -> str:
-        step = self.question.step
-        return self.workload.name + (f" with LoRA of rank {step.lora}" if step.lora is not None else "")
-
-    @property
-    def _most(self) -> str:
-        """The category that takes most of the best row's memory."""
-        sizes = self.best.memory.categories
-        return {"temporary": "temporaries"}.get(largest := max(sizes, key=lambda name: sizes[name]), largest)
+        return re.sub(r"\b1 (sequence|token)s\b", r"1 \1", f"{first}. {second}")
 
     @cached_property
     def advice(self) -> str:
@@ -249,7 +233,7 @@ class Plan:
             for method, fitting in ((row.method, row.largest_batch) for row in own_first if row.method.trusted):
                 own = question is self.question and fitting is not None
                 batch = min(fitting or 0 if own else largest_batch(question, method), MOST_ADVISED)
-                row = _row(question, method, question.stages(method, batch)) if batch else None
+                row = _costed(question, method, question.stages(method, batch)) if batch else None
                 if row and row.tokens_per_second > quickest:
                     quickest = WORTH_IT * row.tokens_per_second
                     found = f"{option}--sequences {batch} with {method.name} ({row.tokens_per_second:,.0f} tokens/s)"
@@ -258,19 +242,13 @@ class Plan:
     def _larger(self) -> Iterator[tuple[str, Question]]:
         """The question as it is, and with the loss in chunks, which leaves room for a larger batch."""
         yield "", self.question
-        if not self.question.step.chunked_loss and "logits" in self._held:
-            changed = replace(self.question.step, chunked_loss=True)
-            yield "--chunked-loss ", replace(self.question, step=changed)
-
-    @property
-    def _held(self) -> set[str]:
-        """Categories of memory at the best row's peak."""
-        return {name for name, size in self.best.memory.categories.items() if size}
+        if not self.question.step.chunked_loss and self.best.memory.categories["logits"]:
+            yield "--chunked-loss ", _chunking(self.question)
 
     def _to_fit(self) -> str:
         for option, changed in _changes(self.question):
             methods = [method for method in changed.compared() if method.trusted]
-            rows = [row for row in (_row(changed, one, changed.stages(one)) for one in methods) if row.fits]
+            rows = [row for row in (_costed(changed, one, changed.stages(one)) for one in methods) if row.fits]
             if rows:
                 best = max(rows, key=lambda row: row.tokens_per_second)
                 return f"cheapest change that helps: {option} ({best.method.name}: {best.memory.peak / GIGA:,.1f} GB)"
@@ -279,13 +257,12 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """The plan as JSON has it: answer, workload, hardware, methods, notes."""
         workload, question = self.workload, self.question
-        facts = {"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters}
-        facts |= {"trained": workload.trained, "macs": workload.macs, "source": workload.source}
+        facts: dict[str, Any] = {"answer": self.answer, "workload": workload.name}
+        facts |= {name: getattr(workload, name) for name in ("tokens", "parameters", "trained", "macs", "source")}
         facts |= {"hardware": question.hardware.name, "rates": question.hardware.rates}
         facts |= {"hardware_sources": question.hardware.sources, "budget_bytes": question.memory}
         facts |= {name: getattr(question, name) for name in ASKED} | {"best": self.best.method.name}
-        methods = [row.record() for row in self.rows]
-        return {"answer": self.answer, **facts, "methods": methods, "notes": self.notes}
+        return facts | {"methods": [row.record() for row in self.rows], "notes": self.notes}
 
     @cached_property
     def notes(self) -> list[str]:
@@ -320,7 +297,7 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
     if question.sized and (step.sequences or 1) > 1:
         yield "--sequences 1", replace(question, step=replace(step, sequences=1))
     if not step.chunked_loss and any(op.kind.startswith("loss") for op in step.build().operations):
-        yield "--chunked-loss", replace(question, step=replace(step, chunked_loss=True))
+        yield "--chunked-loss", _chunking(question)
     if question.optimiser == "adam" and step.lora is None:
         yield "--optimiser adam-8bit", replace(question, optimiser="adam-8bit")
         yield "--optimiser adam-16bit", replace(question, optimiser="adam-16bit")
@@ -337,14 +314,13 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
                 yield f"--devices {devices} --zero 3", replace(question, devices=devices, zero=3)
     if question.sized and not question.base_bits and not question.methods:
         lora = replace(step, lora=step.lora or 16, freeze=None)
-        yield f"--qlora {lora.lora}", replace(question, step=lora, base_bits=NF4_BITS)
-        chunked = replace(lora, chunked_loss=True)
-        yield f"--qlora {lora.lora} --chunked-loss", replace(question, step=chunked, base_bits=NF4_BITS)
+        adapted = replace(question, step=lora, base_bits=NF4_BITS)
+        yield f"--qlora {lora.lora}", adapted
+        yield f"--qlora {lora.lora} --chunked-loss", _chunking(adapted)
 
 
-def _several(question: Question) -> str:
-    devices = question.devices * question.shard.devices
-    return f"each of {devices:,} " if devices > 1 else "one "
+def _chunking(question: Question) -> Question:
+    return replace(question, step=replace(question.step, chunked_loss=True))
 
 
 def _time(seconds: float) -> str:
@@ -366,8 +342,7 @@ def largest_batch(question: Question, method: Method) -> int:
 
 
 def _reaching(budget: float, tried: int, before: Memory, size: int, now: Memory) -> int:
-    """The batch whose peak is the budget if each moment's memory grows in a straight line, as it does but for
-    rounding."""
+    """The batch whose peak is the budget if each moment's memory grows in a straight line."""
     slopes = (now.totals - before.totals) / (size - tried)
     grows = slopes > 0
     more = (budget - now.totals[grows]) // slopes[grows]

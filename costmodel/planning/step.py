@@ -17,7 +17,7 @@ from costmodel.workloads.transformer import Shard
 
 
 @dataclass(frozen=True)
-class Step:
+class StepTime:
     """A step's least time on each device, in seconds."""
 
     compute: float  #: forward and backward: the roofline's floor, recomputation included
@@ -35,7 +35,9 @@ class Step:
         return self.compute + self.packing + self.update + self.exposed
 
 
-def step_time(workload: Workload, method: Method, hardware: Hardware, micro_batches: int = 1, tensor: int = 1) -> Step:
+def step_time(
+    workload: Workload, method: Method, hardware: Hardware, micro_batches: int = 1, tensor: int = 1
+) -> StepTime:
     """Time of a step of so many batches on each device, whose layers `tensor` devices share. Raises ValueError where
     several devices have no link."""
     setup = BF16 if method.zero == 3 and method.setup.autocast else method.setup  # FSDP's mixed precision casts all
@@ -57,7 +59,7 @@ def step_time(workload: Workload, method: Method, hardware: Hardware, micro_batc
     exposed = max(sending - seconds, 0.0) + reached.exposed * min(sending, seconds)
     alone = seconds + packing + updating
     bound = "link" if sending > alone else bound
-    return Step(seconds, packing, updating, sending, exposed, bound, reached.low, reached.high)
+    return StepTime(seconds, packing, updating, sending, exposed, bound, reached.low, reached.high)
 
 
 def _paging_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
@@ -77,8 +79,7 @@ def sending_seconds(
     share a layer lie side by side, each in a ring of its own, and the rings share the network."""
     if method.devices == 1:
         return 0.0
-    if not hardware.link:
-        raise ValueError(f"hardware {hardware.name!r} states no link: --devices needs [link] gb_per_s in its file")
+    _check_link(hardware, "--devices needs")
     sent = communication_bytes(workload, method, micro_batches)
     nodes = min(method.devices, _nodes(method.devices * tensor, hardware))
     rings = min(tensor, hardware.node or tensor)  # that leave a node
@@ -89,6 +90,11 @@ def sending_seconds(
     between = messages * (nodes - 1)
     inside = messages * (method.devices - 1) - between
     return sent / slowest + inside * hardware.efficiency.hop + between * hardware.efficiency.hop_between_nodes
+
+
+def _check_link(hardware: Hardware, what: str) -> None:
+    if not hardware.link:
+        raise ValueError(f"hardware {hardware.name!r} states no link: {what} [link] gb_per_s in its file")
 
 
 def _nodes(devices: int, hardware: Hardware) -> int:
@@ -122,8 +128,7 @@ def _packing(method: Method, hardware: Hardware) -> list[Pass]:
 
 
 def _widening_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
-    """Time of making 16-bit weights of those of few bits, for the forward (again where layers are recomputed) and the
-    backward: what their bytes take."""
+    """Time of making 16-bit weights of those of few bits, in each forward and backward: what their bytes take."""
     values = sum(op.parameters for op in workload.operations if is_base(op, method))
     return (2 + method.recompute) * hardware.moving(values * (method.base_bits / 8 + 2))
 
@@ -174,14 +179,13 @@ Stages = tuple[Workload, ...]  #: a device's operations of one micro-batch, of t
 _ROW_PARALLEL = ("out_proj", "down_proj", "fc2")
 
 
-def sharded_step(stages: Stages, method: Method, shard: Shard, micro_batches: int, hardware: Hardware) -> Step:
+def sharded_step(stages: Stages, method: Method, shard: Shard, micro_batches: int, hardware: Hardware) -> StepTime:
     """Time of a step: of the slowest stage. Raises ValueError where several devices have no link."""
     times = (step_time(stage, method, hardware, micro_batches, shard.tensor) for stage in stages)
     slowest = max(times, key=lambda it: it.seconds)
     if shard.devices == 1:
         return slowest
-    if not hardware.link:
-        raise ValueError(f"hardware {hardware.name!r} states no link: several devices need [link] gb_per_s in its file")
+    _check_link(hardware, "several devices need")
     # 1F1B: the time of so many micro-batches stands idle (Narayanan et al., 2021, section 2.2)
     busy = 1 + (shard.pipeline - 1) / micro_batches
     link = min(hardware.link, hardware.network) if _nodes(shard.tensor, hardware) > 1 else hardware.link
@@ -199,6 +203,12 @@ def sharded_memory(stages: Stages, method: Method, shard: Shard, micro_batches: 
         for stage, kept in zip(stages, in_flight, strict=False)
     ]
     return max(memories, key=lambda memory: memory.peak)
+
+
+def sent_bytes(stages: Stages, method: Method, shard: Shard, micro_batches: int) -> float:
+    """Bytes that a device sends in a step, among data-parallel ones and inside its model."""
+    inside = (micro_batches * sent_inside(stage, shard, method) for stage in stages)
+    return max(communication_bytes(it, method, micro_batches) + more for it, more in zip(stages, inside, strict=True))
 
 
 @lru_cache(maxsize=64)

@@ -169,7 +169,9 @@ class _Config:
         if kind == "none":
             return Head("none", dense=pooler and not lm)
         if kind == "classes":
-            return Head("classes", self.classes, bias=not lm, dense=family.kind == "encoder")
+            labels = self.data.get("id2label")
+            count = len(labels) if isinstance(labels, dict) and labels else self.size(("num_labels",), default=2)
+            return Head("classes", count, bias=not lm, dense=family.kind == "encoder")
         own |= {"outputs": self.size(("vocab_size",)), "tied": self.flag("tie_word_embeddings", family.tied)}
         masked = {"bias": True, "dense": True, "norm": True} if family.kind == "encoder" else {}
         return Head("lm", **masked | own, upcasts=family.kind == "decoder")
@@ -231,8 +233,3 @@ class _Config:
         if not isinstance(names, list) or not isinstance(names[0], str):
             raise ValueError(f"config {self.where}: field architectures must be a list of names, not {names!r}")
         return names[0]
-
-    @property
-    def classes(self) -> int:
-        labels = self.data.get("id2label")
-        return len(labels) if isinstance(labels, dict) and labels else self.size(("num_labels",), default=2)

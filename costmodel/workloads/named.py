@@ -68,18 +68,16 @@ def _load(name: str) -> Transformer | Workload:
         if not Path(name, "config.json").is_file():
             otherwise = ", or a .json file (a config.json or a workload file), or a folder with a config.json"
             found = completed("workload", name, names(), otherwise)
-            return fairseq(found) if found in _FAIRSEQ else _named(found)
+            if found in _FAIRSEQ:
+                return fairseq(found)
+            stated = _models()[found]
+            model = config_json.transformer_of(stated["config"], stated["source"], found)
+            return replace(model, **stated.get("step", {}))
         name = str(Path(name, "config.json"))
     data = read_json(Path(name))
     if workload_file.is_workload(data):
         return workload_file.parse(data, name)
     return config_json.transformer_of(data, name)
-
-
-def _named(name: str) -> Transformer:
-    stated = _models()[name]
-    model = config_json.transformer_of(stated["config"], stated["source"], name)
-    return replace(model, **stated.get("step", {}))
 
 
 def fairseq(name: str) -> Transformer:
@@ -101,11 +99,11 @@ def fairseq(name: str) -> Transformer:
 
 
 def _sized(model: Transformer, given: Any) -> Transformer:
-    for length, stack in (("source_length", model.encoder), ("target_length", model.decoder)):
-        side = "encoder" if length == "source_length" else "decoder"
+    for length, side in (("source_length", "encoder"), ("target_length", "decoder")):
+        stack = getattr(model, side)
         if length in given and not stack:
             raise ValueError(f"{length} does nothing for {model.name}, which has no {side}: leave it out")
-        if length in given and stack and stack.patches:
+        if length in given and stack.patches:
             raise ValueError(f"{length} is what the patches of {model.name} are: leave it out")
     return replace(model, **given)
 
@@ -183,15 +181,15 @@ class AskedStep:
     def _sizes(self) -> dict[str, int]:
         names = ("sequences", "source_length", "target_length")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if self.tokens is not None:
-            if len(given) > ("sequences" in given):
-                raise ValueError("tokens are those of a sequence on both sides: leave out the two lengths")
-            if workload_file.states_its_sizes(self.workload):
-                raise ValueError(f"workload file {self.workload} states its own sizes: tokens cannot be changed")
-            model = load_shapes(self.workload)
-            sides = {"source_length": model.encoder, "target_length": model.decoder}
-            given |= {name: self.tokens for name, stack in sides.items() if stack}
-        return given
+        if self.tokens is None:
+            return given
+        if len(given) > ("sequences" in given):
+            raise ValueError("tokens are those of a sequence on both sides: leave out the two lengths")
+        if workload_file.states_its_sizes(self.workload):
+            raise ValueError(f"workload file {self.workload} states its own sizes: tokens cannot be changed")
+        model = load_shapes(self.workload)
+        sides = {"source_length": model.encoder, "target_length": model.decoder}
+        return given | {name: self.tokens for name, stack in sides.items() if stack}
 
     def _changes(self, copies: bool) -> Iterator[tuple[Callable[[Workload], Workload], str]]:
         """What the options change of a workload, and what is wrong where that is nothing."""

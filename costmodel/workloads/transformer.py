@@ -1,5 +1,4 @@
-"""The operations of a transformer's training step, in order, from its shapes: matrix products and pointwise passes, of
-the whole or of one device of several."""
+"""The operations of a transformer's training step, in order, from its shapes: of the whole, or of one device's part."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -227,8 +226,7 @@ def _projections(own: _Attention) -> list[Operation]:
 
 
 def _on_heads(own: _Attention) -> list[Operation]:
-    """Norms and rotary positions of queries and keys, and the copies that torch.matmul reads: keys are transposed, and
-    values repeated where heads share them."""
+    """Norms and rotary positions of queries and keys, and the copies of heads that torch.matmul reads."""
     stack, turned = own.stack, round(own.stack.rotary * own.stack.head_width)
     rows = (own.query_tokens * stack.heads, own.key_tokens * stack.keys)
     ops: list[Operation] = []
@@ -317,8 +315,7 @@ class Shard:
 
 
 def stages(model: Transformer, shard: Shard) -> tuple[Workload, ...]:
-    """The operations of a device of the first stage, and of the last where there are several. Raises ValueError where
-    the model cannot be cut so."""
+    """The operations of a device of the first stage, and of the last. Raises ValueError where it cannot be cut so."""
     if shard.pipeline == 1:
         return (_parallel(build(_part(model, shard)), shard),)
     if model.encoder and model.decoder:

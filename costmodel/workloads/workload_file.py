@@ -60,8 +60,9 @@ def _operation(entry: Any, label: str) -> Operation:
     values = {name: _value(entry[name], known[name].type, f"{label}.{name}") for name in entry if name != "op"}
     for name in values.keys() & _CHOICES.keys():
         if values[name] not in _CHOICES[name]:
-            allowed = ", ".join(map(repr, _CHOICES[name]))
-            raise ValueError(f"{label}.{name} must be one of {allowed}, not {values[name]!r}")
+            raise ValueError(
+                f"{label}.{name} must be one of {', '.join(map(repr, _CHOICES[name]))}, not {values[name]!r}"
+            )
     return _OPERATIONS[op](**values)
 
 

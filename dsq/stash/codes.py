@@ -39,7 +39,7 @@ class Form(NamedTuple):
 
 #: a tensor as it is kept: exact, or a form
 Kept = Tensor | Form
-#: (codes, dtype) -> the values, in memory order, contiguous
+#: (codes, dtype) -> the values, in memory order, contiguous, in new memory: a gradient may be written over them
 Decode = Callable[[Sequence[Tensor], torch.dtype], Tensor]
 Code = tuple[tuple[Tensor, ...], Decode]
 
@@ -237,10 +237,10 @@ def kept(ctx: Any) -> list[Any]:
 
 def spare(ctx: Any, dy: Tensor, *values: Tensor) -> list[Tensor | None]:
     """Return those of ``values``, which ``kept(ctx)`` gave, that were unpacked for this backward of ``dy`` alone: it
-    may write a gradient over them. None for the others."""
+    may write a gradient over them. None for the others, and for expanded ones, which have no place for each value."""
     plain = not _compiling() and not torch._C._functorch.is_legacy_batchedtensor(dy)  # vmap knows nothing that writes
     fresh = [plain and isinstance(make, _Made) and make.fresh for _, make in ctx.forms]
-    return [value if own else None for value, own in zip(values, fresh, strict=True)]
+    return [x if own and 0 not in x.stride() else None for x, own in zip(values, fresh, strict=True)]
 
 
 def refuse_create_graph() -> None:

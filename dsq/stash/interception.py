@@ -4,6 +4,7 @@ The mode looks each function up in the table (dsq/stash/table): a row runs in it
 torch.compile traces the mode into the graphs of a model, or of blocks, that were compiled before.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -213,6 +214,21 @@ class TablePolicy(Controller):
     def details(self) -> tuple[str, ...]:
         """Return the lines of the policy's own in its report."""
         return ()
+
+
+class WholePolicy(TablePolicy):
+    """A policy whose codec tells tensors apart by their places in a whole forward of the model."""
+
+    warned = False
+
+    def call_part(self, part: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a part of the model as it is; the first one outside of the model's forward is named in a warning."""
+        inside = self in RUNNING.entered or in_backward() or not torch.is_grad_enabled()
+        if not (self.warned or torch.compiler.is_compiling() or inside):
+            self.warned = True
+            kept = f"what {type(part).__name__} keeps, called outside of it, stays exact (bfp acts there too)"
+            warnings.warn(f"policy {self.name!r} acts in the model's own forward alone: {kept}", stacklevel=4)
+        return run(*args, **kwargs)
 
 
 def stash_now() -> Stash:

@@ -45,8 +45,8 @@ class MemoryOrder:
         return MemoryOrder(shape, tuple(range(len(shape))), shape, plain=True)
 
     def flat(self, tensor: Tensor) -> Tensor:
-        """Return the values, (N,), of a tensor without gaps that is laid out like this one."""
-        return tensor.detach().permute(self.axes).reshape(-1)
+        """Return the distinct values, (N,), of a tensor without gaps that is laid out like this one."""
+        return tensor.detach().as_strided(self.sizes, [tensor.stride(axis) for axis in self.axes]).reshape(-1)
 
     def restore(self, values: Tensor) -> Tensor:
         """Return the tensor's shape around its values in memory order, given contiguous, in any shape."""

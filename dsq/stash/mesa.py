@@ -26,7 +26,7 @@ from dsq.kernels.dispatch import affine_pack, affine_unpack, define
 from dsq.packing import Rounding
 from dsq.stash.codes import Code
 from dsq.stash.controller import Controller
-from dsq.stash.interception import TablePolicy, stash_now
+from dsq.stash.interception import WholePolicy, stash_now
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 
@@ -112,10 +112,8 @@ class RunningRanges:
         return affine_pack(values, MESA_BITS, groups, MovingRanges(ranges, self.decay), seed)
 
 
-class Mesa(TablePolicy):
-    """Running ranges."""
-
-    by_parts = False  # a range is told apart by its turn in a whole forward
+class Mesa(WholePolicy):
+    """Running ranges, told apart by their turn in the forward."""
 
     def __init__(self, model: nn.Module, kinds: frozenset[str], ranges: RunningRanges, heads: int) -> None:
         super().__init__(model)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import dsq
-from costmodel.prediction import predicted
+from costmodel import predicted
 from costmodel.workloads.named import load_workload
 from tests.costmodel.workloads.models import dump
 

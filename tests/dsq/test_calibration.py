@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from costmodel.cli.commands.calibrate import toml
+from costmodel.cli.commands.machine import toml
 from costmodel.hardware.hardware import load_hardware
 from costmodel.model.ledger import POINTWISE
 from costmodel.model.methods import Setup

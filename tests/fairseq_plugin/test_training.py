@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dsq
-from costmodel.cli.commands import estimate
+from costmodel.cli.commands.step import estimate
 from costmodel.cli.main import parser
 from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, levels, resume, run, same_weights, updates
 
@@ -89,7 +89,7 @@ def test_the_cost_is_said_before_the_first_update(trained: tuple[Path, str], dat
 def dsq_cost_of(workload: Path) -> tuple[list[float], list[float]]:
     """dsq-cost's arithmetic and DRAM of the two levels."""
     given = ["estimate", *re.findall(r"\[.*?\]", LEVELS), "--workload", str(workload), "--profile", "paper"]
-    records = estimate.run(parser().parse_args(given)).sections[0].records
+    records = estimate(parser().parse_args(given)).sections[0].records
     return tuple([record[name] for record in records] for name in ("arithmetic", "dram"))
 
 

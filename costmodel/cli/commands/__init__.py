@@ -1,1 +1,1 @@
-"""The commands of dsq-cost, a file each: `run(arguments)` gives the answer."""
+"""The commands of dsq-cost: functions of their names, from arguments to an answer."""

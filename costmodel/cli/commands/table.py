@@ -18,7 +18,7 @@ _BOUND = {"class": "", "flop_per_byte": ".1f", "ridge": ".1f", "bound_paper": ""
 _BOUND |= {"share_paper": ".2%", "share_ours": ".2%", "off": "+.1%", "with_adam": ".2%"}
 
 
-def run(arguments: argparse.Namespace) -> Answer:
+def table(arguments: argparse.Namespace) -> Answer:
     chosen = tuple(arguments.table or TABLES)
     unknown = [number for number in chosen if number not in TABLES]
     if unknown:

@@ -1,5 +1,4 @@
-"""The pictures of a plan: time against memory of all its methods, and the best one's memory over the step; drawn by
-matplotlib as a file, by plotly as a page."""
+"""A plan's pictures: time against memory of all methods, the best one's memory over the step; a file, and a page."""
 
 import textwrap
 from pathlib import Path
@@ -9,7 +8,7 @@ import numpy as np
 
 from costmodel.cli.pictures import BLACK, BLUE, GREY, VERMILION
 from costmodel.model.entries import CATEGORIES
-from costmodel.planning.plan import GIGA, Plan, Row
+from costmodel.planning.plan import GIGA, MethodCost, Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,27 +27,27 @@ TIME, MEMORY = "time of a step (ms)", "memory of a device (GB)"
 FITS, TOO_LARGE = BLUE, VERMILION
 
 
-def front(rows: tuple[Row, ...]) -> list[Row]:
+def front(rows: tuple[MethodCost, ...]) -> list[MethodCost]:
     """The rows than which none is both quicker and smaller, the quickest first."""
-    found: list[Row] = []
+    found: list[MethodCost] = []
     for row in sorted(rows, key=lambda row: (row.step.seconds, row.memory.peak)):
         if not found or row.memory.peak < found[-1].memory.peak:
             found.append(row)
     return found
 
 
-def place(row: Row) -> tuple[float, float]:
+def place(row: MethodCost) -> tuple[float, float]:
     """The row's point: milliseconds, GB."""
     return row.step.seconds * 1e3, row.memory.peak / GIGA
 
 
-def bands(row: Row) -> dict[str, list[float]]:
+def bands(row: MethodCost) -> dict[str, list[float]]:
     """GB of each category at each moment of the step, of those that there are."""
     sizes = {name: (row.memory.bytes[:, CATEGORIES.index(name)] / GIGA).tolist() for name in COLOURS}
     return {name: band for name, band in sizes.items() if any(band)}
 
 
-def moments(row: Row) -> tuple[list[int], list[str]]:
+def moments(row: MethodCost) -> tuple[list[int], list[str]]:
     """Where the step's parts begin, and their names."""
     return [0, len(row.memory.operations), len(row.memory.totals) - 1], ["forward", "backward", "update"]
 
@@ -84,7 +83,7 @@ def _draw_methods(all_: "Axes", plan: Plan) -> None:
     name_points(all_, named, [around(all_, point, 6) for _, point, _ in named])
 
 
-def _draw_memory(one: "Axes", best: Row, budget: float) -> None:
+def _draw_memory(one: "Axes", best: MethodCost, budget: float) -> None:
     """Stacked areas over the operations of forward, backward and update; the budget as a line where it is near."""
     one.grid(visible=False)
     found, count, top = bands(best), len(best.memory.totals), best.memory.peak / GIGA
@@ -101,8 +100,7 @@ def _draw_memory(one: "Axes", best: Row, budget: float) -> None:
 
 
 def draw_page(path: Path, plan: Plan) -> None:
-    """One self-contained page of both: each point tells what its row has; a menu chooses whose memory is shown. Raises
-    ValueError where there is no plotly."""
+    """One self-contained page of both. Raises ValueError where there is no plotly."""
     try:
         from plotly.subplots import make_subplots
     except ImportError as error:
@@ -136,7 +134,7 @@ def draw_page(path: Path, plan: Plan) -> None:
     path.write_text(figure.to_html(include_plotlyjs=True), encoding="utf-8")
 
 
-def _told(row: Row) -> str:
+def _told(row: MethodCost) -> str:
     """The fields of the row's record, a line each."""
 
     def line(name: str, value: object) -> str:

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
+from costmodel.cli.answer import Record
 from costmodel.cli.pictures import BLACK, GREY
 from costmodel.cli.pictures.figure import COLOURS, LABEL, SMALL, around, name_points, new_figure, save
 from costmodel.hardware.hardware import Hardware
@@ -20,14 +21,11 @@ LEAST_AREA, MOST_AREA = 25, 500
 SAME = 1.12
 #: a step's classes of operations with less of its time get a dot, but no name
 NAMED_SHARE = 0.02
-#: names that a label lists
+#: names that a roof's label lists
 NAMES = 3
 #: roofs nearer than this factor share a label
 SAME_ROOF = 1.3
 DATASHEET: dict[str, Any] = {"color": GREY, "linestyle": "--"}
-
-
-Record = dict[str, Any]  #: of a class of operations under one setup, as `dsq-cost roofline --json` has it
 
 
 def place(record: Record) -> tuple[float, float]:
@@ -36,7 +34,8 @@ def place(record: Record) -> tuple[float, float]:
 
 
 def draw_roofline(path: Path, workload: str, hardware: Hardware, records: list[Record]) -> None:
-    """Datasheet roofs dashed, reached ones solid; from each dot a line up to its roof and the share it reaches."""
+    """Datasheet roofs dashed, reached ones solid; from each dot (a record of `dsq-cost roofline --json`) a line up to
+    its roof and the share it reaches."""
     figure, axes = new_figure()
     setups = list(dict.fromkeys(record["setup"] for record in records))
     colours = {setup: COLOURS[index % len(COLOURS)] for index, setup in enumerate(setups)}
@@ -127,6 +126,5 @@ def _text(alike: list[Record]) -> str:
     names = list(dict.fromkeys(record["class"] for record in alike))
     low, high = (round(100 * bound(_shares(alike).values())) for bound in (min, max))
     time = f"{low}" if low == high else f"{low} to {high}"
-    rest = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
     reached = f"{alike[0]['tflops'] / alike[0]['roof_tflops']:.0%} of {alike[0]['roof']}"
-    return f"{', '.join(names[:NAMES])}{rest}: {reached}, {time}% of time"
+    return f"{', '.join(names)}: {reached}, {time}% of time"

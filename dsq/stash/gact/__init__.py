@@ -32,16 +32,14 @@ from dsq.stash.codes import Codec
 from dsq.stash.controller import RUNNING, Controller
 from dsq.stash.gact.plan import CODE_FAMILIES, EXACT, BitPlan, Sensitivities
 from dsq.stash.gact.step import Dual, RecomputedForward, TrainingForward, differentiable, sensitivities, watched
-from dsq.stash.interception import TablePolicy, in_backward
+from dsq.stash.interception import WholePolicy, in_backward
 from dsq.stash.policy import apply, register
 
 LEVELS = ("L1", "CB1", "CB2")
 
 
-class Gact(TablePolicy):
-    """The plan of bits, and the count of steps."""
-
-    by_parts = False  # the bits are of the tensors of a whole forward, and its outputs are where its backward begins
+class Gact(WholePolicy):
+    """The plan of bits of a whole forward's tensors, and the count of steps."""
 
     def __init__(self, model: nn.Module, plan: BitPlan, adapt_interval: int | None, seed: int) -> None:
         super().__init__(model)

@@ -27,7 +27,7 @@ COMMANDS = {
     "plan, shared out": ["plan", "[16,4,4,16]", "--devices", "8", "--zero", "3"],
     "table": ["table"],
     "roofline": ["roofline", "[16,4,4,16]", "[2,2,2,16]"],
-    "roofline, by operation": ["roofline", "[16,4,4,16]", "--per-operation", "--hardware", "h100"],
+    "roofline, on an H100": ["roofline", "[16,4,4,16]", "--hardware", "h100"],
 }
 
 

@@ -152,7 +152,7 @@ def test_dropout_keeps_a_byte_a_value():
 def test_arithmetic_counts_each_product_at_its_widths():
     workload = of(Gemm("l", 3, 5, 7))
     found = matmuls(workload, FIXED)
-    assert [(p.name, p.macs, p.m1, p.m2) for p in found] == [
+    assert [(p.name, p.op.macs, p.m1, p.m2) for p in found] == [
         ("forward", 105, 8, 8),
         ("dx", 105, 6, 4),
         ("dw", 105, 16, 4),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import costmodel
-from costmodel.cli.commands.plan import parse_bytes, run
+from costmodel.cli.commands.step import parse_bytes, plan
 from costmodel.cli.main import main, parser
 from costmodel.hardware.hardware import load_hardware
 from costmodel.model.methods import BF16, Method
@@ -168,7 +168,7 @@ def test_rings_of_tensor_parallel_devices_share_the_network_between_nodes():
 @pytest.mark.parametrize("options", ["--chunked-loss", "--freeze layers", "--freeze words --accumulate 4"])
 def test_a_pipeline_takes_options_that_change_one_of_its_stages(options):
     """The first stage has no loss, and may train nothing: both were once refused, advice with them."""
-    answer = run(parser().parse_args(["plan", "gpt2", "--pipeline", "2", *shlex.split(options)]))
+    answer = plan(parser().parse_args(["plan", "gpt2", "--pipeline", "2", *shlex.split(options)]))
     assert answer.facts["pipeline"] == 2
     assert answer.sections[0].records
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.cli.commands.plan import run
+from costmodel.cli.commands.step import plan
 from costmodel.cli.main import parser
 
 PAGE = Path(__file__).parents[3] / "docs/cost-model.md"
@@ -59,7 +59,7 @@ BY_HAND = {
 
 @pytest.mark.parametrize(("question", "stated"), ROWS, ids=[question.split()[0] for question, _ in ROWS])
 def test_an_answer_is_the_pages_and_near_a_sum_by_hand(question, stated):
-    answer = run(parser().parse_args(["plan", *shlex.split(question)]))
+    answer = plan(parser().parse_args(["plan", *shlex.split(question)]))
     best = next(record for record in answer.sections[0].records if record["method"] == answer.facts["best"])
     method, gigabytes, milliseconds = re.match(r"(.*): ([\d.,]+) GB, .*?; ([\d,]+) ms", stated).groups()
     assert method == best["method"]

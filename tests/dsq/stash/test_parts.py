@@ -1,6 +1,7 @@
 """Parts of a model that a loop calls by themselves, as for a loss in chunks."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -55,6 +56,24 @@ def test_a_method_that_is_not_forward_keeps_no_more(policy: str) -> None:
         assert parts < 0.4 * held(Net(), False)[0]
         for a, b in zip(found, expected, strict=True):
             assert F.cosine_similarity(a.flatten(), b.flatten(), 0) > 0.99
+
+
+@pytest.mark.parametrize("policy", ["mesa", "gact"])
+def test_what_acts_on_whole_forwards_alone_says_where_it_does_nothing(policy: str) -> None:
+    model, controller = net(policy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            held(model, True)
+        with torch.no_grad():
+            model.hidden(X)
+    with pytest.warns(UserWarning, match=f"'{policy}' acts in the model's own forward alone: what Sequential") as told:
+        found, _ = [held(model, False)[0] for _ in range(2)]
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    assert found == held(Net(), False)[0]
+    controller.remove()
+    assert [type(module) for module in model.modules()] == [type(module) for module in Net().modules()]
 
 
 def test_parts_that_follow_one_another_are_one_forward() -> None:

@@ -10,7 +10,8 @@ class Exactly:
     """Keeps values as they are, as a copy in memory order."""
 
     def encode(self, values, order, kept):
-        return (values.clone(memory_format=torch.contiguous_format).view(-1),), lambda saved, dtype: saved[0].to(dtype)
+        codes = (values.clone(memory_format=torch.contiguous_format).view(-1),)
+        return codes, lambda saved, dtype: saved[0].to(dtype, copy=True)
 
 
 def under_the_table(function, *args, codec=None, **named):

@@ -27,6 +27,9 @@ READINGS = {
     "a product with itself": lambda h, g: h * h + F.silu(h),
     "transposed twice": lambda h, g: F.gelu(h) + (F.gelu(h.mT) * h.mT).mT,
     "in place": lambda h, g: F.silu(g * h, inplace=True) * h,
+    "expanded": lambda h, g: F.gelu(h[:1].expand_as(h)) + g[:, :1].expand_as(h) * h,
+    "expanded, then as it is": lambda h, g: F.silu(h[:1].expand_as(h)) + F.gelu(h[:1]) * g,
+    "as it is, then expanded": lambda h, g: F.silu(h[:1]) + F.gelu(h[:1].expand_as(h)) * g,
     "broadcast": lambda h, g: F.gelu(h) * g[:, :, :1] + h * g,
 }
 

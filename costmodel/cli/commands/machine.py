@@ -1,0 +1,87 @@
+"""dsq-cost calibrate, trace: what this machine takes, as a hardware file; a model of transformers, as a workload file.
+
+Both need torch, which nothing else of the cost model does: its modules are named, not imported.
+"""
+
+import argparse
+import json
+from importlib import import_module
+from typing import Any
+
+from costmodel.cli.answer import Answer, Record, Section
+from costmodel.hardware.hardware import load_hardware
+from costmodel.workloads import workload_file
+from dsq.arguments import whole_number
+from dsq.command import check_writable, write_text
+
+
+def calibrate(arguments: argparse.Namespace) -> Answer:
+    if not arguments.file.endswith(".toml"):
+        raise ValueError(f"hardware file {arguments.file} must end in .toml, for --hardware to know it")
+    check_writable(arguments.file)
+    measured = _measure(arguments.device)
+    write_text(arguments.file, toml(measured))
+    hardware = load_hardware(arguments.file)  # it is one
+    times = {"ns_per_value": ".2f", "us_per_call": ".1f"}
+    shown, passes = {"datatype": "", "tflops": ".3f"} | times, {"kind": "", "bits": "", "phase": ""} | times
+    peaks: list[Record] = [{name: peak.get(name) for name in shown} for peak in measured["peak"]]
+    notes = [
+        f"written: {arguments.file}, for --hardware {arguments.file}.",
+        f"DRAM {hardware.bandwidth / 1e9:.1f} GB/s (copy); a product takes operations / rate + values of operands and "
+        "result x ns per value + us per call; pack: bits are the code's, backward is unpacking.",
+    ]
+    products = Section("peak", f"Products on {hardware.name}, {hardware.rates}", peaks, shown)
+    return Answer([products, Section("pass", "Passes", measured["pass"], passes)], notes)
+
+
+def _measure(device: str | None) -> dict[str, Any]:
+    """What is measured. Raises ValueError where there is no torch, or no such device."""
+    try:
+        torch = import_module("torch")
+        calibration = import_module("dsq.calibration")
+    except ImportError as error:
+        raise ValueError(f"calibrate measures with torch, which cannot be imported: {error}") from None
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if chosen == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch finds no GPU")
+    measured: dict[str, Any] = calibration.measure_hardware(torch.device(chosen))
+    return measured
+
+
+def toml(data: dict[str, Any]) -> str:
+    """A hardware file's data as its text: values, tables, lists of tables."""
+    tables = {name: value for name, value in data.items() if isinstance(value, dict | list)}
+    parts = ["\n".join(f"{name} = {_value(value)}" for name, value in data.items() if name not in tables)]
+    for name, value in tables.items():
+        head = f"[{name}]" if isinstance(value, dict) else f"[[{name}]]"
+        for table in [value] if isinstance(value, dict) else value:
+            parts.append("\n".join([head, *(f"{key} = {_value(entry)}" for key, entry in table.items())]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {_value(entry)}' for key, entry in value.items())} }}"
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def trace(arguments: argparse.Namespace) -> Answer:
+    if not arguments.file.endswith(".json"):
+        raise ValueError(f"workload file {arguments.file} must end in .json, for --workload to know it")
+    sizes = (whole_number(name, getattr(arguments, name), 1) for name in ("sequences", "tokens"))
+    check_writable(arguments.file)
+    try:
+        module = import_module("dsq.workload.of_transformers")
+        import_module("transformers")
+    except ImportError as error:
+        raise ValueError(f"trace runs a model of transformers, which cannot be imported: {error}") from None
+    data = module.trace_config(arguments.model, *sizes)
+    write_text(arguments.file, json.dumps(data))
+    workload = workload_file.parse(data, arguments.file)
+    record = {"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters}
+    record |= {"operations": len(workload.operations), "GMAC": workload.macs / 1e9}
+    shown = {"workload": "", "tokens": ",", "parameters": ",", "operations": ",", "GMAC": ",.1f"}
+    notes = [
+        f"written: {arguments.file}, for --workload {arguments.file}. Its attention is unfused: --fused-attention."
+    ]
+    return Answer([Section("traced", f"A training step of {arguments.model}", [record], shown)], notes)

@@ -1,0 +1,203 @@
+"""dsq-cost plan, estimate, roofline: a training step by methods, by precisions, by classes of operations."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from functools import partial
+
+import costmodel
+from costmodel.cli.answer import Answer, Record, Section, facts, floor_record, heading, named, refuse_idle, setups_of
+from costmodel.cli.pictures.plan import draw_page, draw_picture
+from costmodel.hardware.hardware import Hardware, Rate, load_hardware
+from costmodel.model.methods import Method, Setup, all_sizes
+from costmodel.model.operations import Workload
+from costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates
+from costmodel.model.traffic import matmuls, transfers
+from costmodel.paper.calibrated import level_costs, shares
+from costmodel.planning.plan import ASKED
+from costmodel.workloads.named import AskedStep, asked
+from dsq.command import write_whole
+from dsq.precision import parse_rise_at
+
+_UNITS = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_PLAN = {"method": "", "peak_GB": ",.2f", "fits": "", "largest_batch": ",", "step_ms": ",.1f", "step_ms_low": ",.1f"}
+_PLAN |= {"step_ms_high": ",.1f", "bound": "", "tokens/s": ",.0f"}
+
+
+def plan(arguments: argparse.Namespace) -> Answer:
+    setups = setups_of(arguments, _precisions(arguments))
+    options = {name: getattr(arguments, name) for name in (*vars(AskedStep()), *ASKED, "hardware", "qlora")}
+    budget = parse_bytes(arguments.fit) if arguments.fit else 0
+    found = costmodel.plan(**options, fit=budget, methods=tuple(Method(str(setup), setup) for setup in setups))
+    for path, draw in ((arguments.picture, draw_picture), (arguments.html, draw_page)):
+        if path:
+            write_whole(path, partial(draw, plan=found))
+    data = found.as_dict()
+    records, notes = data.pop("methods"), data.pop("notes")
+    shown = {name: spec for name, spec in _PLAN.items() if name in records[0]}
+    section = Section("methods", heading(found.workload, found.question.hardware), records, shown)
+    return Answer([section], notes, data, lead=found.answer)
+
+
+def _precisions(arguments: argparse.Namespace) -> list[str]:
+    """The words that are precisions; another one is the workload's name. Raises ValueError."""
+    precisions = [word for word in arguments.words if any(bracket in word for bracket in "[]:")]
+    names = [word for word in arguments.words if word not in precisions]
+    if arguments.workload != arguments.parser.get_default("workload"):
+        names.append(arguments.workload)
+    if len(names) > 1:
+        given = " and ".join(map(repr, names))
+        raise ValueError(f"workload is given twice: {given}; a precision is written as in [8,4,8,8]")
+    arguments.workload = names[0] if names else arguments.workload
+    if not precisions:
+        refuse_idle(arguments, ("format", "box_axis", "container", *all_sizes()), "without a precision")
+    return precisions
+
+
+def parse_bytes(text: str) -> float:
+    """'80GB' -> 80e9. Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MGT]i?B)", text, re.IGNORECASE)
+    if not match or not float(match[1]):
+        raise ValueError(f"fit must be a size such as 80GB or 24GiB, got {text!r}")
+    return float(match[1]) * _UNITS[match[2].lower()]
+
+
+# ---- estimate: precisions, or the levels of a run, in one line each
+
+#: options that change nothing in the paper profile, which costs linear layers and knows no hardware
+IGNORED_BY_PAPER = (
+    *("hardware", "exclude", "freeze", "lora", "lora_layers", "fused_attention"),
+    *("eager_attention", "chunked_loss", "box_axis", "container"),
+)
+
+
+def estimate(arguments: argparse.Namespace) -> Answer:
+    """A record for each setup, and their mean by the shares of the work that a run does at each."""
+    setups = setups_of(arguments, arguments.precision)
+    worked = _shares(arguments.rise_at, len(setups))
+    workload = asked(**vars(arguments)).build()
+    units = setups_of(arguments, [arguments.relative_to])
+    if len(units) > 1:
+        raise ValueError(f"relative_to must be one precision, as [16,4,4,16], got {arguments.relative_to!r}")
+    shown: dict[str, str] = {"share": ".1%"} if worked else {}
+    if arguments.profile == "paper":
+        refuse_idle(arguments, IGNORED_BY_PAPER, "in the paper profile")
+        records, known, notes = _by_paper(workload, setups, units[0]), facts(workload), []
+        title = f"{workload.name}, paper profile, relative to {units[0]}"
+        shown |= {"arithmetic": ".4f", "dram": ".4f"}
+    else:
+        hardware = load_hardware(arguments.hardware)
+        records = _from_first_principles(workload, setups, units[0], hardware)
+        title, known = heading(workload, hardware), facts(workload, hardware)
+        shown |= {"dram_MB": ",.0f", "dram": ".3f", "linears_stash_MB": ",.1f", "model_saved_MB": ",.0f"}
+        shown |= {"arithmetic": ".3f", "flop_per_byte": ",.0f", "bound": "", "floor_ms": ",.1f"}
+        meant = (
+            f"a training step; dram and arithmetic: relative to {units[0]}; linears stash: what the converted layers "
+            "keep for the backward; model saved: what the whole model keeps."
+        )
+        notes = [meant, f"times: {hardware.rates}."]
+    records = [named(setup) | record for setup, record in zip(setups, records, strict=True)]
+    if worked:
+        records.append(_mean_record(records, worked))
+    return Answer([Section("estimates", title, records, {"setup": "", **shown})], notes, known)
+
+
+def _shares(rise_at: str | None, levels: int) -> list[float]:
+    """Each level's share of a run, as --rise-at says; none without it. Raises ValueError where it does not fit."""
+    if not rise_at:
+        return []
+    try:
+        moments = [float(word) for word in rise_at.split()]
+    except ValueError:
+        moments = []
+    if not moments or not all(0 < moment < 1 for moment in moments):
+        raise ValueError(f"rise_at must be fractions of the run between 0 and 1, as in 0.8, got {rise_at!r}")
+    return shares(parse_rise_at(moments, levels))
+
+
+def _by_paper(workload: Workload, setups: list[Setup], unit: Setup) -> list[Record]:
+    whole, *costs = level_costs(workload, [unit, *setups])
+    return [{"arithmetic": cost.arithmetic / whole.arithmetic, "dram": cost.dram / whole.dram} for cost in costs]
+
+
+def _from_first_principles(workload: Workload, setups: list[Setup], unit: Setup, hardware: Hardware) -> list[Record]:
+    whole, *costs = (evaluate(workload, setup, hardware) for setup in (unit, *setups))
+    records = []
+    for cost in costs:
+        record = {"dram_MB": cost.dram_bytes / 1e6, "dram": cost.dram_bytes / whole.dram_bytes}
+        record |= {"linears_stash_MB": cost.stash_bytes / 1e6, "model_saved_MB": cost.saved_bytes / 1e6}
+        records.append(record | {"arithmetic": cost.arithmetic / whole.arithmetic, **floor_record(cost.total)})
+    return records
+
+
+#: columns that are rates or names, of which a run has no mean
+_NO_COSTS = ("setup", "format", "precision", "share", "flop_per_byte", "ridge", "bound")
+
+
+def _mean_record(records: list[Record], worked: Sequence[float]) -> Record:
+    """The run's record; each level's is given its share."""
+    for record, share in zip(records, worked, strict=True):
+        record["share"] = share
+    mean: Record = {"setup": f"{records[0]['format']} mean", "format": records[0]["format"], "precision": "mean"}
+    mean["share"] = 1.0
+    costs = [name for name in records[0] if name not in _NO_COSTS]
+    return mean | {name: sum(record[name] * record["share"] for record in records) for name in costs}
+
+
+# ---- roofline: intensity, bound and time of each class of operations, and the picture
+
+_ROOFLINE = {"setup": "", "class": "", "flop_per_byte": ",.1f", "runs_in": ""}
+_ROOFLINE |= {"bound": "", "floor_ms": ",.1f", "of_time": ".1%", "of_roof": ".0%"}
+_OF_ROOF = (
+    "of roof: of what the fastest unit that the class runs on reaches at this intensity; less where products take "
+    "several passes, or where some kernels wait for DRAM and others for units."
+)
+
+
+def roofline(arguments: argparse.Namespace) -> Answer:
+    workload, hardware = asked(**vars(arguments)).build(), load_hardware(arguments.hardware)
+    records: list[Record] = []
+    notes = []
+    for setup in setups_of(arguments, arguments.precision):
+        found, note = _classes(workload, setup, hardware)
+        records += found
+        notes.append(note)
+    if arguments.picture:
+        from costmodel.cli.pictures.roofline import draw_roofline
+
+        dots = [record for record in records if record["class"] != "total" and "tflops" in record]
+        write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, dots))
+    notes += [_OF_ROOF, f"times: {hardware.rates}."]
+    section = Section("classes", heading(workload, hardware), records, _ROOFLINE)
+    return Answer([section], notes, facts(workload, hardware))
+
+
+def _classes(workload: Workload, setup: Setup, hardware: Hardware) -> tuple[list[Record], str]:
+    """A record for each class of operations, and one for all; and a note of what bounds the step."""
+    listed = matmuls(workload, setup)
+    classes = floors(transfers(workload, setup), listed, hardware, setup.container_bits)
+    total = sum(classes.values(), start=ZERO)
+    records: list[Record] = []
+    for name, floor in {**classes, "total": total}.items():
+        used = rates(listed, name, hardware)
+        record = named(setup) | {"class": name, **floor_record(floor), "runs_in": ", ".join(sorted(used))}
+        record |= {"dram_MB": floor.bytes / 1e6, "of_time": floor.seconds / total.seconds}
+        if floor.flops:
+            record["tflops"] = floor.flops_per_second / 1e12
+        if name != "total":
+            record |= _roof(floor, list(used.values()), hardware)
+        records.append(record)
+    longest = max(classes, key=lambda name: classes[name].seconds)
+    waits = "DRAM" if classes[longest].memory_bound else "arithmetic"
+    share = classes[longest].seconds / total.seconds
+    return records, f"{setup}: {longest} bounds the step, {share:.0%} of its time, and waits for {waits}."
+
+
+def _roof(floor: Floor, used: list[Rate], hardware: Hardware) -> Record:
+    """The fastest unit of a class, and the most that it reaches at the class's intensity."""
+    peaks = {rate.peak.datatype: rate.peak.flops for rate in used} or {"vector": hardware.vector_flops}
+    unit = max(peaks, key=lambda name: peaks[name])
+    slope = hardware.bandwidth * floor.intensity
+    roof = min(slope, peaks[unit])
+    reached = floor.flops_per_second / roof if roof else None
+    return {"roof": "DRAM" if slope < peaks[unit] else unit, "roof_tflops": roof / 1e12, "of_roof": reached}
