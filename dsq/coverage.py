@@ -58,6 +58,7 @@ class Coverage:
     seconds: float  #: of a forward, and its backward where anything needs a gradient, on this machine
     plain_seconds: float  #: the same before conversion
     gradient: GradientCheck | None  #: against the unquantised one; None: no parameter needs one
+    small: int = 0  #: FLOPs of the forward left plain, as few bits are slower: products of several small matrices
     process: dict[str, int] = field(default_factory=resident)  #: bytes "resident" and "peak" after it; Linux's alone
 
     def as_dict(self) -> dict[str, Any]:
@@ -86,7 +87,10 @@ class Coverage:
         if self.unlike:
             lines.append("  features of unlike scales share boxes: standardise them, or give q0 more bits, in")
             lines.append(f"    {', '.join(self.unlike)}")
-        if self.forward.plain.get("aten.bmm"):
+        if self.small:
+            share = self.small / self.forward.total
+            lines.append(f"  left plain: {share:.1%} of the forward, products of several small matrices: faster so")
+        if self.forward.plain.get("aten.bmm", 0) > self.small:
             lines.append("  bmm: attention's products, perhaps: DSQConfig(attention=True), or dsq.functional.matmul in")
             lines.append("    the place of @ and bmm in functions that no module's class holds")
         lines += [f"  left: {entry.name or '(the model)'}: {entry.why}" for entry in self.left]
@@ -131,10 +135,9 @@ def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None 
     seconds = _best_seconds(model, run)
     trained = backward is not None and any(p.requires_grad for p in model.parameters())
     gradient = compare(model, lambda: run(_randomly_weighted)) if trained else None
+    found = *seconds, gradient, sum(getattr(layer, "small", 0) for layer in layers.values())
     left = unquantised(model)
-    return Coverage(
-        forward, backward, len(layers), uncalled, unlike, left, stash_bytes, plain_bytes, *seconds, gradient
-    )
+    return Coverage(forward, backward, len(layers), uncalled, unlike, left, stash_bytes, plain_bytes, *found)
 
 
 def _counted(

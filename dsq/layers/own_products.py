@@ -2,7 +2,8 @@
 
 A function mode around the forward sees each product, whatever the class is called: F.linear, @, matmul, mm, bmm, addmm,
 einsum, grouped_mm and F.scaled_dot_product_attention. A product with a parameter is that of ``dsq.Linear``, a matrix at
-a time if the parameter holds several. Shape suffixes: B matrices, M rows, K the contraction, N columns.
+a time if the parameter holds several, of which small ones stay plain. Shape suffixes: B matrices, M rows, K the
+contraction, N columns.
 """
 
 import dis
@@ -23,8 +24,9 @@ from dsq.linear import linear
 from dsq.ops.products import attention, product
 from dsq.quantizers import Quantised, Quantizers
 
-#: rows under which each of several matrices multiplies faster plain: to quantise it takes longer than its product
-FEW_ROWS = 32
+#: multiply-accumulates under which one of several matrices multiplies plain: in few bits it takes 1.2 to 5 times as
+#: long there, forward and backward, and 1.7 to .7 times from there on (docs/coverage.md)
+SMALL = 1 << 25
 #: names of products, as they stand in code
 _NAMES = {"linear", "matmul", "mm", "bmm", "addmm", "einsum", "grouped_mm", "_grouped_mm", "@"}
 _PAIRS = {"matmul", "bmm", "einsum", "@"}
@@ -37,15 +39,16 @@ class OwnProducts(Mixed, Quantised, nn.Module):
     """
 
     idle = False
+    small = 0  #: FLOPs of the latest forward that were left plain
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
         if self.idle or self.evaluates_plain:
             return super().forward(*args, **keywords)
-        found: list[Any] = []
+        found: list[int] = []
         with Products(self.quantizers, matrices(self), self.conversion.get("attention", False), found):
             result = super().forward(*args, **keywords)
         if not torch.compiler.is_compiling():
-            self.idle = not found
+            self.idle, self.small = not found, sum(found)
         return result
 
 
@@ -61,9 +64,12 @@ class OwnAttention(Mixed, nn.Module):
 
 
 class Products(TorchFunctionMode):
-    """Quantises products with ``weights``, and of two activations if ``attending``; ``found`` takes note of each."""
+    """Quantises products with ``weights``, and of two activations if ``attending``.
 
-    def __init__(self, quantizers: Quantizers, weights: list[Any], attending: bool, found: list[Any]) -> None:
+    ``found`` takes note of each: FLOPs that stay plain, as they are SMALL.
+    """
+
+    def __init__(self, quantizers: Quantizers, weights: list[Any], attending: bool, found: list[int]) -> None:
         super().__init__()
         self.quantizers, self.weights, self.attending, self.found = quantizers, weights, attending, found
 
@@ -73,7 +79,7 @@ class Products(TorchFunctionMode):
         quantised = _QUANTISED.get(func)
         result = None if quantised is None else quantised(self, *args, **kwargs)
         if result is not None:
-            self.found.append(func)
+            self.found.append(0)
             return result
         if func is Tensor.unflatten:  # a Python function that a compiler does not trace under a mode
             func = torch.unflatten
@@ -113,11 +119,21 @@ class Products(TorchFunctionMode):
             return linear(a, b.mT, None, self.quantizers)
         return self._batched(a, b.mT) if b.dim() == 3 and (a.dim() == 2 or a.shape[:-2] == b.shape[:1]) else None
 
-    def _batched(self, x_BMK: Tensor, w_BNK: Tensor) -> Tensor | None:
-        if x_BMK.shape[-2] < FEW_ROWS:
-            return None
+    def _batched(self, x_BMK: Tensor, w_BNK: Tensor) -> Tensor:
+        if self._is_small(x_BMK.shape[-2], w_BNK):
+            return x_BMK @ w_BNK.mT  # of an einsum too: a policy of the stash has no row for that
         each = zip(x_BMK.unbind() if x_BMK.dim() == 3 else [x_BMK] * len(w_BNK), w_BNK.unbind(), strict=True)
         return torch.stack([linear(x, w, None, self.quantizers) for x, w in each])
+
+    def _is_small(self, rows: int, w_NK: Tensor) -> bool:
+        """Return whether ``rows`` by a matrix, the last two axes of ``w_NK``, is SMALL, and take note."""
+        small = rows * w_NK.shape[-2] * w_NK.shape[-1] < SMALL
+        if small:
+            self.found.append(2 * rows * w_NK.numel())
+        return small
+
+    def _one(self, x: Tensor, w_NK: Tensor) -> Tensor:
+        return F.linear(x, w_NK) if self._is_small(len(x), w_NK) else linear(x, w_NK, None, self.quantizers)
 
     def grouped(self, input: Tensor, mat2: Tensor, *, offs: Tensor | None = None, **others: Any) -> Tensor | None:
         """Return grouped_mm of rows that lie together by group, each group by its matrix (K, N) of ``mat2``."""
@@ -125,10 +141,7 @@ class Products(TorchFunctionMode):
         if given or offs is None or input.dim() != 2 or mat2.dim() != 3 or not self.owns(mat2):
             return None
         rows = offs.diff(prepend=offs.new_zeros(1)).tolist()
-        if sum(rows) < FEW_ROWS * len(rows):
-            return None
-        each = zip(input[: sum(rows)].split(rows), mat2.mT.unbind(), strict=True)
-        y = torch.cat([linear(x, w, None, self.quantizers) for x, w in each])
+        y = torch.cat([self._one(*each) for each in zip(input[: sum(rows)].split(rows), mat2.mT.unbind(), strict=True)])
         return F.pad(y, (0, 0, 0, input.shape[0] - sum(rows)))
 
     def einsum(self, equation: Any, *operands: Any) -> Tensor | None:
@@ -155,13 +168,11 @@ class Products(TorchFunctionMode):
         a_BMK = _arranged(a, left, (batch, rows, summed), size)
         b_BNK = _arranged(b, right, (batch, columns, summed), size)
         if not any(owned):
-            y: Tensor | None = product(a_BMK, b_BNK.mT, self.quantizers.products, self.quantizers.seed())
+            y = product(a_BMK, b_BNK.mT, self.quantizers.products, self.quantizers.seed())
         elif batch:
             y = self._batched(a_BMK, b_BNK)
         else:
             y = linear(a_BMK[0], b_BNK[0], None, self.quantizers)
-        if y is None:
-            return None
         order = [*batch, *rows, *columns]
         return y.reshape([size[i] for i in order]).permute([order.index(i) for i in result])
 

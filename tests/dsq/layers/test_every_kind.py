@@ -10,6 +10,12 @@ import dsq
 from tests.dsq.gradients import step
 from tests.dsq.layers.kinds import KINDS, ROUTED, made
 
+
+@pytest.fixture(autouse=True)
+def quantise_small_matrices(monkeypatch):
+    monkeypatch.setattr("dsq.layers.own_products.SMALL", 0)
+
+
 CONFIG = dsq.DSQConfig(levels="[4,4,4,16]", attention=True)
 
 

@@ -1,5 +1,6 @@
 """Modules that multiply in their own forward: those products are quantised, and nothing else changes."""
 
+import copy
 import warnings
 
 import pytest
@@ -60,10 +61,48 @@ def test_they_are_linear_layers_of_the_same_bits_with_a_packed_stash():
     assert sum(t.nbytes for t in kept if t.dtype == torch.uint8) == 96 * (32 + 64) * 4.5 / 8 + 2
 
 
-def test_few_rows_to_a_matrix_are_multiplied_plain():
-    net, x = dsq.convert(made("bmm"), CONFIG), torch.randn(2, 8, 32)
-    quantised = net(x)
-    assert torch.equal(quantised, dsq.unconvert(net)(x))
+@pytest.mark.parametrize("kind", ["bmm", "einsum by heads", "grouped"])
+def test_several_small_matrices_multiply_plain_and_the_report_says_so(kind):
+    make = {"einsum by heads": lambda: Heads(), "bmm": lambda: made("bmm"), "grouped": lambda: made("grouped")}[kind]
+    torch.manual_seed(0)
+    plain = make()
+    net = dsq.convert(copy.deepcopy(plain), CONFIG)
+    assert torch.equal(net(IMAGE), plain(IMAGE))
+    found = dsq.report(net, IMAGE)
+    assert (found.forward.quantised, found.small) == (0, found.forward.total)
+    assert "left plain: 100.0% of the forward" in str(found)
+    assert "bmm:" not in str(found)
+    assert found.left == ()  # with more rows they are quantised
+
+
+@pytest.mark.parametrize("kind", ["bmm", "einsum by heads", "grouped"])
+def test_what_small_matrices_keep_is_packed_by_the_policy(kind):
+    torch.manual_seed(0)
+    net = Heads() if kind == "einsum by heads" else made(kind)
+    before = dsq.stash.measure(lambda: net(IMAGE.sin()).sum()).nbytes
+    dsq.convert(net, dsq.DSQConfig(levels="[4,4,4,16]", stash="all"))
+    assert dsq.stash.measure(lambda: net(IMAGE.sin()).sum()).nbytes < 0.4 * before
+
+
+def test_each_group_is_quantised_by_its_own_size(monkeypatch):
+    net = dsq.convert(made("grouped"), CONFIG)
+    monkeypatch.setattr("dsq.layers.own_products.SMALL", 50 * 32 * 64)  # between 40 and 56 rows
+    rows = IMAGE.flatten(0, 1)
+    first = F.linear(F.linear(rows[:40], net.a[0].mT), net.b[0].mT)
+    second = dsq.functional.linear(rows[40:], net.a[1].mT, None, CONFIG.at(0))
+    second = dsq.functional.linear(second, net.b[1].mT, None, CONFIG.at(0))
+    assert torch.equal(net(IMAGE), 2 * torch.cat([first, second]))
+
+
+class Heads(nn.Module):
+    """A product a head, by einsum."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.randn(4, 8, 16) / 8)
+
+    def forward(self, x):
+        return torch.einsum("bthe,hed->bthd", x.unflatten(-1, (4, 8)), self.a)
 
 
 class Scaled(nn.Module):

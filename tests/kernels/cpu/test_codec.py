@@ -137,6 +137,18 @@ def test_boxes_with_nan_or_infinity(isa):
 
 
 @EACH_ISA
+def test_boxes_down_narrow_matrices_do_not_see_what_lies_behind_their_rows(isa):
+    for columns in (1, 10, 16, 32, 63, 80):
+        x = wide(3, 50, columns)  # beyond a row's last column lies the next row
+        x[1, 20, 0], x[1, 40, -1], x[2, 3, 0] = torch.nan, torch.inf, 1e38
+        x[0, 16:32] = 0
+        for fmt in (BFP(8), BFP(5), SignedBFP(4), SignedNVInt(4)):
+            for given in (x, x.nan_to_num(0, 3, 3)):
+                assert_agrees(isa, given, fmt, 1)
+                assert_agrees(isa, given.bfloat16(), fmt, 1, 5, torch.bfloat16)
+
+
+@EACH_ISA
 @pytest.mark.parametrize("count", [1, 2])
 def test_threads_and_writing_past_the_caches_change_nothing(isa, count):
     kernels, x = backend(isa), wide(1024, 2304)  # 9 MiB

@@ -103,7 +103,8 @@ template <class Grid> struct Decoder {
       const int64_t outer = block / per_outer, top = outer * p.rows + block % per_outer * p.box;
       const int64_t last = (outer + 1) * p.rows, bottom = top + p.box < last ? top + p.box : last;
       const int n = (int)(p.columns - column < TILE ? p.columns - column : TILE);
-      uint8_t each[TILE] = {};
+      uint8_t each[TILE];
+      memset(each, job.exponents[block * p.columns + column], TILE);
       memcpy(each, job.exponents + block * p.columns + column, (size_t)n);
       I unusual = {};
       F step[VECTORS], unused;
@@ -114,15 +115,17 @@ template <class Grid> struct Decoder {
       }
       const uint8_t* from = codes(top, column);
       uint8_t* to = values(top, column);
-      const bool ordinary = n == TILE && !any(unusual) && inside(codes(bottom - 1, column));
+      alignas(64) uint8_t waiting[TILE * 4];  // a narrow tile
+      const bool whole = n == TILE, ordinary = !any(unusual) && inside(codes(bottom - 1, column));
       const int64_t ahead = column + few * TILE < p.columns ? few * TILE : p.box * p.columns - column;
       for (int64_t row = top; row < bottom; row++, from += row_bytes, to += stride) {
         if (ordinary) {
           F value[VECTORS];
           unpack.tile(from, value);
           EACH_VECTOR(v) value[v] *= step[v];
-          if (prefetches) prefetch<3, true>((uintptr_t)to + ahead * item, TILE * item);
-          store_tile(to, dtype, value, past_caches, exact);
+          if (prefetches && whole) prefetch<3, true>((uintptr_t)to + ahead * item, TILE * item);
+          store_tile(whole ? to : waiting, dtype, value, past_caches && whole, exact);
+          if (!whole) memcpy(to, waiting, (size_t)(n * item));
         } else {
           slow_tile(from, n, each, to);
         }

@@ -40,6 +40,7 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
   Grid grid{job};
   const decltype(grid.codes()) all_codes = grid.codes();
   const Sink sink{job};
+  const uint8_t* const values_end = (const uint8_t*)job.values + p.outer * p.rows * p.columns * item;
   Random random{job.seed};
   int64_t begun = -1;  // the block that random.starts begins with
 
@@ -220,8 +221,11 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
 
   // ---- boxes along the rows ----
 
-  // The scale of each of n columns from `column`, over rows top..bottom - 1. A few rows at a time are
-  // read as far as they go, which is how memory is fastest. USUAL: whole tiles of float32.
+  // Whether a whole tile may be read, what follows the columns of a narrow one with it.
+  INLINE bool inside(const uint8_t* x) const { return values_end - x >= TILE * item; }
+
+  // The scale of each of n columns from `column`, over rows top..bottom - 1, and behind them that of the last. A few rows
+  // at a time are read as far as they go, which is how memory is fastest. USUAL: whole tiles of float32.
   template <bool USUAL>
   void largest_of_columns(int64_t top, int64_t bottom, int64_t column, int n, int32_t exponent[BATCH_COLUMNS]) {
     constexpr int together = 4;
@@ -235,12 +239,13 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
         const uint8_t* x = values(row, column + i);
         for (int r = 0; r < rows; r++, x += stride) {
           F value[VECTORS];
-          load_columns(x, dtype, USUAL ? TILE : n - i, value);
+          load_columns(x, dtype, USUAL || inside(x) ? TILE : n - i, value);
           EACH_VECTOR(v) most[v] = max_of(most[v], Grid::key_of(value[v]));
         }
         EACH_VECTOR(v) write(exponent + i + v * LANES, row + together < bottom ? (I)most[v] : grid.scales_of(most[v]));
       }
     }
+    for (int i = n; i % TILE; i++) exponent[i] = exponent[n - 1];
   }
 
   // n columns of rows top..bottom - 1, given the scale of each; prefetches the values `ahead` meanwhile. USUAL: as above,
@@ -260,12 +265,17 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
         write(step_or_most + i + v * LANES, b);
         unusual |= grid.not_ordinary(e);
       }
-      ordinary[i / TILE] = (USUAL || n - i >= TILE) && !any(unusual);
+      ordinary[i / TILE] = !any(unusual);
     }
     if (STOCHASTIC)
       for (int c = 0; c * CHUNK < n; c++) random.begin(c, column / CHUNK + c);
     Sink out = sink;
-    if constexpr (VALUES) if (USUAL) out.dtype = FLOAT32;
+    if constexpr (VALUES) {
+      if (USUAL) out.dtype = FLOAT32;
+      else out.past_caches &= n % TILE == 0;
+    }
+    alignas(64) uint8_t waiting[TILE * 4];  // a narrow tile
+    const bool whole_bytes = VALUES || n * p.bits % 8 == 0;
     const auto codes = all_codes;
     const Grid on = grid;
     const int32_t dtype = USUAL ? FLOAT32 : p.dtype;
@@ -277,13 +287,15 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
       if (STOCHASTIC) draw(row, n, x, dtype, ahead_bytes);
       for (int i = 0; i < n; i += TILE, x += tile_bytes, to += out.tile_stride()) {
         const Numbers& numbers = random.drawn[i / CHUNK][i % CHUNK / TILE];
-        if (ordinary[i / TILE]) {
+        const bool whole = USUAL || n - i >= TILE;
+        if (ordinary[i / TILE] && (whole || (whole_bytes && inside(x)))) {
           auto factors_of = [&](int v) ALWAYS -> Factors {
             return {read<F>(up_or_shift + i + v * LANES), read<F>(step_or_most + i + v * LANES)};
           };
           if (job.from_memory) prefetch_while_rounding((uintptr_t)x + ahead_bytes);
-          out.prefetch_ahead(to, out.tile_stride());
-          fast_tile<STOCHASTIC>(x, dtype, on, factors_of, codes, numbers, out, to);
+          if (whole) out.prefetch_ahead(to, out.tile_stride());
+          fast_tile<STOCHASTIC>(x, dtype, on, factors_of, codes, numbers, out, whole ? to : waiting);
+          if (!whole) memcpy(to, waiting, sink.size(n - i));
         } else {
           uint8_t each[TILE];
           for (int c = 0; c < TILE; c++) each[c] = (uint8_t)exponent[i + c];
