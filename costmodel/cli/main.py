@@ -33,9 +33,8 @@ EXAMPLES = {
     "calibrate": ("mine.toml",),
     "trace": ("path/to/config.json traced.json --sequences 4 --tokens 512",),
 }
-#: command -> its file of commands/
-MODULES = dict.fromkeys(("plan", "estimate", "roofline"), "step") | {"table": "table"}
-MODULES |= dict.fromkeys(("calibrate", "trace"), "machine")
+#: command -> its file of commands/; those of a training step: step.py
+MODULES = {"table": "table", "calibrate": "machine", "trace": "machine"}
 PRECISION_HELP = "[q0,q1,q2,q3], or with its own format: bfp:[16,4,4,16], fixed:[16,16,16,16], float:[16,16,16,16]"
 
 Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
@@ -60,7 +59,7 @@ def answer(arguments: argparse.Namespace) -> None:
                 raise ValueError(f"{name} {path} must end in {' or '.join(accepted)}")
     if arguments.output and arguments.output.endswith((*ends["picture"], *ends["html"])):
         raise ValueError(f"output {arguments.output} is for text: give --picture or --html")
-    module = import_module(f"costmodel.cli.commands.{MODULES[arguments.command]}")
+    module = import_module(f"costmodel.cli.commands.{MODULES.get(arguments.command, 'step')}")
     report = getattr(module, arguments.command)(arguments)
     text = report.json() if arguments.json else report.csv() if arguments.csv else report.table()
     if arguments.output:

@@ -35,8 +35,8 @@ class Efficiency:
 
     #: rate at which a step's kernels move tensors, as a share of the file's bandwidth: some move more than the ledger's
     memory: float = 0.62
-    serial: float = 1  #: share of the shorter of a kernel's times, computing and moving, that the longer does not hide
-    copies: float = 1  #: copies in 16 bits that quantising an operand writes, where units multiply floats
+    #: whether a kernel computes while it moves, and quantising an operand writes no copy of it in 16 bits
+    overlaps: bool = False
     exposed: float = 0.74  #: share of the time of sending that a step waits for, though it computes meanwhile
     launch: float = 8 * MICRO  #: least seconds of a kernel: PyTorch does not launch one sooner (assumed)
     #: seconds of each hop of a message round a ring, in a node and between two (NVIDIA/nccl, src/graph/tuning.cc: ring,
@@ -49,7 +49,7 @@ class Efficiency:
 
 
 #: for rates that were measured, which leave nothing out: python -m analysis.step_time gives low and high
-MEASURED = Efficiency(memory=1, serial=0, copies=0, exposed=1, launch=0, hop=0, hop_between_nodes=0, low=1.0, high=1.15)
+MEASURED = Efficiency(memory=1, overlaps=True, exposed=1, launch=0, hop=0, hop_between_nodes=0, low=1.0, high=1.15)
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,8 @@ class Peak:
 
         A code splits into its significand's higher and lower bits, as 15 bits into 8 and 7; a float does not.
         """
-        own, alike = (
-            self.holds.get(name, (0, 0))[side] for name in (operand.name, BFP.name if operand.box else FixedPoint.name)
-        )
+        names = (operand.name, BFP.name if operand.box else FixedPoint.name)
+        own, alike = (self.holds.get(name, (0, 0))[side] for name in names)
         if own >= operand.bits:
             return 1
         significand = max(own, alike) - 1

@@ -1,6 +1,7 @@
 """Bytes that each operation of a training step keeps, makes and holds for a while, under a policy of dsq.stash."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -31,7 +32,7 @@ class Category(IntEnum):
 
 CATEGORIES = tuple(category.name.lower() for category in Category)
 LOSSES = ("loss", "loss of fp32")
-_LAYER = re.compile(r"^.*?\blayers\.\d+\.")
+_match = cache(re.compile(r"^.*?\blayers\.\d+\.").match)
 #: tensors that an operation's backward holds beside the kept ones
 _DURING_BACKWARD = ("dy", "dx", "dx, df", "d gate, up", "da, db", "their sum")
 
@@ -86,21 +87,16 @@ class LedgerEntry:
 
 def layer_of(op: Operation) -> str:
     """The name of the operation's layer, as "decoder.layers.3."; empty: it is in none."""
-    return _layer(op.name)
-
-
-@cache
-def _layer(name: str) -> str:
-    match = _LAYER.match(name)
+    match = _match(op.name)
     return match[0] if match else ""
 
 
 def results_kept(workload: Workload) -> frozenset[str]:
     """The products whose results selective recomputation keeps, by name: in each layer fused attention's, and those of
     the first, third, fifth... linear layer (torchtitan's default)."""
-    kept, linear = [], dict[str, int]()
+    kept, linear = [], defaultdict[str, int](int)
     for op in filter(layer_of, workload.gemms):
-        linear[layer_of(op)] = linear.get(layer_of(op), 0) + op.weight
+        linear[layer_of(op)] += op.weight
         if op.on_chip or (op.weight and linear[layer_of(op)] % 2):
             kept.append(op.name)
     return frozenset(kept)
@@ -192,7 +188,10 @@ def _alike(group: Group, setup: Setup, policy: CostedPolicy | None, widths: dict
     if given and policy and given.values > FEW:
         entering = min(entering, given.values * policy.code_bits("boundary") / 8)
     added = sum(tensor.size for tensor in tensors if tensor.stored.shape == "bias")  # masks are there from step to step
-    made = _made(tensors) + sum(tensor.plain for tensor in packed)
+    made = sum(tensor.plain for tensor in packed)  # y besides, where nothing keeps it, and the logits
+    made += sum(
+        it.plain for it in tensors if it.stored.name == "log p" or (it.stored.name == "y" and not it.stored.kept)
+    )
     temporary = _during_backward(op, tensors, setup) + sum(tensor.plain / tensor.stored.times for tensor in packed)
     if policy and policy.bits and op.kind == "tied":
         temporary = 0.0  # a row's gradient is a tensor of its own, to which autograd adds the table's in place
@@ -210,17 +209,9 @@ def _sized(group: Group, setup: Setup, policy: CostedPolicy | None, widths: dict
     op = group.operation
     for stored in tensors_of(group, setup):
         plain = float(stored.times * layout_bytes(group, stored, setup, widths))
-        values = plain * 8 / (widths[stored.width] or 1)
-        category = _category(op, stored)
-        packs = policy is not None and category is not Category.STASH
-        size = policy.keeps(op, stored, plain, values) if policy and packs else plain
+        values, category = plain * 8 / (widths[stored.width] or 1), _category(op, stored)
+        size = policy.keeps(op, stored, plain, values) if policy and category is not Category.STASH else plain
         yield SizedTensor(stored, category, values, plain, size, _known_by(op, stored, setup.autocast))
-
-
-def _made(tensors: list[SizedTensor]) -> float:
-    """Bytes that are there while y is made: y, where nothing keeps it, and the logits."""
-    made = sum(tensor.plain for tensor in tensors if tensor.stored.name == "y" and not tensor.stored.kept)
-    return made + sum(tensor.plain for tensor in tensors if tensor.stored.name == "log p")
 
 
 def _during_backward(op: Operation, tensors: list[SizedTensor], setup: Setup) -> float:

@@ -23,7 +23,6 @@ FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 #: who writes a tensor: one of the operation's own phases, or one of these
 BEFORE, AFTER, BATCH = "before", "after", "batch"  # an earlier operation's y; a later one's dx; the data loader
 
-
 #: how a policy of dsq.stash keeps a tensor: in codes, with the bits that it gives to a word of What; in a bit a value;
 #: not at all, since the backward makes it again; as it is
 Coded = What | Literal["bit", "made again", ""]
@@ -100,7 +99,6 @@ BIAS = (
     Stored("bias", "N", "state", UPDATE, (Read(FORWARD),)),
     Stored("d bias", "N", "state", BACKWARD, needs="w_grad"),
 )
-
 
 #: a fused attention's second product keeps its output, its first one number a row, to make the scores again
 FUSED = {

@@ -1,8 +1,7 @@
-"""Memory of a training step: the ledger's tensors over their lifetimes.
+"""Memory of a training step: the ledger's tensors over their lifetimes, without rounding, fragments and workspaces.
 
-Timeline: each operation of the forward keeps its `kept` tensors; the backward visits the operations in reverse order,
-holds dy and dx, adds its parameters' gradients and frees what was kept; then the optimiser runs. PyTorch's allocator
-rounds up and fragments, and libraries have workspaces: neither is counted.
+Each operation of the forward keeps its `kept` tensors; the backward visits the operations in reverse order, holds dy
+and dx, adds its parameters' gradients and frees what was kept; then the optimiser runs.
 """
 
 from collections import defaultdict
@@ -172,11 +171,6 @@ def state(workload: Workload, method: Method) -> Bytes:
     held[Category.PARAMETERS] = master + (workload.trained * working + frozen) / method.shared_by(3)
     held[Category.OPTIMISER] = workload.trained * optimiser.state * there
     return held
-
-
-def in_host(workload: Workload, method: Method) -> float:
-    """Bytes of a device's state that lie in the host's memory."""
-    return float((state(workload, replace(method, offload=False)) - state(workload, method)).sum())
 
 
 def packed_values(workload: Workload, method: Method) -> tuple[list[float], list[float]]:

@@ -144,19 +144,17 @@ class CostedPolicy:
 
 
 _BOX = 8 / 16  #: a box of 16 values shares 8 bits
+_COMPARED = (
+    CostedPolicy("selective"),
+    CostedPolicy("bfp 4", 4, _BOX, more=True),
+    CostedPolicy("bfp 2", 2, _BOX, more=True),
+    CostedPolicy("mesa", MESA_BITS),
+    CostedPolicy("gact 4", 4, 64 / GACT_GROUP),
+    CostedPolicy("wtacrs 0.3", masks=False, ratio=0.3),
+    CostedPolicy("wtacrs 0.3 + bfp 4", 4, _BOX, more=True, ratio=0.3),
+)
 #: name -> the policies that a plan compares
-POLICIES = {
-    stash.name: stash
-    for stash in (
-        CostedPolicy("selective"),
-        CostedPolicy("bfp 4", 4, _BOX, more=True),
-        CostedPolicy("bfp 2", 2, _BOX, more=True),
-        CostedPolicy("mesa", MESA_BITS),
-        CostedPolicy("gact 4", 4, 64 / GACT_GROUP),
-        CostedPolicy("wtacrs 0.3", masks=False, ratio=0.3),
-        CostedPolicy("wtacrs 0.3 + bfp 4", 4, _BOX, more=True, ratio=0.3),
-    )
-}
+POLICIES = {policy.name: policy for policy in _COMPARED}
 
 
 # ---- methods of training

@@ -154,10 +154,9 @@ class Workload:
 
     def adapting(self, rank: int, layers: str, copies: bool = False) -> "Workload":
         """The workload with LoRA (Hu et al., 2021): all is frozen, and each linear layer whose name matches the regex
-        adds B_NR A_RK x, scaled, to its result.
+        adds B_NR A_RK x, scaled, to its result. Raises ValueError where no layer matches.
 
-        copies: each adapter keeps a copy of x of its own, as PEFT's do, which are fp32 and cast what they read (under
-        autocast in 16 bits). Raises ValueError where no layer matches.
+        copies: each adapter keeps a copy of x of its own, as PEFT's do, which are fp32 and cast what they read.
         """
         regex, operations = pattern("lora_layers", layers), []
         for op in self.operations:
@@ -193,8 +192,7 @@ class Workload:
     def fusing_attention(self, biased: bool = False) -> "Workload":
         """The workload with attention's scores kept on chip and made again in the backward, as fused kernels do.
 
-        biased: also where scores have a learned bias. No fused kernel takes one, but a stash policy makes such scores
-            again too, and keeps the bias of each layer.
+        biased: also where scores have a learned bias, which no fused kernel takes, but a stash policy does.
         """
         operations: list[Operation] = []
         scores = False  # the last product between activations made scores, which the next one consumes

@@ -95,7 +95,6 @@ def floors(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware
         launches[kernel] += matmul.op.weight or not matmul.op.on_chip  # a fused kernel makes all products of a pass
         flops[kernel] += float(FLOPS_PER_MAC * matmul.total_macs)
         seconds[kernel] += _product_seconds(matmul, hardware) + _beside(matmul, hardware, container)
-    reached = hardware.efficiency
     totals = dict.fromkeys(CLASSES, ZERO)
     for kernel, size in nbytes.items():
         group, phase = groups[kernel[0]], kernel[1]
@@ -106,8 +105,8 @@ def floors(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware
         if found is not None or (hardware.measured and isinstance(group.operation, Gemm)):
             taken = compute
         else:
-            both = max(memory, compute) + reached.serial * min(memory, compute)
-            taken = max(both, group.count * max(1, launches[kernel]) * reached.launch)
+            both = max(memory, compute) if hardware.efficiency.overlaps else memory + compute
+            taken = max(both, group.count * max(1, launches[kernel]) * hardware.efficiency.launch)
         totals[group.operation.cls] += Floor(flops[kernel], size, compute, memory, taken)
     return {cls: floor for cls, floor in totals.items() if floor.bytes}
 
@@ -137,9 +136,8 @@ def _beside(matmul: CostedMatMul, hardware: Hardware, container: int) -> float:
         return matmul.group.count * found
     if turned and op.transposed and matmul.m1 > (CODED_FORWARD if matmul.name == "forward" else 0):
         found += turned.seconds(op.K * op.N)
-    if _rate(matmul, hardware).peak.multiplies_floats:
-        copied = matmul.operand_values * (container + COPY_BITS) / 8
-        found += hardware.efficiency.copies * hardware.moving(copied)
+    if not hardware.efficiency.overlaps and _rate(matmul, hardware).peak.multiplies_floats:
+        found += hardware.moving(matmul.operand_values * (container + COPY_BITS) / 8)
     return matmul.group.count * found
 
 

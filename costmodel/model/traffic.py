@@ -49,11 +49,8 @@ class Transfer:
 def transfers(workload: Workload, setup: Setup) -> list[Transfer]:
     """Every tensor moved in one training step."""
     widths = widths_of(setup)
-    listed: list[Transfer] = []
-    for group in workload.groups:
-        for stored in tensors_of(group, setup):
-            listed += _moves(group, stored, setup, widths)
-    return listed
+    pairs = ((group, stored) for group in workload.groups for stored in tensors_of(group, setup))
+    return [moved for group, stored in pairs for moved in _moves(group, stored, setup, widths)]
 
 
 def widths_of(setup: Setup) -> dict[str, int]:

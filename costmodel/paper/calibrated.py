@@ -18,7 +18,6 @@ from dsq.formats import WIDEST, FixedPoint, Format, Identity
 #: (1.13x) and BFP 16 20 (0.63x)
 WORD_BITS = 64
 
-
 #: axes and width of the tensors that cross the DRAM boundary, each once: M tokens, K in-features, N out-features
 TENSORS = (
     ("MK", "q0"),  # x, read in the forward: x_l enters the forward product (figure 2)
@@ -38,7 +37,6 @@ MATMULS = (
     ("q2", "q0"),
     ("q3", "q1"),  # dw: q3 sets the second backward product; x is read at q1 (section 3)
 )
-
 
 #: setup -> the assumption that its published figure chose; the other setups' figures are tests of the model
 FITTED_ARITHMETIC = {

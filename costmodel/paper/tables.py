@@ -4,7 +4,7 @@ record a row, with what is published, what is computed, and how far that is off.
 Nothing that computes a cost reads this file; costs are relative to fixed-point 32, as the paper's are.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,11 +42,9 @@ _METHODS = (
 )
 
 
-def _rows(
-    table: int, dataset: str, workload: str, arithmetic: tuple[float, ...], dram: tuple[float, ...]
-) -> Iterator[PublishedRow]:
-    for (method, setup), a, d in zip(_METHODS, arithmetic, dram, strict=False):
-        yield PublishedRow(table, dataset, workload, method, setup, a, d)
+def _rows(table: int, dataset: str, workload: str, columns: Sequence[tuple[float, ...]]) -> Iterator[PublishedRow]:
+    for (method, setup), arithmetic, dram in zip(_METHODS, *columns, strict=False):
+        yield PublishedRow(table, dataset, workload, method, setup, arithmetic, dram)
 
 
 _IWSLT = ((1.00, 0.25, 0.56, 0.18, 0.13, 0.10, 0.012), (1.00, 0.50, 1.13, 0.63, 0.31, 0.45, 0.20))
@@ -56,10 +54,10 @@ _SLIP = "table 1 prints 0.45x for the same setup on the same layers"
 
 #: tables 1 and 6
 ROWS = (
-    *_rows(1, "IWSLT17 DE-EN", "transformer_iwslt_de_en", *_IWSLT),
-    *_rows(1, "GLUE MNLI", "roberta_base_mnli", *_GLUE),
-    *_rows(1, "GLUE QNLI", "roberta_base_qnli", *_GLUE),
-    *_rows(6, *_WMT, (1.00, 0.25, 0.56, 0.18, 0.13), (1.00, 0.50, 1.13, 0.63, 0.31)),
+    *_rows(1, "IWSLT17 DE-EN", "transformer_iwslt_de_en", _IWSLT),
+    *_rows(1, "GLUE MNLI", "roberta_base_mnli", _GLUE),
+    *_rows(1, "GLUE QNLI", "roberta_base_qnli", _GLUE),
+    *_rows(6, *_WMT, ((1.00, 0.25, 0.56, 0.18, 0.13), (1.00, 0.50, 1.13, 0.63, 0.31))),
     PublishedRow(6, *_WMT, "Stashing (BFP)", Setup(_BFP, _STASHING), 0.10, 0.20, _SLIP),
 )
 #: the levels of a DSQ run (appendix B)

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Any
 
 from costmodel.hardware.hardware import Hardware
-from costmodel.model.entries import CATEGORIES
 from costmodel.model.memory import Memory
 from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, OPTIMISERS, POLICIES, Method, Setup
 from costmodel.model.operations import Workload
@@ -30,9 +29,8 @@ WORTH_IT = 1.05
 ASKED = ("devices", "zero", "tensor", "pipeline", "accumulate", "optimiser", "offload", "in_backward")
 #: batches that advice tries
 MOST_ADVISED = 64
-_SHORT = dict(
-    zip(CATEGORIES, ("param_GB", "grad_GB", "optim_GB", "activ_GB", "stash_GB", "logits_GB", "temp_GB"), strict=True)
-)
+#: CATEGORIES, as JSON has them
+_SHORT = ("param_GB", "grad_GB", "optim_GB", "activ_GB", "stash_GB", "logits_GB", "temp_GB")
 _BOUNDS = {"compute": "arithmetic", "memory": "memory bandwidth", "link": "the link between devices"}
 
 #: the levels of the paper's schedule that end it, and ours
@@ -87,9 +85,8 @@ class Question:
         if self.zero > 1 and self.pipeline > 1:
             raise ValueError("--zero 2 and 3 do not go with --pipeline: its micro-batches' gradients are summed whole")
         if self.in_backward and (self.accumulate > 1 or self.pipeline > 1 or self.zero > 1):
-            raise ValueError(
-                "--in-backward frees gradients at once: leave out --accumulate, --pipeline and --zero 2 or 3"
-            )
+            unfit = "--accumulate, --pipeline and --zero 2 or 3"
+            raise ValueError(f"--in-backward frees gradients at once: leave out {unfit}")
 
     @property
     def memory(self) -> float:
@@ -136,7 +133,7 @@ class MethodCost:
     method: Method
     memory: Memory
     step: StepTime
-    tokens: int  #: tokens of a step on all devices
+    tokens: int  #: tokens of a step on all devices together
     fits: bool
     fits_chunked: bool  #: whether it fits if the loss is made in chunks or by a fused kernel
     sent: float  #: bytes that a device sends in a step
@@ -145,7 +142,6 @@ class MethodCost:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens a second of all devices together."""
         return self.tokens / self.step.seconds
 
     def record(self) -> dict[str, Any]:
@@ -154,7 +150,7 @@ class MethodCost:
         fits = "yes" if self.fits else "chunked loss" if self.fits_chunked else "no"
         record: dict[str, Any] = {"method": self.method.name, "fits": fits}
         record |= {"peak_GB": memory.peak / GIGA, "peak_at": memory.cause, "saved_GB": memory.saved / GIGA}
-        record |= {_SHORT[name]: memory.categories[name] / GIGA for name in CATEGORIES}
+        record |= {name: size / GIGA for name, size in zip(_SHORT, memory.categories.values(), strict=True)}
         record |= {"step_ms": step.seconds * 1e3, "step_ms_low": step.seconds * step.low * 1e3}
         record |= {"step_ms_high": step.seconds * step.high * 1e3, "bound": step.bound}
         record |= {"compute_ms": (step.compute + step.update) * 1e3, "packing_ms": step.packing * 1e3}

@@ -8,7 +8,7 @@ from functools import lru_cache
 from costmodel.hardware.hardware import Hardware, Pass
 from costmodel.model.entries import layer_of, results_kept
 from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
-from costmodel.model.memory import Memory, gradient_bytes, in_host, is_base, packed_values, peak_memory
+from costmodel.model.memory import Memory, gradient_bytes, is_base, packed_values, peak_memory, state
 from costmodel.model.methods import BF16, OPTIMISERS, Method
 from costmodel.model.operations import Gemm, Operation, Workload
 from costmodel.model.roofline import step_floor
@@ -57,8 +57,7 @@ def step_time(
     seconds *= micro_batches
     packing = micro_batches * packing_seconds(workload, method, hardware)
     exposed = max(sending - seconds, 0.0) + reached.exposed * min(sending, seconds)
-    alone = seconds + packing + updating
-    bound = "link" if sending > alone else bound
+    bound = "link" if sending > seconds + packing + updating else bound
     return StepTime(seconds, packing, updating, sending, exposed, bound, reached.low, reached.high)
 
 
@@ -68,7 +67,8 @@ def _paging_seconds(workload: Workload, method: Method, hardware: Hardware) -> f
         return 0.0
     if not hardware.host:
         raise ValueError(f"hardware {hardware.name!r} states no [host] gb_per_s in its file: --offload needs it")
-    return in_host(workload, method) / hardware.host
+    away = state(workload, replace(method, offload=False)) - state(workload, method)
+    return float(away.sum()) / hardware.host
 
 
 def sending_seconds(
@@ -142,9 +142,8 @@ def _forward_again(
 ) -> float:
     """Seconds of the forward of the chosen operations, but for those whose results selective recomputation keeps."""
     results = results_kept(workload) if method.selective else ()
-    again = replace(
-        workload, operations=tuple(op for op in workload.operations if chosen(op) and op.name not in results)
-    )
+    operations = tuple(op for op in workload.operations if chosen(op) and op.name not in results)
+    again = replace(workload, operations=operations)
     moved = [t for t in transfers(again, method.setup) if t.phase == FORWARD]
     multiplied = [product for product in matmuls(again, method.setup) if product.name == "forward"]
     return float(step_floor(moved, multiplied, hardware, method.setup.container_bits).seconds)

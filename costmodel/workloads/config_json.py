@@ -62,9 +62,9 @@ _UNBIASED = {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
 _LLAMA: dict[str, Any] = {"gated": True, "rms": True, "rotary": 1.0, "final_norm": True} | _UNBIASED
 _GPT: dict[str, Any] = {"fused_qkv": True, "final_norm": True}
 _BERT = Family("encoder", {"embedding_norm": True, "post_norm": True}, ("words", "positions", "types"))
-_T5 = Family(
-    "both", {"rms": True, "final_norm": True, "casts_late": True, "position_bias": 32} | _UNBIASED, activation="relu"
-)
+_PHI = {"norms": 1, "final_norm": True, "rotary": 0.5}  # attention and MLP side by side behind one norm
+_T5_STACK: dict[str, Any] = {"rms": True, "final_norm": True, "casts_late": True, "position_bias": 32} | _UNBIASED
+_T5 = Family("both", _T5_STACK, activation="relu")
 
 
 def _llama(tied: bool = False, **more: Any) -> Family:
@@ -81,13 +81,7 @@ FAMILIES = {
     "gpt2": Family("decoder", _GPT | {"transposed": True}, ("words", "positions"), activation="gelu_new"),
     "gpt_neox": Family("decoder", _GPT | {"rotary": 0.25}, tied=False),
     "opt": Family("decoder", {"final_norm": True}, ("words", "positions"), activation="relu", more_positions=2),
-    "phi": Family(  # attention and MLP side by side behind one norm
-        "decoder",
-        {"norms": 1, "final_norm": True, "rotary": 0.5},
-        tied=False,
-        head={"bias": True},
-        activation="gelu_new",
-    ),
+    "phi": Family("decoder", _PHI, tied=False, head={"bias": True}, activation="gelu_new"),
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), _BERT),
     "distilbert": Family("encoder", _BERT.stack, ("words", "positions"), head={"pooler": False}),
     **dict.fromkeys(("t5", "mt5"), _T5),

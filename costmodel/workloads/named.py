@@ -40,11 +40,10 @@ def names() -> list[str]:
 
 
 def load_workload(name: str, fused: bool | None = None, **sizes: int) -> Workload:
-    """A workload by name (completed), from a Hugging Face config.json, or from a workload file (dsq.workload.trace).
+    """A workload by name (completed), from a Hugging Face config.json, or from a workload file. Raises ValueError.
 
     fused: attention runs in a fused kernel, where one takes it; None: as the model runs it. sizes: sequences,
     source_length, target_length, where they are not the model's.
-    Raises ValueError.
     """
     loaded = _load(name)
     if not isinstance(loaded, Workload):
@@ -131,7 +130,10 @@ class AskedStep:
     @lru_cache(maxsize=64)  # noqa: B019 - questions are few
     def build(self, copies: bool = False) -> Workload:
         """The step. copies: adapters keep copies of their inputs, as PEFT's do. Raises ValueError."""
-        self._refuse_idle()
+        if self.lora is None and self.lora_layers != ADAPTED:
+            raise ValueError("lora_layers does nothing without lora: leave it out")
+        if self.lora is not None and self.freeze:
+            raise ValueError("freeze does nothing beside lora, which trains adapters alone: leave it out")
         workload = load_workload(self.workload, self._fused, **self._sizes())
         for change, fault in self._changes(copies):
             before, workload = workload, change(workload)
@@ -171,12 +173,6 @@ class AskedStep:
     @property
     def _fused(self) -> bool | None:
         return False if self.eager_attention else self.fused_attention or None
-
-    def _refuse_idle(self) -> None:
-        if self.lora is None and self.lora_layers != ADAPTED:
-            raise ValueError("lora_layers does nothing without lora: leave it out")
-        if self.lora is not None and self.freeze:
-            raise ValueError("freeze does nothing beside lora, which trains adapters alone: leave it out")
 
     def _sizes(self) -> dict[str, int]:
         names = ("sequences", "source_length", "target_length")

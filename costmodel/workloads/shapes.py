@@ -92,13 +92,9 @@ class Stack:
 
 @dataclass(frozen=True)
 class Head:
-    """The layers that turn the last hidden state into logits.
+    """The layers that turn the last hidden state into logits."""
 
-    kind "lm": a projection onto the vocabulary at every position; "classes": one at the first position of each
-    sequence; "none": no logits, no loss.
-    """
-
-    kind: str = "lm"
+    kind: str = "lm"  #: "lm": at every position; "classes": at the first of each sequence; "none": no logits, no loss
     outputs: int = 0
     bias: bool = False
     tied: bool = False  #: the projection is the embedding table

@@ -179,7 +179,7 @@ class _Attention:
     sequences: int
     query_length: int
     key_length: int
-    key_input: str  #: name of the tensor that keys and values are projected from
+    key_input: str  #: name of the tensor that keys and values are projected from; ENCODER_OUT: of cross-attention
     key_width: int
 
     @property
@@ -199,30 +199,21 @@ class _Attention:
 
 
 def _attention(own: _Attention) -> list[Operation]:
-    """The operations of one attention, in order: projections, copies, two batched products with a materialised softmax
-    between. Those of cross-attention have ENCODER_OUT as `key_input`."""
+    """The operations of one attention, in order: projections, copies, two products with a materialised softmax."""
     stack, prefix = own.stack, own.prefix
-    return [
-        *_projections(own),
-        *_on_heads(own),
-        *_products(own),
-        *_head_copy(own, "context", "heads", own.query_tokens),
-        own.linear(
-            "out_proj", own.query_tokens, stack.heads * stack.head_width, stack.d, f"{prefix}.context", stack.out_bias
-        ),
-    ]
+    ops = [*_projections(own), *_on_heads(own), *_products(own)]
+    ops += _head_copy(own, "context", "heads", own.query_tokens)
+    sizes = (own.query_tokens, stack.heads * stack.head_width, stack.d)
+    return [*ops, own.linear("out_proj", *sizes, f"{prefix}.context", stack.out_bias)]
 
 
 def _projections(own: _Attention) -> list[Operation]:
     stack, bias, x = own.stack, own.stack.qkv_bias, f"{own.prefix}.x"
     if stack.fused_qkv:
         return [own.linear("qkv_proj", own.query_tokens, stack.d, stack.qkv_width, x, bias)]
+    queries = own.linear("q_proj", own.query_tokens, stack.d, stack.heads * stack.head_width, x, bias)
     keys = own.key_tokens, own.key_width, stack.keys * stack.head_width, own.key_input, bias
-    return [
-        own.linear("q_proj", own.query_tokens, stack.d, stack.heads * stack.head_width, x, bias),
-        own.linear("k_proj", *keys),
-        own.linear("v_proj", *keys),
-    ]
+    return [queries, own.linear("k_proj", *keys), own.linear("v_proj", *keys)]
 
 
 def _on_heads(own: _Attention) -> list[Operation]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsq.formats import BFP, FixedPoint
 from dsq.kernels import dispatch
@@ -33,7 +34,22 @@ def round_trip(x, dim=0):
     return dispatch.unpack(codes, scales, FORMAT, tuple(x.shape), dim, x.dtype) + dispatch.quantize(x, FORMAT, dim)
 
 
-def test_fake_tensors_stay_fake_as_under_every_dispatch_mode():
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_dispatch_mode_sees_the_operators():
+    with Seen() as seen:
+        round_trip(torch.randn(16, 32))
+    assert {"dsq::pack", "dsq::unpack", "dsq::quantize"} <= set(seen.names)
+
+
+def test_fake_tensors_stay_fake():
     with FakeTensorMode():
         y = round_trip(torch.empty(10, 20, dtype=torch.bfloat16))
     assert (y.shape, y.dtype) == ((10, 20), torch.bfloat16)

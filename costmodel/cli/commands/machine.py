@@ -81,7 +81,7 @@ def trace(arguments: argparse.Namespace) -> Answer:
     record = {"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters}
     record |= {"operations": len(workload.operations), "GMAC": workload.macs / 1e9}
     shown = {"workload": "", "tokens": ",", "parameters": ",", "operations": ",", "GMAC": ",.1f"}
-    notes = [
+    written = (
         f"written: {arguments.file}, for --workload {arguments.file}. Its attention is unfused: --fused-attention."
-    ]
-    return Answer([Section("traced", f"A training step of {arguments.model}", [record], shown)], notes)
+    )
+    return Answer([Section("traced", f"A training step of {arguments.model}", [record], shown)], [written])

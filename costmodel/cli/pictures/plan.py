@@ -136,8 +136,5 @@ def draw_page(path: Path, plan: Plan) -> None:
 
 def _told(row: MethodCost) -> str:
     """The fields of the row's record, a line each."""
-
-    def line(name: str, value: object) -> str:
-        return f"{name}: {value:,.4g}" if isinstance(value, float) else f"{name}: {value}"
-
-    return "<br>".join(line(*field) for field in row.record().items())
+    told = {name: f"{it:,.4g}" if isinstance(it, float) else str(it) for name, it in row.record().items()}
+    return "<br>".join(f"{name}: {value}" for name, value in told.items())
