@@ -339,7 +339,10 @@ def largest_batch(question: Question, method: Method) -> int:
 
 def _reaching(budget: float, tried: int, before: Memory, size: int, now: Memory) -> int:
     """The batch whose peak is the budget if each moment's memory grows in a straight line."""
-    slopes = (now.totals - before.totals) / (size - tried)
+    ends, starts = now.totals, before.totals
+    if len(ends) != len(starts):  # the fullest stage of a pipeline was another one
+        ends, starts = ends.max(keepdims=True), starts.max(keepdims=True)
+    slopes = (ends - starts) / (size - tried)
     grows = slopes > 0
-    more = (budget - now.totals[grows]) // slopes[grows]
+    more = (budget - ends[grows]) // slopes[grows]
     return min(MOST_SEQUENCES, size + int(more.min(initial=MOST_SEQUENCES)))

@@ -1,7 +1,5 @@
-"""dsq-cost calibrate, trace: what this machine takes, as a hardware file; a model of transformers, as a workload file.
-
-Both need torch, which nothing else of the cost model does: its modules are named, not imported.
-"""
+"""dsq-cost calibrate, trace: this machine as a hardware file, a model of transformers as a workload file. Both need
+torch, which nothing else of the cost model does: its modules are named, not imported."""
 
 import argparse
 import json

@@ -173,6 +173,14 @@ def test_a_pipeline_takes_options_that_change_one_of_its_stages(options):
     assert answer.sections[0].records
 
 
+def test_the_largest_batch_of_a_pipeline_whose_fullest_stage_changes_with_it():
+    """Its two stages have other numbers of operations: numpy's complaint about their shapes was once the answer."""
+    options = {"pipeline": 2, "chunked_loss": True, "fit": 8e9}
+    largest = row("bf16", "bert-base", "h100", **options).largest_batch
+    peaks = [row("bf16", "bert-base", "h100", sequences=largest + more, **options).memory.peak for more in (0, 1)]
+    assert peaks[0] <= 8e9 < peaks[1]
+
+
 def test_a_larger_batch_is_advised_before_another_method():
     assert re.search(r"--sequences \d+ with bf16 \(", costmodel.plan("gpt2", "laptop-cpu", fit=16e9).advice)
 
