@@ -42,16 +42,16 @@ SEED = 20261125
 #: left out, because dsq-cost does not describe it: context parallelism, interleaved stages, 8-bit and 4-bit floats
 EXCLUDED = re.compile(r"\bCP ?([2-9]|\d\d)|interleav|\bVP\d|fp8|fp4", re.IGNORECASE)
 
-Row = dict[str, str]
+CsvRow = dict[str, str]
 
 
-def included() -> list[Row]:
+def included() -> list[CsvRow]:
     """Rows of the table of published trainings that the rule of exclusion leaves, in the table's order."""
     with RUNS.open(newline="", encoding="utf-8") as lines:
         return [row for row in csv.DictReader(lines) if not EXCLUDED.search(f"{row['layout']} {row['precision']}")]
 
 
-def halves() -> tuple[list[Row], list[Row]]:
+def halves() -> tuple[list[CsvRow], list[CsvRow]]:
     """The rows of MPT that are fitted, and those that judge, each in the table's order."""
     rows = [row for row in included() if row["table"] == "mpt"]
     fitted = set(random.Random(SEED).sample(range(len(rows)), len(rows) // 2))
@@ -99,7 +99,7 @@ FUSED_NORMS = "torchtitan docs/performance.md"
 class Run:
     """One published training: what each device computes, how, on what, and the tokens a second of one device."""
 
-    row: Row
+    row: CsvRow
     half: str  #: "fitted", "judging" or "others"
     workload: Workload
     method: Method
@@ -139,7 +139,7 @@ def runs() -> list[Run]:
     return found
 
 
-def _run(row: Row, half: str) -> Run:
+def _run(row: CsvRow, half: str) -> Run:
     """MPT is GPT-2 with positions of its own, fused attention, the exact gelu and no dropout. LoRA has rank 8 in every
     linear layer, as torchtune's recipe."""
     length, batch, devices = (int(row[name]) for name in ("sequence", "micro_batch", "devices"))
@@ -175,7 +175,7 @@ def _fused_norm(op: Operation) -> Operation:
     return replace(op, kind="norm") if isinstance(op, Pointwise) and op.kind == "rms" else op
 
 
-def _tokens_per_second(row: Row) -> float:
+def _tokens_per_second(row: CsvRow) -> float:
     """The published throughput of a device, from whichever figure was published."""
     if row["tokens_per_second_per_device"]:
         return float(row["tokens_per_second_per_device"])

@@ -30,14 +30,13 @@ from analysis import ROOT
 from analysis.evidence.comparison import Evidence, over_tasks
 from analysis.evidence.ledger import LEDGER, read_rows
 from analysis.evidence.suite import load_suite
-from dsq.command import OneLineParser, guarded, table, write_text
+from dsq.command import OneLineParser, Record, guarded, table, write_text
 
 PROG = "python -m analysis.results_page"
 _DOCS = ("results", "performance", "stash-policies", "formats")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _DOCS))
 RESULTS = ROOT / "analysis" / "results"
 _TABLE = re.compile(r"(<!-- table: (?P<words>[^\n]*) -->\n)(?:(?!<!-- table: ).)*?(<!-- end -->)", re.DOTALL)
-Row = dict[str, Any]
 
 
 def written(page: str) -> str:
@@ -61,10 +60,10 @@ class Configuration:
     """The runs of an experiment that differ in their seeds alone."""
 
     name: str
-    rows: list[Row]
+    rows: list[Record]
 
     @property
-    def told(self) -> Row:
+    def told(self) -> dict[str, Any]:
         """Format and levels, with the moment of the second level's rise."""
         first = self.rows[0]
         if first["levels"] == "none":
@@ -80,7 +79,7 @@ class Configuration:
 
 def _configurations(file: str, experiment: str) -> list[Configuration]:
     """The experiment's configurations, fp32 first. Raises ValueError where there are none, or no fp32."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[Record]] = {}
     for row in _rows(file):
         if row["recipe"] == experiment:
             groups.setdefault(re.sub(r"_seed\d+$", "", row["run"]), []).append(row)
@@ -92,7 +91,7 @@ def _configurations(file: str, experiment: str) -> list[Configuration]:
 def _paper(file: str, experiment: str, number: str) -> str:
     """``number``: of the paper's table."""
     fp32, *others = _configurations(file, experiment)
-    rows: list[Row] = []
+    rows: list[Record] = []
     for printed in _rows("papers.csv"):
         if printed["paper"] == "dsq" and printed["table"] == number:
             format_, _, levels = printed["setting"].partition(" ")
@@ -103,7 +102,7 @@ def _paper(file: str, experiment: str, number: str) -> str:
     return table(rows, dict.fromkeys(rows[0], "") | {"paper": "+.2f"}, markdown=True)
 
 
-def _here(differences: list[float]) -> Row:
+def _here(differences: list[float]) -> dict[str, Any]:
     """The mean, and of several seeds the lowest and the highest."""
     if not differences:
         return {"here": None, "seeds": None}
@@ -111,7 +110,7 @@ def _here(differences: list[float]) -> Row:
     return {"here": f"{fmean(differences):+.2f}{ends}", "seeds": len(differences)}
 
 
-def _rows(file: str) -> list[Row]:
+def _rows(file: str) -> list[Record]:
     with (RESULTS / file).open(newline="", encoding="utf-8") as text:
         return list(csv.DictReader(text))
 

@@ -9,9 +9,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from analysis import ROOT
-from analysis.evidence.ledger import Key, Row, difference
+from analysis.evidence.ledger import Key, difference
 from analysis.evidence.suite import FP32, SEEDS, Suite
-from dsq.command import table
+from dsq.command import Record, table
 
 PAGE = ROOT / "docs" / "evidence.md"
 YARDSTICK = "bf16 autocast"
@@ -71,7 +71,7 @@ class Evidence:
     """The rows of a suite that count."""
 
     suite: Suite
-    rows: Mapping[Key, Row]
+    rows: Mapping[Key, Record]
 
     def losses(self, task: str, setting: str, other: str = FP32) -> Mean:
         """Differences of losses to fp32 of the same seed, less those of ``other``."""
@@ -108,7 +108,7 @@ class Evidence:
         pairs = self._pairs(task, setting).items()
         return {seed: difference(self.suite.tasks[task], row, fp32) for seed, (row, fp32) in pairs}
 
-    def _pairs(self, task: str, setting: str) -> dict[int, tuple[Row, Row]]:
+    def _pairs(self, task: str, setting: str) -> dict[int, tuple[Record, Record]]:
         """The setting's rows with fp32's of the same seed, by seed."""
         found = {}
         for seed in SEEDS:
@@ -118,7 +118,7 @@ class Evidence:
         return found
 
 
-def page(suite: Suite, rows: Mapping[Key, Row]) -> str:
+def page(suite: Suite, rows: Mapping[Key, Record]) -> str:
     """The page: a table over tasks, a table by task, and what was run where."""
     evidence = Evidence(suite, rows)
     parts = [INTRODUCTION.strip() + _schedules(suite), "## Over the tasks", over_tasks(evidence, _of_many_tasks(suite))]

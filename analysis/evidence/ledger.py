@@ -5,22 +5,19 @@ A row counts while its ``definition`` is that of the suite. A rerun takes the pl
 
 import csv
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from analysis import ROOT
 from analysis.evidence.suite import IN_NATS, Suite, Task
-from dsq.command import as_csv, turn_at, write_text
+from dsq.command import Record, as_csv, turn_at, write_text
 
 LEDGER = ROOT / "analysis" / "results" / "evidence.csv"
 #: what decides a run's numbers, but for the suite
 CODE = ("dsq", "kernels", "fairseq_plugin")
-Row = Mapping[str, Any]
 Key = tuple[str, str, int]
 
 
-def read_rows(path: Path, suite: Suite | None = None) -> dict[Key, Row]:
+def read_rows(path: Path, suite: Suite | None = None) -> dict[Key, Record]:
     """The rows by task, setting and seed; only those that count in ``suite``, if one is given."""
     if not path.exists():
         return {}
@@ -31,7 +28,7 @@ def read_rows(path: Path, suite: Suite | None = None) -> dict[Key, Row]:
     return {key: row for key, row in rows.items() if suite.definitions.get(key[:2]) == row["definition"]}
 
 
-def enter(path: Path, row: Row) -> None:
+def enter(path: Path, row: Record) -> None:
     """Put a row into the ledger, in place of an earlier one of the same run. Processes take turns."""
     with turn_at(path.parent):
         rows = read_rows(path)
@@ -39,7 +36,7 @@ def enter(path: Path, row: Row) -> None:
         write_text(path, as_csv(list(rows.values())))
 
 
-def difference(task: Task, row: Row, fp32: Row) -> float:
+def difference(task: Task, row: Record, fp32: Record) -> float:
     """Return the loss less fp32's: in nats a token, or for a classifier as a share of fp32's loss."""
     loss, reference = float(row["loss"]), float(fp32["loss"])
     return loss - reference if task.kind in IN_NATS else loss / reference - 1
