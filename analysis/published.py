@@ -96,7 +96,7 @@ FUSED_NORMS = "torchtitan docs/performance.md"
 
 
 @dataclass(frozen=True)
-class Run:
+class PublishedRun:
     """One published training: what each device computes, how, on what, and the tokens a second of one device."""
 
     row: CsvRow
@@ -125,7 +125,7 @@ class Run:
         return max(memory.peak, float(there))
 
 
-def runs() -> list[Run]:
+def runs() -> list[PublishedRun]:
     """Every published training that is predicted."""
     fitted, judging = halves()
     sizes = {row["model"].lower(): row for row in fitted + judging}
@@ -139,7 +139,7 @@ def runs() -> list[Run]:
     return found
 
 
-def _run(row: CsvRow, half: str) -> Run:
+def _run(row: CsvRow, half: str) -> PublishedRun:
     """MPT is GPT-2 with positions of its own, fused attention, the exact gelu and no dropout. LoRA has rank 8 in every
     linear layer, as torchtune's recipe."""
     length, batch, devices = (int(row[name]) for name in ("sequence", "micro_batch", "devices"))
@@ -168,7 +168,7 @@ def _run(row: CsvRow, half: str) -> Run:
     workload = workload.adapting(8, ADAPTED) if "LoRA" in row["model"] else workload
     if row["source"].startswith(FUSED_NORMS):
         workload = replace(workload, operations=tuple(map(_fused_norm, workload.operations)))
-    return Run(row, half, workload, method, hardware, _tokens_per_second(row))
+    return PublishedRun(row, half, workload, method, hardware, _tokens_per_second(row))
 
 
 def _fused_norm(op: Operation) -> Operation:
@@ -203,7 +203,7 @@ def _attention(hardware: Hardware, device: str, value: float) -> Hardware:
     return replace(hardware, attention=value) if device in hardware.name else hardware
 
 
-def fit(fitted: list[Run]) -> dict[str, float]:
+def fit(fitted: list[PublishedRun]) -> dict[str, float]:
     """The constants that minimise the logarithms of predicted over published throughput (Levenberg, Marquardt)."""
 
     def losses(logs: Vector) -> Vector:
@@ -236,7 +236,7 @@ def fit(fitted: list[Run]) -> dict[str, float]:
 HALVES = {"judging": (BLUE, "o"), "others": (ORANGE, "s"), "fitted": (GREY, "x")}
 
 
-def judged(run: Run) -> dict[str, Any]:
+def judged(run: PublishedRun) -> dict[str, Any]:
     """A row of the results: what was published, and what is predicted."""
     hardware = _profile(run.hardware)
     predicted, memory = run.predicted(hardware), run.peak

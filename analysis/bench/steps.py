@@ -16,6 +16,7 @@ import dsq
 from analysis.attach import attach
 from analysis.models import encoder
 from analysis.timing import Call, Race, keep_freed_memory, race
+from dsq.precision import DEFAULT_LEVELS
 
 Training = tuple[nn.Module, Callable[[nn.Module], Tensor]]  #: a model, and the loss of its batch
 AUTOCAST = "bf16 autocast"
@@ -89,6 +90,7 @@ def tiny(rounds: int) -> Iterator[Race]:
 
 def policies(rounds: int) -> Iterator[Race]:
     """Race the policies that keep a whole model's stash in codes; at width 128 a policy weighs more."""
-    names = ["fp32", "[8,4,8,8]", "[8,4,8,8] whole", "bfp 4", "mesa", "gact 4 uniform"]
+    default = str(DEFAULT_LEVELS[0])
+    names = ["fp32", default, f"{default} whole", "bfp 4", "mesa", "gact 4 uniform"]
     yield _race("six blocks, d 512, 1024 tokens", blocks(), names, rounds, warm=2)
     yield _race("six blocks, d 128, 1024 tokens", blocks(128, 16, 64), names, rounds, warm=25)

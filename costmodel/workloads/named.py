@@ -188,7 +188,7 @@ class AskedStep:
         return given | {name: self.tokens for name, stack in sides.items() if stack}
 
     def _changes(self, copies: bool) -> Iterator[tuple[Callable[[Workload], Workload], str]]:
-        """What the options change of a workload, and what is wrong where that is nothing."""
+        """Yield what the options change of a workload, and what is wrong where that is nothing."""
         if self.exclude:
             fault = f"exclude {self.exclude!r} matches none of the workload's converted layers"
             yield partial(Workload.excluding, exclude=self.exclude), fault

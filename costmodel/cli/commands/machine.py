@@ -33,7 +33,7 @@ def calibrate(arguments: argparse.Namespace) -> Answer:
 
 
 def _measure(device: str | None) -> dict[str, Any]:
-    """What is measured. Raises ValueError where there is no torch, or no such device."""
+    """Measure this machine. Raises ValueError where there is no torch, or no such device."""
     try:
         torch = import_module("torch")
         calibration = import_module("dsq.calibration")

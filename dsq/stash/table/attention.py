@@ -71,10 +71,10 @@ def fused(
 ) -> Tensor:
     """Run F.scaled_dot_product_attention."""
     options = dropout_p or 0.0, is_causal, scale, enable_gqa  # read here: a compiler takes floats for symbols otherwise
-    return Attention.apply(stash, query, key, value, attn_mask, options)  # type: ignore[no-any-return, no-untyped-call]
+    return FusedAttention.apply(stash, query, key, value, attn_mask, options)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class Attention(torch.autograd.Function):
+class FusedAttention(torch.autograd.Function):
     """Makes the weights again in the backward, from the rounded q, k and v and the same random numbers: in the
     backend's kernel where it has one for these, else by PyTorch's own."""
 

@@ -24,10 +24,10 @@ def plain_linear(stash: Stash, input: Tensor, weight: Tensor, bias: Tensor | Non
     """Run F.linear: keeps x where the weight wants a gradient."""
     if not (weight.requires_grad and input.dim() > 1 and weight.dim() == 2):
         return F.linear(input, weight, bias)
-    return Linear.apply(stash, input, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+    return PlainLinear.apply(stash, input, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class Linear(torch.autograd.Function):
+class PlainLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, w_NK: Tensor, bias: Tensor | None) -> Tensor:
         keep(ctx, stash.code(x, "linear"), w_NK if ctx.needs_input_grad[1] else None)
@@ -119,7 +119,7 @@ def matmul(stash: Stash, input: Tensor, other: Tensor) -> Tensor:
     """Run torch.matmul, bmm and @ of two activations, or of one and a weight."""
     if not isinstance(input, Tensor) or not isinstance(other, Tensor) or min(input.dim(), other.dim()) < 2:
         return torch.matmul(input, other)
-    return MatMul.apply(stash, input, other)  # type: ignore[no-any-return, no-untyped-call]
+    return PlainMatMul.apply(stash, input, other)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def bmm(stash: Stash, input: Tensor, mat2: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def bmm(stash: Stash, input: Tensor, mat2: Tensor) -> Tensor:
     return matmul(stash, input, mat2)
 
 
-class MatMul(torch.autograd.Function):
+class PlainMatMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, a: Tensor, b: Tensor) -> Tensor:
         a_wanted, b_wanted = ctx.needs_input_grad[1:]
