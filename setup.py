@@ -46,7 +46,8 @@ X86 = (
         "gemm/bfloat16.cpp": [*AVX512, "-mavx512bf16"],
         "gemm/integer_avx2.cpp": [*AVX2, "-mfma"],
         "gemm/integer_avx512.cpp": [*AVX512, "-mavx512vnni"],
-        "attention.cpp": AVX512,
+        "attention/avx2.cpp": [*AVX2, "-mfma"],
+        "attention/avx512.cpp": AVX512,
         "linear.cpp": [],
     },
 )

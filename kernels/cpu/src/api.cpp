@@ -1,7 +1,7 @@
 // What Python calls (abi.h): addresses become pointers, and the call goes on to where the work is done.
 #include "api.h"
 
-#include "attention.h"
+#include "attention/attention.h"
 #include "codec/codec.h"
 #include "gemm/gemm.h"
 #include "linear.h"
@@ -132,16 +132,18 @@ void dsq_linear_backward(const LinearBackwardDesc* desc, address dy, address w, 
 
 #ifdef DSQ_X86
 
-int dsq_attention_usable() { return attention_usable(); }
+int dsq_attention_usable() { return attention_kernels() != nullptr; }
 
-int64_t dsq_attention_scratch(const AttentionDesc* desc, int backward) { return attention_scratch(*desc, backward); }
+int64_t dsq_attention_scratch(const AttentionDesc* desc, int backward) {
+  return attention_kernels()->scratch(*desc, backward != 0);
+}
 
 void dsq_attention_forward(const AttentionDesc* desc, const AttentionTensors* tensors, address scratch, int threads) {
-  attention_forward(*desc, *tensors, At{scratch}, threads);
+  attention_kernels()->forward(*desc, *tensors, At{scratch}, threads);
 }
 
 void dsq_attention_backward(const AttentionDesc* desc, const AttentionTensors* tensors, address scratch, int threads) {
-  attention_backward(*desc, *tensors, At{scratch}, threads);
+  attention_kernels()->backward(*desc, *tensors, At{scratch}, threads);
 }
 
 #else
