@@ -29,6 +29,7 @@ AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]
 SOURCES: dict[str, list[str]] = {
     "api.cpp": [],
     "threads.cpp": [],
+    "attention/attention.cpp": [],
     "codec/affine.cpp": [],
     "codec/codec.cpp": [],
     "codec/dispatch.cpp": [],

@@ -1,4 +1,4 @@
-"""PyTorch's fused attention on the CPU by the compiled kernels (src/attention.cpp).
+"""PyTorch's fused attention on the CPU by the compiled kernels (src/attention), for AVX-512 and for AVX2.
 
 PyTorch multiplies there by MKL, a call a block of keys, in 256-bit units on CPUs of other makers than Intel, and in
 bfloat16 by a primitive of oneDNN that it makes for each small product. These kernels replace PyTorch's behind the same
@@ -29,7 +29,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 @cache
 def attention(library: Library) -> "AttentionKernels | None":
     """The kernels of ``library``, one object for all; None where they do not run."""
-    return AttentionKernels(library) if library.c.dsq_attention_usable() else None
+    return AttentionKernels(library) if library.usable(library.c.dsq_attention) else None
 
 
 class AttentionKernels:

@@ -135,7 +135,7 @@ int64_t dsq_gemm_bfloat16_scratch(int64_t rows, int64_t columns, int64_t depth);
 void dsq_gemm_bfloat16(address a, int64_t a_row_stride, int64_t a_depth_stride, address b, int64_t b_depth_stride,
                        int64_t b_column_stride, address bias, address c, int64_t rows, int64_t columns, int64_t depth,
                        address scratch, int threads);
-int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, int box);
+int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, int a_bits, int b_bits, int box);
 /* Packed a and b with boxes of `box` values along the depth, or one scale each, of `kind` in enum Scales. `box` divides 256 and
    is a multiple of as many codes of the widest bits as 32 bits hold; a dot product over it must fit 32 bits. */
 void dsq_gemm_integer(address a_codes, address a_scales, int a_kind, int a_bits, int a_across, address b_codes,
@@ -149,8 +149,10 @@ void dsq_linear_forward(const LinearForwardDesc* desc, address x, address w, add
 void dsq_linear_backward(const LinearBackwardDesc* desc, address dy, address w, address codes, address scales,
                          address dx, address dw, address scratch, int threads, uint64_t seed);
 
-/* Whether this machine has the instructions, and PyTorch's own kernel may be slower. */
-int dsq_attention_usable(void);
+/* The name of attention's instruction set `index`, best first, or null past the last; `usable`: whether this machine has
+   it. The first of those serves, or what dsq_use_attention (for tests) was told. */
+const char* dsq_attention(int index, int* usable);
+void dsq_use_attention(int index);
 /* o and lse from q, k and v; the gradients from q, k, v and d_o. `scratch` has the floats that ..._scratch asks for, for
    each thread. */
 int64_t dsq_attention_scratch(const AttentionDesc* desc, int backward);

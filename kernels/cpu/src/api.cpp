@@ -32,12 +32,7 @@ int dsq_has_gemm(int gemm) {
   return gemm == GEMM_TORCH;
 }
 
-const char* dsq_integer_gemm(int index, int* usable) {
-  const IntegerGemm* gemm = integer_gemm(index);
-  if (!gemm) return nullptr;
-  *usable = gemm->usable();
-  return gemm->name;
-}
+const char* dsq_integer_gemm(int index, int* usable) { return integer_gemm_name(index, usable); }
 
 void dsq_use_integer_gemm(int index) { use_integer_gemm(index); }
 
@@ -106,8 +101,8 @@ void dsq_gemm_bfloat16(address a, int64_t a_row_stride, int64_t a_depth_stride, 
 #endif
 #if defined DSQ_X86 || defined DSQ_ARM
 
-int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, int box) {
-  return integer_gemm()->scratch({rows, columns, depth}, box);
+int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, int a_bits, int b_bits, int box) {
+  return integer_gemm()->scratch({rows, columns, depth}, a_bits, b_bits, box);
 }
 
 void dsq_gemm_integer(address a_codes, address a_scales, int a_kind, int a_bits, int a_across, address b_codes,
@@ -130,24 +125,18 @@ void dsq_linear_backward(const LinearBackwardDesc* desc, address dy, address w, 
 
 #endif
 
-#ifdef DSQ_X86
+const char* dsq_attention(int index, int* usable) { return attention_name(index, usable); }
 
-int dsq_attention_usable() { return attention_kernels() != nullptr; }
+void dsq_use_attention(int index) { use_attention(index); }
 
 int64_t dsq_attention_scratch(const AttentionDesc* desc, int backward) {
-  return attention_kernels()->scratch(*desc, backward != 0);
+  return attention_kernels().scratch(*desc, backward != 0);
 }
 
 void dsq_attention_forward(const AttentionDesc* desc, const AttentionTensors* tensors, address scratch, int threads) {
-  attention_kernels()->forward(*desc, *tensors, At{scratch}, threads);
+  attention_kernels().forward(*desc, *tensors, At{scratch}, threads);
 }
 
 void dsq_attention_backward(const AttentionDesc* desc, const AttentionTensors* tensors, address scratch, int threads) {
-  attention_kernels()->backward(*desc, *tensors, At{scratch}, threads);
+  attention_kernels().backward(*desc, *tensors, At{scratch}, threads);
 }
-
-#else
-
-int dsq_attention_usable() { return 0; }
-
-#endif

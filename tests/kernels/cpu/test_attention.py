@@ -10,11 +10,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import dsq
+from dsq.kernels.cpu.library import LIBRARY, library
 from dsq.kernels.dispatch import attention_gradients
 
-with dsq.fused_attention() as served:
-    if not served:
-        pytest.skip("PyTorch's own attention serves this machine", allow_module_level=True)
+if not LIBRARY.exists():
+    pytest.skip("the C++ kernels are not built", allow_module_level=True)
+KERNELS = library().usable(library().c.dsq_attention)
+if not KERNELS:
+    pytest.skip("PyTorch's own attention serves this machine", allow_module_level=True)
+
+
+@pytest.fixture(params=KERNELS, autouse=True)
+def kernels(request):
+    """Each of this machine's in turn."""
+    library().c.dsq_use_attention(KERNELS[request.param])
+    yield
+    library().c.dsq_use_attention(next(iter(KERNELS.values())))
+
 
 #: batches, heads, queries, keys, features of a head
 SHAPES = [(2, 3, 37, 53, 20), (1, 4, 128, 128, 64), (2, 2, 200, 200, 16), (1, 2, 33, 2500, 65), (3, 1, 1, 1, 1)]

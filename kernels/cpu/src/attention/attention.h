@@ -5,16 +5,15 @@
 
 // One instruction set's kernels.
 struct AttentionKernels {
+  const char* name;
   bool (*usable)();
-  // Floats of scratch memory for each thread; likewise below.
-  int64_t (*scratch)(const AttentionDesc& desc, bool backward);
+  int64_t (*scratch)(const AttentionDesc& desc, bool backward);  // floats for each thread; likewise below
   void (*forward)(const AttentionDesc& desc, const AttentionTensors& tensors, float* scratch, int threads);
   void (*backward)(const AttentionDesc& desc, const AttentionTensors& tensors, float* scratch, int threads);
 };
 extern const AttentionKernels ATTENTION_AVX512, ATTENTION_AVX2;
 
-// The best that this machine has the instructions of, or null.
-inline const AttentionKernels* attention_kernels() {
-  if (ATTENTION_AVX512.usable()) return &ATTENTION_AVX512;
-  return ATTENTION_AVX2.usable() ? &ATTENTION_AVX2 : nullptr;
-}
+// What abi.h says of dsq_attention and dsq_use_attention; and those that serve.
+const char* attention_name(int index, int* usable);
+void use_attention(int index);
+const AttentionKernels& attention_kernels();

@@ -4,4 +4,4 @@
 
 static bool usable() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
-const AttentionKernels ATTENTION_AVX2 = attention_kernels(usable);
+const AttentionKernels ATTENTION_AVX2 = kernels_of("avx2", usable);

@@ -7,4 +7,4 @@ static bool usable() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-const AttentionKernels ATTENTION_AVX512 = attention_kernels(usable);
+const AttentionKernels ATTENTION_AVX512 = kernels_of("avx512", usable);

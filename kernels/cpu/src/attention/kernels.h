@@ -341,8 +341,8 @@ void attention_backward(const AttentionDesc& desc, const AttentionTensors& tenso
   else each_head<backward_head<bf16>>(desc, tensors, scratch, threads);
 }
 
-constexpr AttentionKernels attention_kernels(bool (*usable)()) {
-  return {usable, attention_scratch, attention_forward, attention_backward};
+constexpr AttentionKernels kernels_of(const char* name, bool (*usable)()) {
+  return {name, usable, attention_scratch, attention_forward, attention_backward};
 }
 
 }  // namespace

@@ -112,7 +112,7 @@ struct BoxTile {
   int rows, columns;
 };
 
-template <bool OFFSETS> int64_t scratch_of(GemmSize size, int box) {
+template <bool OFFSETS> int64_t scratch_of(GemmSize size, int, int, int box) {
   const Panels a(size.rows, size.depth, box, false, nullptr), b(size.columns, size.depth, box, OFFSETS, a.end);
   return (int64_t)b.end;
 }

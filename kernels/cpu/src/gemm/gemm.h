@@ -44,14 +44,13 @@ struct IntegerGemm {
   const char* name;
   bool (*usable)();
   bool (*fits)(int a_bits, int b_bits, int box);  // of boxes that divide 256
-  int64_t (*scratch)(GemmSize size, int box);
+  int64_t (*scratch)(GemmSize size, int a_bits, int b_bits, int box);
   void (*multiply)(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias,
                    const Result& c, GemmSize size, uint32_t* scratch, int threads);
 };
 extern const IntegerGemm INTEGER_AVX512, INTEGER_AVX2, INTEGER_NEON;
 
-// Best first; null past the last.
-const IntegerGemm* integer_gemm(int index);
-// The one that multiplies: the best that this machine has, or what use_integer_gemm was told; null where there is none.
-const IntegerGemm* integer_gemm();
+// What abi.h says of dsq_integer_gemm and dsq_use_integer_gemm; and the one that multiplies, or null.
+const char* integer_gemm_name(int index, int* usable);
 void use_integer_gemm(int index);
+const IntegerGemm* integer_gemm();

@@ -1,6 +1,5 @@
 // Which machine's instructions multiply packed codes.
-#include <atomic>
-
+#include "../choice.h"
 #include "gemm.h"
 
 namespace {
@@ -13,23 +12,10 @@ const IntegerGemm* const GEMMS[] = {
 #endif
     nullptr,
 };
-constexpr int COUNT = sizeof GEMMS / sizeof *GEMMS - 1;
-
-const IntegerGemm* best() {
-  for (const IntegerGemm* const* gemm = GEMMS; *gemm; gemm++)
-    if ((*gemm)->usable()) return *gemm;
-  return nullptr;
-}
-
-std::atomic<const IntegerGemm*> used{nullptr};
+Choice<IntegerGemm> choice(GEMMS);
 
 }  // namespace
 
-const IntegerGemm* integer_gemm(int index) { return index < COUNT ? GEMMS[index] : nullptr; }
-
-const IntegerGemm* integer_gemm() {
-  if (!used) used = best();
-  return used;
-}
-
-void use_integer_gemm(int index) { used = GEMMS[index]; }
+const char* integer_gemm_name(int index, int* usable) { return choice.name(index, usable); }
+void use_integer_gemm(int index) { choice.use(index); }
+const IntegerGemm* integer_gemm() { return choice.best(); }

@@ -300,16 +300,17 @@ bool usable() {
 
 bool fits(int, int, int box) { return box % 2 == 0; }
 
-int64_t scratch_of(GemmSize size, int box) {
-  const int64_t as_int8 = Scratch(size, box, STEPS<true>).bytes(), as_int16 = Scratch(size, box, STEPS<false>).bytes();
-  return as_int8 > as_int16 ? as_int8 : as_int16;
+bool as_int8(int a_bits, int b_bits, int box) { return a_bits <= 8 && b_bits <= 8 && box % 4 == 0; }
+
+int64_t scratch_of(GemmSize size, int a_bits, int b_bits, int box) {
+  return Scratch(size, box, as_int8(a_bits, b_bits, box) ? STEPS<true> : STEPS<false>).bytes();
 }
 
 void gemm(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias, const Result& c,
           GemmSize size, uint32_t* scratch, int threads) {
   IntegerOperand A{packed(a, box, one_scale, size.rows, size.depth)};
   IntegerOperand B{packed(b, box, one_scale, size.columns, size.depth)};
-  const bool int8 = a.bits <= 8 && b.bits <= 8 && box % 4 == 0;
+  const bool int8 = as_int8(a.bits, b.bits, box);
   // In panels of int16 A's codes leave no room.
   auto fold = [&](IntegerOperand& x, const IntegerOperand& other) {
     const int sum_bits = x.folded_bits() + other.integer_bits() - 2 + __builtin_ctz((unsigned)box);
