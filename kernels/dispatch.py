@@ -82,7 +82,7 @@ def fused_attention() -> Iterator[bool]:
     wrap the training loop, forward and backward.
 
     In float32 and bfloat16, causal or not; masks, dropout and fewer heads than threads stay PyTorch's. Sums are float32
-    in another order than PyTorch's. Gives whether the kernels serve this machine: a CPU with AVX-512
+    in another order than PyTorch's. Gives whether the kernels serve this machine: a CPU with AVX2
     (docs/performance.md).
     """
     attention = backend_for(torch.device("cpu")).attention
