@@ -6,7 +6,7 @@ A model                conversion.py, layers/; left_plain.py, coverage.py and gr
 The operations         linear.py (the idea on one screen), functional.py, packing.py; below: quantizers.py, ops/,
                        kernels/, formats/
 What autograd saves    stash/
-Around it              integrations/, workload/ and calibration/ (for dsq-cost), command/, arguments.py;
+Around it              integrations/, workload/ (for dsq-cost), command.py, arguments.py;
                        process_memory.py (freed memory goes back to the system)
 """
 

@@ -65,7 +65,7 @@ def differing(**results: tuple[Tensor, Tensor]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class CodecCase:
     """One tensor, one format, one rounding."""
 
     shape: tuple[int, ...]
@@ -81,7 +81,7 @@ class Case:
         return f"{shape} dim {self.dim} {self.format} {types} seed {self.seed}"
 
 
-def cases(backend: Backend, rows: int = 21, columns: int = 140) -> Iterator[Case]:
+def cases(backend: Backend, rows: int = 21, columns: int = 140) -> Iterator[CodecCase]:
     """Yield the widths, axes, roundings and types of each format that the backend serves, and shapes that tiles, boxes
     and bytes do not divide."""
     for kind in sorted(backend.formats, key=lambda kind: kind.name):
@@ -91,41 +91,41 @@ def cases(backend: Backend, rows: int = 21, columns: int = 140) -> Iterator[Case
             yield from _cases_of_fixed_point(rows, columns)
 
 
-def _cases_of_boxes(format: Callable[..., Format], rows: int, columns: int) -> Iterator[Case]:
+def _cases_of_boxes(format: Callable[..., Format], rows: int, columns: int) -> Iterator[CodecCase]:
     ragged, even = (rows, columns), (2, 16 * (rows // 16), 128 * max(columns // 128, 1))
     for bits in range(2, 17):
         into, out = DTYPES[bits % 3], DTYPES[(bits // 3) % 3]
         for dim in (-1, -2):
-            yield Case(ragged, dim, format(bits, 16), into, out, seed=bits)
-            yield Case(even, dim, format(bits, 16), out, into)
+            yield CodecCase(ragged, dim, format(bits, 16), into, out, seed=bits)
+            yield CodecCase(even, dim, format(bits, 16), out, into)
     for bits in (2, 4, 8, 16):
-        yield Case(even, -1, format(bits, 16), seed=2**40 + bits)
-        yield Case((rows, 8 * columns), -1, format(bits, 8), torch.bfloat16, torch.bfloat16)
+        yield CodecCase(even, -1, format(bits, 16), seed=2**40 + bits)
+        yield CodecCase((rows, 8 * columns), -1, format(bits, 8), torch.bfloat16, torch.bfloat16)
     for box in (1, 2, 5, 8, 12, 32, 64, 100, 128, 200):
-        yield Case(ragged, -1, format(4, box), seed=-box)
-        yield Case(ragged, -2, format(3, box), torch.bfloat16)
+        yield CodecCase(ragged, -1, format(4, box), seed=-box)
+        yield CodecCase(ragged, -2, format(3, box), torch.bfloat16)
     odd = (((), -1), ((1,), 0), ((300,), 0), ((rows, 1), 0), ((1, columns), 0), ((0, 16), -1), ((16, 0), 0))
     for shape, dim in odd:
-        yield Case(shape, dim, format(4, 16))
+        yield CodecCase(shape, dim, format(4, 16))
     for dim in range(3):
-        yield Case((2, *ragged), dim, format(4, 16), seed=dim)
-    yield Case((4, rows, 2, 40), 1, format(4, 16))
+        yield CodecCase((2, *ragged), dim, format(4, 16), seed=dim)
+    yield CodecCase((4, rows, 2, 40), 1, format(4, 16))
 
 
-def _cases_of_fixed_point(rows: int, columns: int) -> Iterator[Case]:
+def _cases_of_fixed_point(rows: int, columns: int) -> Iterator[CodecCase]:
     for exponent in (None, 3, -127, 127):
         four, eight, sixteen = (
             FixedPoint(bits, None if exponent is None else bits - 2 - exponent) for bits in (4, 8, 16)
         )
-        yield Case((rows, columns), -1, eight)
-        yield Case((3, rows, columns), 0, sixteen, torch.float16, torch.bfloat16, seed=1)
-        yield Case((rows, 128), -1, four, torch.bfloat16, torch.float16, seed=2)
+        yield CodecCase((rows, columns), -1, eight)
+        yield CodecCase((3, rows, columns), 0, sixteen, torch.float16, torch.bfloat16, seed=1)
+        yield CodecCase((rows, 128), -1, four, torch.bfloat16, torch.float16, seed=2)
     for shape in ((), (1,), (300,), (rows, 1), (1, columns), (0, 16), (16, 0)):
-        yield Case(shape, -1, FixedPoint(5), seed=3)
-    yield Case((rows, 40), 1, FixedPoint(4))
+        yield CodecCase(shape, -1, FixedPoint(5), seed=3)
+    yield CodecCase((rows, 40), 1, FixedPoint(4))
 
 
-def edges(case: Case) -> Tensor:
+def edges(case: CodecCase) -> Tensor:
     """A tensor whose patches hold ordinary values over many binades, ties, subnormals, zeros of both signs, the largest
     values, and NaN and infinities (one patch in eight, so that most boxes are finite)."""
     generator = torch.Generator().manual_seed(case.format.bits)
@@ -150,7 +150,7 @@ def edges(case: Case) -> Tensor:
     return x.reshape(case.shape).to(case.dtype)
 
 
-def disagreements(backend: Backend, case: Case, device: torch.device, x: Tensor | None = None) -> str:
+def disagreements(backend: Backend, case: CodecCase, device: torch.device, x: Tensor | None = None) -> str:
     """The operations in which ``backend`` on ``device`` differs from the reference on the CPU: "" where every bit
     agrees. ``x``: a tensor of the case's shape and dtype; None: ``edges``."""
     x, how = edges(case) if x is None else x, (case.format, Layout.of(case.shape, case.dim))
@@ -191,7 +191,7 @@ def mask_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple
     """Try the masks: yield what was tried, and where ``backend`` differs from the reference ("": nowhere)."""
     limits = (0.0, math.nan, True), (-0.1, 0.1, False), (-math.inf, 0.0, True)
     for dtype, count, given in itertools.product((*DTYPES, torch.bool), (0, 1, 8, 31, 2048, 4100), limits):
-        x = edges(Case((count,), -1, BFP(4, 16), torch.float32 if dtype is torch.bool else dtype)).to(dtype)
+        x = edges(CodecCase((count,), -1, BFP(4, 16), torch.float32 if dtype is torch.bool else dtype)).to(dtype)
         bits = REFERENCE.pack_mask(x, *given)
         pairs = {"pack": (bits, backend.pack_mask(x.to(device), *given))}
         if dtype is not torch.bool:
@@ -217,7 +217,7 @@ _AFFINE = (
 def affine_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
     """Try affine codes: yield what was tried, and in which operations ``backend`` differs from the reference."""
     for (count, groups), bits, dtype in itertools.product(_AFFINE, range(1, 9), DTYPES):
-        x, seed = edges(Case((count,), -1, BFP(4, 16), dtype)), None if bits % 3 == 0 else 2**33 + bits
+        x, seed = edges(CodecCase((count,), -1, BFP(4, 16), dtype)), None if bits % 3 == 0 else 2**33 + bits
         before = torch.linspace(0.01, 3, 2 * groups.number).view(2, -1)
         before[:, ::3] = torch.nan  # groups that no tensor was seen of
         own = bits % 2 == 0 and groups.run * groups.number >= count  # else in running ranges: values lie outside

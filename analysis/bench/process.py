@@ -61,7 +61,7 @@ NEAR = 1 / 32
 
 
 @dataclass(frozen=True)
-class Case:
+class ProcessCase:
     """A row to measure. ``size``: blocks, width, tokens, vocabulary."""
 
     setup: str
@@ -83,8 +83,12 @@ class Case:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=count, nargs="+", default=[8, 16, 32], help="sequences (default: 8 16 32)")
-    parser.add_argument("--size", type=count, nargs=4, default=Case.size, help="blocks, width, tokens, vocabulary")
-    parser.add_argument("--steps", type=count, default=Case.steps, help="steps that are timed (default: %(default)s)")
+    parser.add_argument(
+        "--size", type=count, nargs=4, default=ProcessCase.size, help="blocks, width, tokens, vocabulary"
+    )
+    parser.add_argument(
+        "--steps", type=count, default=ProcessCase.steps, help="steps that are timed (default: %(default)s)"
+    )
     parser.add_argument("--only", default="", help="regular expression: rows in whose name it is found")
     parser.add_argument("--largest", type=float, metavar="GIB", help="find the largest batch that fits, instead")
 
@@ -111,19 +115,21 @@ def run(options: argparse.Namespace) -> None:
         print(f"written: {options.out / 'front.png'}")
 
 
-def cases(options: argparse.Namespace) -> list[Case]:
+def cases(options: argparse.Namespace) -> list[ProcessCase]:
     """The rows that ``--only`` finds; ValueError where it finds none."""
     batches = options.batches[:1] if options.largest else options.batches
     names = [(setup, loss, setting) for setup in SETUPS for loss in LOSSES for setting in SETTINGS]
     rest = tuple(options.size), options.threads or 1, options.steps
-    found = [Case(*name, batch, *rest) for batch in batches for name in names]
+    found = [ProcessCase(*name, batch, *rest) for batch in batches for name in names]
     found = [case for case in found if re.search(options.only, case.name)]
     if not found:
-        raise ValueError(f"--only {options.only!r} finds no row; rows are called as in {Case(*names[0], 1).name!r}")
+        raise ValueError(
+            f"--only {options.only!r} finds no row; rows are called as in {ProcessCase(*names[0], 1).name!r}"
+        )
     return found
 
 
-def measured(case: Case) -> dict[str, float]:
+def measured(case: ProcessCase) -> dict[str, float]:
     """Call ``measure`` in a process of its own. Raises ValueError with its last words if it fails."""
     allocator = "0" if case.setting == "none" else "1"
     environment = {**os.environ, "OMP_NUM_THREADS": str(case.threads), "DSQ_ALLOCATOR": allocator}
@@ -135,7 +141,7 @@ def measured(case: Case) -> dict[str, float]:
     return found
 
 
-def largest(case: Case, limit: float) -> int:
+def largest(case: ProcessCase, limit: float) -> int:
     """The largest batch whose process stays within ``limit`` MiB, a few per cent too small at most; 0: not even one."""
     fits, over, batch = 0, sys.maxsize, case.batch
     while over - fits > max(1, fits * NEAR):
@@ -164,7 +170,7 @@ DRAWN = {
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw memory against time of a step, from the rows of the README: batch 16, freed memory given back."""
     figure, axes = plt.subplots(figsize=(7, 3.4))
-    chosen = Case("", "in chunks", "first", 16).labels
+    chosen = ProcessCase("", "in chunks", "first", 16).labels
     for row in rows:
         if row["setup"] not in DRAWN or any(row[name] != chosen[name] for name in KEYS if name != "setup"):
             continue
@@ -183,7 +189,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 # ---- the process of a row ----
 
 
-def training(case: Case) -> tuple[Callable[[], Tensor], nn.Module]:
+def training(case: ProcessCase) -> tuple[Callable[[], Tensor], nn.Module]:
     """The loss of a batch, and the model."""
     blocks, width, tokens, vocabulary = case.size
     model = GPT(vocabulary, tokens, width, blocks, max(1, width // 64), 0.0, tied=False)
@@ -201,7 +207,7 @@ def training(case: Case) -> tuple[Callable[[], Tensor], nn.Module]:
     return loss, model
 
 
-def measure(case: Case) -> dict[str, float]:
+def measure(case: ProcessCase) -> dict[str, float]:
     """MiB of the resident set's high-water mark above the state before the first step (parameters, AdamW's moments and
     the batch exist). Besides, MiB of the whole process at that mark, and the median of the seconds of a step: of CPU
     time on one thread.
@@ -235,4 +241,4 @@ def measure(case: Case) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(Case(**json.loads(sys.argv[1])))))
+    print(json.dumps(measure(ProcessCase(**json.loads(sys.argv[1])))))

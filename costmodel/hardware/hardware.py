@@ -29,8 +29,9 @@ SMALLEST, LARGEST = 1e-30, 1e30
 class Efficiency:
     """Shares of a device's rates that a step reaches: the constants of the time model.
 
-    `analysis.published fit`, of commit 42c1cfa6, fitted `memory` and `exposed`, and the share of attention that the files of the
-    A100 and the H100 state, to one half of the published trainings; the other half judges them (docs/cost-model.md).
+    `analysis.published fit` of commit 42c1cfa6 fitted `memory` and `exposed`, and the share of attention that the files
+    of the A100 and the H100 state, to one half of the published trainings; the other half judges them
+    (docs/cost-model.md).
     """
 
     #: rate at which a step's kernels move tensors, as a share of the file's bandwidth: some move more than the ledger's

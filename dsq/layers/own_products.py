@@ -44,11 +44,10 @@ class OwnProducts(Mixed, Quantised, nn.Module):
     def forward(self, *args: Any, **keywords: Any) -> Any:
         if self.idle or self.evaluates_plain:
             return super().forward(*args, **keywords)
-        found: list[int] = []
-        with Products(self.quantizers, matrices(self), self.conversion.get("attention", False), found):
+        with Products(self.quantizers, matrices(self), self.conversion.get("attention", False)) as products:
             result = super().forward(*args, **keywords)
         if not torch.compiler.is_compiling():
-            self.idle, self.small = not found, sum(found)
+            self.idle, self.small = not products.multiplied, products.small
         return result
 
 
@@ -59,19 +58,18 @@ class OwnAttention(Mixed, nn.Module):
         layer = next((layer for layer in self.modules() if isinstance(layer, Quantised)), None)
         if layer is None or layer.evaluates_plain:
             return super().forward(*args, **keywords)
-        with Products(layer.quantizers, [], True, []):
+        with Products(layer.quantizers, [], True):
             return super().forward(*args, **keywords)
 
 
 class Products(TorchFunctionMode):
-    """Quantises products with ``weights``, and of two activations if ``attending``.
+    """Quantises products with ``weights``, and of two activations if ``attending``."""
 
-    ``found`` takes note of each: FLOPs that stay plain, as they are SMALL.
-    """
-
-    def __init__(self, quantizers: Quantizers, weights: list[Any], attending: bool, found: list[int]) -> None:
+    def __init__(self, quantizers: Quantizers, weights: list[Any], attending: bool) -> None:
         super().__init__()
-        self.quantizers, self.weights, self.attending, self.found = quantizers, weights, attending, found
+        self.quantizers, self.weights, self.attending = quantizers, weights, attending
+        self.multiplied = False  #: there was such a product
+        self.small = 0  #: FLOPs of those that stay plain, as they are SMALL
 
     @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -79,7 +77,7 @@ class Products(TorchFunctionMode):
         quantised = _QUANTISED.get(func)
         result = None if quantised is None else quantised(self, *args, **kwargs)
         if result is not None:
-            self.found.append(0)
+            self.multiplied = True
             return result
         if func is Tensor.unflatten:  # a Python function that a compiler does not trace under a mode
             func = torch.unflatten
@@ -129,7 +127,7 @@ class Products(TorchFunctionMode):
         """Return whether ``rows`` by a matrix, the last two axes of ``w_NK``, is SMALL, and take note."""
         small = rows * w_NK.shape[-2] * w_NK.shape[-1] < SMALL
         if small:
-            self.found.append(2 * rows * w_NK.numel())
+            self.small += 2 * rows * w_NK.numel()
         return small
 
     def _one(self, x: Tensor, w_NK: Tensor) -> Tensor:

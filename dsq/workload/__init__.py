@@ -3,8 +3,10 @@
 workload = dsq.workload.trace(model, tokens)
 json.dump(workload, open("model.json", "w"))      # dsq-cost estimate "[16,4,4,16]" --workload model.json
 
-recorder.py    sees the linears and the operations that a forward runs
-operations.py  what each operation is recorded as
+recorder.py         sees the linears and the operations that a forward runs
+operations.py       what each operation is recorded as
+of_transformers.py  the workload of a config.json
+calibration.py      times of this machine
 """
 
 import math

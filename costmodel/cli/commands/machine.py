@@ -36,7 +36,7 @@ def _measure(device: str | None) -> dict[str, Any]:
     """Measure this machine. Raises ValueError where there is no torch, or no such device."""
     try:
         torch = import_module("torch")
-        calibration = import_module("dsq.calibration")
+        calibration = import_module("dsq.workload.calibration")
     except ImportError as error:
         raise ValueError(f"calibrate measures with torch, which cannot be imported: {error}") from None
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -5,7 +5,7 @@ import pytest
 
 from analysis.bench import process
 from analysis.bench.__main__ import main
-from analysis.bench.process import Case, largest
+from analysis.bench.process import ProcessCase, largest
 
 TINY = ["process", "--size", "1", "64", "32", "100", "--batches", "2", "--steps", "1"]
 
@@ -30,6 +30,6 @@ def test_the_largest_batch_is_found_by_what_the_process_takes(limit, expected, m
         return {"above MiB": 10.0 * case.batch + 0.01, "process MiB": 300 + 10.0 * case.batch}
 
     monkeypatch.setattr(process, "measured", of_a_known_size)
-    found = largest(Case("fp32", "usual", "none", 16), limit)
+    found = largest(ProcessCase("fp32", "usual", "none", 16), limit)
     assert expected * (1 - process.NEAR) - 1 <= found <= expected
     assert len(asked) < 8

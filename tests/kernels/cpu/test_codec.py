@@ -9,7 +9,14 @@ import torch
 
 from dsq.formats import BFP, FixedPoint, Layout, SignedBFP, SignedNVInt
 from dsq.kernels.backend import Dtypes, Groups, Layer, LinearMatMuls, MatMul, Operand
-from dsq.kernels.conformance import Case, disagreements, failures, linear_disagreements, mask_disagreements, same_bits
+from dsq.kernels.conformance import (
+    CodecCase,
+    disagreements,
+    failures,
+    linear_disagreements,
+    mask_disagreements,
+    same_bits,
+)
 from dsq.kernels.cpu.backend import backend
 from dsq.kernels.cpu.codec import CodecKernels
 from dsq.kernels.cpu.library import LIBRARY, library
@@ -45,7 +52,7 @@ def flipping(operation):
 
 @pytest.mark.parametrize("operation", ["pack", "quantize", "unpack", "pack_mask", "unpack_mask", "apply_mask"])
 def test_the_suite_notices_one_wrong_bit(operation):
-    case = Case((3, 40), -1, BFP(4, 16))
+    case = CodecCase((3, 40), -1, BFP(4, 16))
     wrong = [disagreements(flipping(operation), case, CPU)]
     wrong += [differs for _, differs in mask_disagreements(flipping(operation), CPU)]
     assert any(wrong)
@@ -93,7 +100,7 @@ def test_a_layer_s_stash_rounds_by_its_own_random_numbers():
 
 
 def assert_agrees(isa, x, fmt, dim, seed=None, out=torch.float32):
-    case = Case(tuple(x.shape), dim, fmt, x.dtype, out, seed)
+    case = CodecCase(tuple(x.shape), dim, fmt, x.dtype, out, seed)
     assert disagreements(backend(isa), case, CPU, x) == "", case
 
 

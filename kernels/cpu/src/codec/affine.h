@@ -80,7 +80,7 @@ template <class T> void extents_of(const AffineDesc& p, const T* x, float* low, 
   for (int64_t g = begin; g < end; g++) found[g - begin].write_to(low + g, high + g);
 }
 
-// Of groups begin..end, at most AFFINE_GROUPS.
+// Finds the extents of groups begin..end, at most AFFINE_GROUPS.
 void affine_extents(const AffineJob& job, int64_t begin, int64_t end) {
   const AffineDesc& p = *job.desc;
   switch (p.dtype) {
@@ -150,7 +150,7 @@ template <bool STOCHASTIC> void affine_encode(const AffineJob& job, int64_t begi
   }
 }
 
-// Of tiles begin..end.
+// Codes tiles begin..end.
 void affine_pack(const AffineJob& job, int64_t begin, int64_t end) {
   job.desc->stochastic ? affine_encode<true>(job, begin, end) : affine_encode<false>(job, begin, end);
 }

@@ -183,7 +183,7 @@ INLINE void unpack_eight(const uint8_t* in, int bits, int16_t* code) {
 }
 #endif
 
-// What turns a tile's bytes into codes, whatever their width: each lane fetches the bytes that hold its code, shifts
+// Turns a tile's bytes into codes of any width: each lane fetches the bytes that hold its code, shifts
 // the code to the top, and back with its sign. Reads up to 16 bytes beyond the tile's.
 class Unpacker {
  public:

@@ -12,10 +12,10 @@ constexpr int TILE = 64;
 // Columns that random numbers are drawn for at a time, and the least that a task takes.
 constexpr int CHUNK = 128;
 // Chunks that go through one stage of the work before any goes through the next: from load to store a value passes a
-// long chain of dependent instructions, and a processor overlaps only the short chains of one stage well. What is read
-// twice is still in the first-level cache.
+// long chain of dependent instructions, and a processor overlaps only the short chains of one stage well. Values that
+// are read twice are still in the first-level cache.
 constexpr int BATCH = 8, BATCH_COLUMNS = BATCH * CHUNK;
-// The same of boxes along the rows, which are to stay in that cache too.
+// The same for boxes along the rows, which are to stay in that cache too.
 constexpr int BATCH_OF_ROWS = 4;
 
 // The largest magnitudes of boxes, as bits: the largest of all and the smallest that is not 0.

@@ -38,8 +38,8 @@ INLINE U64 interleave_low_halves(U64 even, U64 odd) {
 #endif
 }
 
-// A tile's random numbers. Columns 16j..16j+15 own the low (j even) or high (j odd) halves of words[j / 2]. What is
-// kept of a number k is 2^16 - 1 - k, which rounding has more use for.
+// A tile's random numbers. Columns 16j..16j+15 own the low (j even) or high (j odd) halves of words[j / 2]. A number k
+// is kept as 2^16 - 1 - k, which rounding has more use for.
 struct Numbers {
   alignas(64) uint32_t words[2][16];
 

@@ -15,9 +15,9 @@ INLINE int least_ordinary(int bits, bool stochastic) { return bits - 1 + (stocha
 // AVX-512 rounds stochastically in units of 2^-16.
 template <bool STOCHASTIC> constexpr int FRACTION_BITS = STOCHASTIC && LANES == 16 ? 16 : 0;
 
-// What takes the values of a box with an ordinary exponent to codes (up, with the fraction) and back (step); or, where
-// values are rounded to nearest and wanted as values, to these at once: adding `shift`, whose last bit is the step,
-// rounds as the processor does, subtracting it leaves the rounded value, and `most` is the largest.
+// The factors of a box with an ordinary exponent, which take values to codes (up, with the fraction) and back (step).
+// Where values are rounded to nearest and wanted as values, they give these at once: adding `shift`, whose last bit is
+// the step, rounds as the processor does, subtracting it leaves the rounded value, and `most` is the largest.
 template <bool STOCHASTIC, bool VALUES>
 INLINE void ordinary_factors(I exponent, int bits, F& up_or_shift, F& step_or_most) {
   const I step = (exponent - (bits - 2)) << 23;
@@ -67,14 +67,14 @@ template <class Grid, bool VALUES> struct FactorsOfGroups {
     }
     ordinary = !any(unusual);
   }
-  // Of a vector of the tile whose first group this is.
+  // The factors of a vector of the tile whose first group is `group`.
   INLINE Factors of(int64_t group, int vector) const {
     const int64_t g = group + vector * LANES / 16;
     return {splat(up_or_shift[g]), splat(step_or_most[g])};
   }
 };
 
-// What takes LANES values under any stored exponents to codes and back. Either direction may pass the range of a
+// The factors that take LANES values under any stored exponents to codes and back. Either direction may pass the range of a
 // float's exponent, so each is two factors. All are NaN at NAN_EXPONENT, so that no loop has to test for it.
 struct AnyFactors {
   F up, up_more, down, down_more;
@@ -161,7 +161,7 @@ template <bool STOCHASTIC> struct PowerGrid {
   explicit PowerGrid(const CodecJob& job)
       : bits(job.desc->bits), least(least_ordinary(job.desc->bits, STOCHASTIC)) {}
   SignAndMagnitude codes() const { return {splat((float)((1 << (bits - 1)) - 1))}; }
-  // What the scale of a box is made of: values compare by it.
+  // The key by which values compare: the scale of a box is made of the largest.
   static INLINE I key_of(F x) { return magnitude_bits(x); }
   INLINE I scales_of(I key) const { return key >> 23; }
   INLINE I not_ordinary(I scale) const { return ::not_ordinary(scale, least); }

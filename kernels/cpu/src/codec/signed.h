@@ -6,7 +6,7 @@
 
 namespace {
 
-// What multiplies instead of dividing by the step; 0 for a step of 0.
+// The factor that values are multiplied by instead of divided by the step; 0 for a step of 0.
 INLINE F inverse_of(F step) { return (F)((I)(splat(1.0f) / step) & (step != F{})); }
 
 // As AnyFactors.

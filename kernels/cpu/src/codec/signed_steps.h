@@ -6,7 +6,7 @@
 
 namespace {
 
-// Of a scale: the step is negative, as the box's largest value is positive.
+// The bit of a scale that says that the step is negative, as the box's largest value is positive.
 constexpr int STEP_IS_NEGATIVE = 128;
 
 // Scales of a power of two (SIGNED_POWER): 7 bits of exponent, biased; the last stands for NaN.

@@ -10,9 +10,9 @@ from costmodel.model.ledger import POINTWISE
 from costmodel.model.methods import Setup
 from costmodel.model.roofline import TIMED_AS, evaluate
 from costmodel.workloads.named import load_workload
-from dsq import calibration
 from dsq.formats import BFP, Identity
 from dsq.precision import Precision
+from dsq.workload import calibration
 
 
 @pytest.fixture
