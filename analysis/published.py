@@ -1,17 +1,16 @@
 """Trainings that others published, against dsq-cost's prediction of them.
 
-    python -m analysis.published fit      the constants that bring half of MPT's trainings nearest to their prediction
-    python -m analysis.published judge    every prediction beside what was published, the other half first; a picture
+    python -m analysis.published judge    every prediction beside what was published; a picture
 
 analysis/results/published_runs.csv: 108 trainings of MPT (table "mpt": mosaicml/llm-foundry) and 55 of others (table
-"others", second-hand). The rule of exclusion and the seed below were committed before anything was fitted.
+"others", second-hand). The rule of exclusion and the seed below were committed before anything was fitted: four constants
+of the hardware files, to half of MPT's trainings, by `analysis.published fit` of commit 42c1cfa6.
 """
 
 import csv
 import random
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import numpy.typing as npt
 
 from analysis import ROOT
 from analysis.figures import BLUE, GREY, ORANGE, look, save
@@ -187,51 +185,6 @@ def _profile(name: str) -> Hardware:
     return load_hardware(name)
 
 
-#: a constant's name -> the hardware with it at another value
-CONSTANTS: dict[str, Callable[[Hardware, float], Hardware]] = {
-    "memory": lambda hardware, value: replace(hardware, efficiency=replace(hardware.efficiency, memory=value)),
-    "exposed": lambda hardware, value: replace(hardware, efficiency=replace(hardware.efficiency, exposed=value)),
-    "attention, A100": lambda hardware, value: _attention(hardware, "A100", value),
-    "attention, H100": lambda hardware, value: _attention(hardware, "H100", value),
-}
-#: ratio of predicted to published beyond which a row counts less (a pseudo-Huber loss)
-OUTLIER = 0.15
-Vector = npt.NDArray[np.float64]
-
-
-def _attention(hardware: Hardware, device: str, value: float) -> Hardware:
-    return replace(hardware, attention=value) if device in hardware.name else hardware
-
-
-def fit(fitted: list[PublishedRun]) -> dict[str, float]:
-    """The constants that minimise the logarithms of predicted over published throughput (Levenberg, Marquardt)."""
-
-    def losses(logs: Vector) -> Vector:
-        errors = []
-        for run in fitted:
-            hardware = _profile(run.hardware)
-            for change, value in zip(CONSTANTS.values(), np.exp(logs), strict=True):
-                hardware = change(hardware, float(value))
-            errors.append(np.log(run.predicted(hardware) / run.published))
-        found = np.array(errors)
-        return np.sign(found) * OUTLIER * np.sqrt(2 * (np.hypot(1, found / OUTLIER) - 1))
-
-    logs, damping, step = np.log(np.full(len(CONSTANTS), 0.4)), 1e-2, 1e-3
-    now = losses(logs)
-    for _ in range(15):
-        slopes = np.array([(losses(logs + step * one) - now) / step for one in np.eye(len(logs))]).T
-        move = np.linalg.solve(slopes.T @ slopes + damping * np.eye(len(logs)), -slopes.T @ now)
-        new = losses(logs + move)
-        better = new @ new < now @ now
-        damping *= 0.3 if better else 10
-        if better:
-            settled = now @ now - new @ new < 1e-6
-            logs, now = logs + move, new
-            if settled:
-                break
-    return dict(zip(CONSTANTS, np.exp(logs).tolist(), strict=True))
-
-
 #: how the trainings are drawn: MPT's that were not fitted, the others', and those that were fitted
 HALVES = {"judging": (BLUE, "o"), "others": (ORANGE, "s"), "fitted": (GREY, "x")}
 
@@ -295,16 +248,13 @@ def worst(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m analysis.published", description=__doc__)
-    parser.add_argument("task", choices=("fit", "judge"))
-    options = parser.parse_args(argv)
-    return guarded(parser.prog, lambda: run(options.task))
+    parser.add_argument("task", choices=("judge",))
+    parser.parse_args(argv)
+    return guarded(parser.prog, judge)
 
 
-def run(task: str) -> None:
-    if task == "fit":
-        for name, value in fit([one for one in runs() if one.half == "fitted"]).items():
-            print(f"{name}: {value:.3f}")
-        return
+def judge() -> None:
+    """Write the results and the picture, and print how far off the predictions are."""
     records = [judged(one) for one in runs()]
     write_text(RESULTS, as_csv(records, ".4g"))
     draw(records, PICTURE)

@@ -4,16 +4,11 @@
 
 A table stands between two comments of a page, of which the first says what it is:
 
-    <!-- table: paper multi30k.csv multi30k_schedules 1 -->   a table of DSQ's paper: what each row loses to fp32 there,
-                                                                   and the experiment's runs at its levels here
     <!-- table: evidence fp32 "[8,4,4,8]" -->   settings of the suite, over its tasks; "over=sst2,vit": over these
     <!-- table: beside gact gcn-cora,sst2 gact "gact 2" -->   scores minus fp32's by task, and by how much less is held
                                                                    (in brackets): the suite's, and those of a paper
     <!-- table: file format_errors.csv bits=4 format error:.4f -->   columns of a file; "bits=4": of such rows
     <!-- end -->
-
-multi30k.csv has a row a run, which a command made that went (analysis.experiments, commit 0e1fa7d8): an experiment's
-runs that differ in their seeds alone have one name before "_seed".
 """
 
 import csv
@@ -22,8 +17,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from analysis import ROOT
@@ -53,61 +46,6 @@ def _table(words: list[str]) -> str:
     except TypeError as error:
         raise ValueError(f"table: {' '.join(words)}: {error}") from None
     return _KINDS[kind](*given)
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """The runs of an experiment that differ in their seeds alone."""
-
-    name: str
-    rows: list[Record]
-
-    @property
-    def told(self) -> dict[str, Any]:
-        """Format and levels, with the moment of the second level's rise."""
-        first = self.rows[0]
-        if first["levels"] == "none":
-            return {"format": "fp32", "levels": None}
-        rise = f" at {first['rise_at']}" if first["rise_at"] else ""
-        return {"format": first["format"], "levels": f"{first['levels']}{rise}"}
-
-    def above(self, fp32: "Configuration") -> list[float]:
-        """By how much each score is above fp32's of the same seed, of the seeds that both have."""
-        theirs = {row["seed"]: float(row["score"]) for row in fp32.rows}
-        return [float(row["score"]) - theirs[row["seed"]] for row in self.rows if row["seed"] in theirs]
-
-
-def _configurations(file: str, experiment: str) -> list[Configuration]:
-    """The experiment's configurations, fp32 first. Raises ValueError where there are none, or no fp32."""
-    groups: dict[str, list[Record]] = {}
-    for row in _rows(file):
-        if row["recipe"] == experiment:
-            groups.setdefault(re.sub(r"_seed\d+$", "", row["run"]), []).append(row)
-    if "fp32" not in groups:
-        raise ValueError(f"{file}: holds no run of {experiment!r} in fp32")
-    return [Configuration(name, groups[name]) for name in sorted(groups, key=lambda name: name != "fp32")]
-
-
-def _paper(file: str, experiment: str, number: str) -> str:
-    """``number``: of the paper's table."""
-    fp32, *others = _configurations(file, experiment)
-    rows: list[Record] = []
-    for printed in _rows("papers.csv"):
-        if printed["paper"] == "dsq" and printed["table"] == number:
-            format_, _, levels = printed["setting"].partition(" ")
-            paper = float(printed["score"]) - float(printed["fp32"]) if printed["score"] else None
-            told = {"format": format_, "levels": levels, "paper": paper}
-            ours = [one for one in others if (one.rows[0]["format"], one.rows[0]["levels"]) == (format_, levels)]
-            rows += [told | one.told | _here(one.above(fp32)) for one in ours] or [told | _here([])]
-    return table(rows, dict.fromkeys(rows[0], "") | {"paper": "+.2f"}, markdown=True)
-
-
-def _here(differences: list[float]) -> dict[str, Any]:
-    """The mean, and of several seeds the lowest and the highest."""
-    if not differences:
-        return {"here": None, "seeds": None}
-    ends = f" ({min(differences):+.2f}..{max(differences):+.2f})" if len(differences) > 1 else ""
-    return {"here": f"{fmean(differences):+.2f}{ends}", "seeds": len(differences)}
 
 
 def _rows(file: str) -> list[Record]:
@@ -162,7 +100,6 @@ def _read(text: str, spec: str) -> str | float | None:
 
 
 _KINDS: dict[str, Callable[..., str]] = {
-    "paper": _paper,
     "evidence": _evidence,
     "beside": _beside,
     "file": _file,

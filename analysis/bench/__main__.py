@@ -15,12 +15,8 @@ RACES = {
     "kernels": "kernels.against_copies",
     "product": "kernels.product",
     "step": "steps.six_blocks",
-    "narrow": "steps.narrow",
-    "tiny": "steps.tiny",
     "policies": "steps.policies",
 }
-#: part -> a function of the folder that its CSV goes to
-TABLES = {"format_errors": "kernels.format_errors"}
 SHOWN = {"contestant": "", "ms": ".4g", "ratio": ".3f", "best/best": ".3f", "stray": ".0%"}
 
 
@@ -30,9 +26,9 @@ def main(argv: list[str] | None = None) -> int:
     common.add_argument("--rounds", type=count, default=15, help="turns of each contestant (default: 15)")
     common.add_argument("--threads", type=count, help="PyTorch's threads (default: as they are; process: 1)")
     common.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of the CSV")
-    names = (*RACES, *TABLES, "process")
+    names = (*RACES, "process")
     parts = parser.add_subparsers(dest="part", required=True, metavar="PART", help=", ".join(names))
-    for part in (*RACES, *TABLES):
+    for part in RACES:
         parts.add_parser(part, parents=[common])
     process.add_arguments(parts.add_parser("process", parents=[common], description=process.__doc__))
     options = parser.parse_args(argv)
@@ -50,10 +46,8 @@ def run(options: argparse.Namespace) -> None:
         import torch
 
         torch.set_num_threads(options.threads)
-    module, function = (RACES | TABLES)[part].split(".")
+    module, function = RACES[part].split(".")
     work = getattr(import_module(f"analysis.bench.{module}"), function)
-    if part in TABLES:
-        return work(out)
     found: list[dict[str, Any]] = []
     for race in work(options.rounds):
         print(f"{race.title}: ratios to {race.baseline}\n{table(rows(race), SHOWN)}\n{verdict(race)}\n", flush=True)

@@ -1,21 +1,18 @@
-"""The CPU kernels against copying the same values, one product by each GEMM, and what rounding to a format costs."""
+"""The CPU kernels against copying the same values, and one product by each GEMM."""
 
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from analysis.timing import Call, Race, keep_freed_memory, race
-from dsq.command import as_csv, table, write_text
 from dsq.formats import BFP, FORMATS, FixedPoint, Format, Layout, options
 from dsq.kernels import dispatch
 from dsq.kernels.cpu.backend import backend as cpu_backend
 from dsq.kernels.cpu.library import library
 from dsq.kernels.tuning import prepared
-from dsq.packing import quantize
 from dsq.quantizers import Quantizers
 
 COLUMNS, LARGE, BOX = 4096, 1 << 24, 16
@@ -87,32 +84,3 @@ def product(rounds: int) -> Iterator[Race]:
                 calls[f"{gemm.name}, operands made within"] = whole
         title = f"{rows} x {depth} x {columns}, {torch.get_num_threads()} threads"
         yield race(title, ("torch fp32", partial(torch.mm, x, w.t())), calls, rounds)
-
-
-def format_errors(out: Path) -> None:
-    """Print what rounding costs on normal values, and write it to ``out``/format_errors.csv.
-
-    error   |Q(x) - x| / |x| over 10^6 values of N(0, 1) in boxes of 16, rounded to nearest
-    slope   of Q(x) on x: below 1, values shrink
-    bias    of the mean of 64 stochastic roundings of one box set: |mean Q(x) - x| / |x|, and what their spread leaves
-            (noise); clipping at the largest code is what makes it more
-    """
-    rows = [_error(kind(bits)) for kind in BLOCKS for bits in (2, 3, 4, 8)]
-    print(table(rows, dict.fromkeys(rows[0], ".4f") | {"format": "", "bits": ""}))
-    write_text(out / "format_errors.csv", as_csv(rows))
-
-
-def _error(fmt: Any) -> dict[str, Any]:
-    values, roundings = 1 << 20, 64
-    x = torch.randn(values // 16, 16, generator=torch.Generator().manual_seed(0))
-    q, few = quantize(x, fmt), x[: values // 256]
-    drawn = torch.stack([quantize(few, fmt, rounding="stochastic", seed=seed) for seed in range(roundings)])
-    return {
-        "format": fmt.name,
-        "bits": fmt.bits,
-        "stored": 8 * fmt.nbytes(Layout.of(tuple(x.shape), -1)) / x.numel(),
-        "error": float((q - x).norm() / x.norm()),
-        "slope": float((q * x).sum() / (x * x).sum()),
-        "bias": float((drawn.mean(0) - few).norm() / few.norm()),
-        "noise": float(drawn.std(0).norm() / few.norm() / roundings**0.5),
-    }

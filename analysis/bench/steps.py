@@ -41,11 +41,11 @@ def step(name: str, training: Training, warm: int = 0) -> Call:
     return run
 
 
-def blocks(width: int = 512, sequences: int = 8, length: int = 128, dtype: torch.dtype = torch.float32) -> Training:
+def blocks(width: int = 512, sequences: int = 8, length: int = 128) -> Training:
     """Six pre-LN blocks; the loss is a mean of squares."""
     torch.manual_seed(0)
     heads = 8 if width == 512 else 4
-    x = torch.randn(sequences, length, width, dtype=dtype)
+    x = torch.randn(sequences, length, width)
     return encoder(6, width, heads, 4 * width, sdpa=True), partial(_squares, x)
 
 
@@ -70,22 +70,6 @@ def six_blocks(rounds: int) -> Iterator[Race]:
     more += ["[4,4,4,16] fixed", "[2,2,2,16] stochastic", "[2,2,2,16] float32"]
     yield _race("six blocks, d 512, 1024 tokens", blocks(), names + more, rounds)
     yield _race("six blocks, d 128, 1024 tokens", blocks(128, 16, 64), names, rounds)
-
-
-def narrow(rounds: int) -> Iterator[Race]:
-    """Six blocks in bfloat16: under autocast, and of a model that is in it altogether."""
-    names = [AUTOCAST, "fp32", *(f"{levels} + autocast" for levels in (*LEVELS, "[8,8,8,16]"))]
-    yield _race("six blocks, d 512, 1024 tokens", blocks(), names, rounds)
-    model, loss = blocks(dtype=torch.bfloat16)
-    names = ["bf16", *LEVELS, "[8,8,8,16]"]
-    yield _race("bf16 model, six blocks, d 512, 1024 tokens", (model.bfloat16(), loss), names, rounds)
-
-
-def tiny(rounds: int) -> Iterator[Race]:
-    """One layer too small to hide what a call costs; at least 30 rounds."""
-    torch.manual_seed(0)
-    training = nn.Linear(64, 64), partial(_squares, torch.randn(32, 64, requires_grad=True))
-    yield _race("one layer 64 x 64, 32 tokens", training, ["fp32", *LEVELS], max(rounds, 30))
 
 
 def policies(rounds: int) -> Iterator[Race]:

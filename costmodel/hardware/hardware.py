@@ -29,7 +29,7 @@ SMALLEST, LARGEST = 1e-30, 1e30
 class Efficiency:
     """Shares of a device's rates that a step reaches: the constants of the time model.
 
-    `python -m analysis.published fit` fits `memory` and `exposed`, and the share of attention that the files of the
+    `analysis.published fit`, of commit 42c1cfa6, fitted `memory` and `exposed`, and the share of attention that the files of the
     A100 and the H100 state, to one half of the published trainings; the other half judges them (docs/cost-model.md).
     """
 

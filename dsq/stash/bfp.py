@@ -5,7 +5,7 @@ memory, so all views of a tensor share one code: 4.5 bits a value at q1 = 4. Wha
 (dsq/stash/table).
 
 Some operations keep more bits than q1 (MORE), by the error of the whole gradient. A GPT of 4 blocks, d 192, on
-WikiText's characters, after 700 updates (python -m analysis.stash.bits, Zen 4, 2026-11-25): error of the gradient of
+WikiText's characters, after 700 updates (analysis.stash.bits of commit 42c1cfa6, Zen 4, 2026-11-25): error of the gradient of
 all parameters, products exact, and bits of a token, a unit of width and a block.
 
     linears' inputs alone at 4                                  .032

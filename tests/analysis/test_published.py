@@ -1,11 +1,8 @@
-"""Published trainings: what is left out, how the halves are drawn, how far off the predictions are, and the fit."""
-
-from dataclasses import replace
+"""Published trainings: what is left out, how the halves are drawn, and how far off the predictions are."""
 
 import pytest
 
-from analysis.published import CONSTANTS, HALVES, fit, halves, included, judged, runs, summary
-from costmodel.hardware.hardware import load_hardware
+from analysis.published import HALVES, halves, included, judged, runs, summary
 
 
 def test_the_halves_share_no_training_and_leave_out_what_is_not_modelled():
@@ -29,16 +26,3 @@ def test_predicted_throughput_is_near_what_was_published(records, half):
     assert found["most"] < 1.4
     assert not found["told not to fit"]
     assert half != "others" or found["peaks off"] <= 0.08
-
-
-def test_the_fit_finds_the_constants_that_throughputs_were_made_with():
-    made = dict(zip(CONSTANTS, (0.6, 0.5, 0.3, 0.2), strict=True))
-
-    def published(run):
-        hardware = load_hardware(run.hardware)
-        for name, change in CONSTANTS.items():
-            hardware = change(hardware, made[name])
-        return replace(run, published=run.predicted(hardware))
-
-    fitted = [published(run) for run in runs() if run.half == "fitted"][::4]
-    assert fit(fitted) == pytest.approx(made, rel=0.02)

@@ -22,12 +22,11 @@ def test_a_committed_page_is_what_the_command_writes(path: Path) -> None:
 
 
 RUNS = """\
-recipe,run,score,levels,format,rise_at,seed,arithmetic,dram,stash_bytes,stash_bytes_fp32
-r,bfp_4_seed2,88,"[4,4,4,16]",bfp,,2,,0.3,1 2,10 10
-r,fp32_seed1,80.5,none,,,1,,,,
-r,fp32_seed2,90,none,,,2,,,,
-r,bfp_at0.8_seed1,60,"[2,2,2,16]",bfp,0.8,1,,,,
-plain,bfp_seed1,1,"[4,4,4,16]",bfp,,1,,,,
+recipe,run,score,seed
+r,bfp_4_seed2,88,2
+r,fp32_seed1,80.5,1
+r,fp32_seed2,90,2
+plain,bfp_seed2,1,2
 """
 PAPERS = """\
 paper,table,model,data,setting,score,fp32,times
@@ -41,7 +40,7 @@ mesa,7,DeiT,CIFAR,mesa,65.2,64.8,
 
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A ledger of two experiments, and the papers' figures."""
+    """A file of runs, and the papers' figures."""
     monkeypatch.setattr(results_page, "RESULTS", tmp_path)
     (tmp_path / "papers.csv").write_text(PAPERS)
     path = tmp_path / "ledger.csv"
@@ -61,22 +60,13 @@ def cells(words: str) -> list[list[str]]:
 
 
 def test_a_page_keeps_all_but_its_tables(ledger: Path) -> None:
-    old = page("paper ledger.csv r 1")
+    old = page("file ledger.csv run")
     written = results_page.written(old)
     assert written.startswith("Before.\n\n<!--")
     assert written.endswith("<!-- end -->\n\nAfter.\n")
     assert results_page.written(written) == written
     unclosed = old.replace("<!-- end -->", "")
     assert results_page.written(unclosed + old) == unclosed + written  # what is between the two tables stays
-
-
-def test_the_papers_figures_beside_ours(ledger: Path) -> None:
-    assert cells("paper ledger.csv r 1")[1:] == [
-        ["bfp", "[4,4,4,16]", "-1.00", "-2.00", "1"],
-        ["bfp", "[2,2,2,16] at 0.8", "-2.00", "-20.50", "1"],
-        ["bfp", "[8,8,8,16]", "-", "-", "-"],
-    ]
-    assert results_page._here([1.0, 2.0, 4.5])["here"] == "+2.50 (+1.00..+4.50)"
 
 
 def test_the_suites_scores_stand_beside_a_papers(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,10 +96,8 @@ def test_columns_of_a_file_and_of_some_of_its_rows(ledger: Path) -> None:
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("pie ledger.csv", "accepted are paper, evidence, beside, file"),
-        ("paper ledger.csv", "table: paper ledger.csv: missing a required argument: 'experiment'"),
-        ("paper ledger.csv x 1", "holds no run of 'x' in fp32"),
-        ("paper ledger.csv plain 1", "holds no run of 'plain' in fp32"),
+        ("pie ledger.csv", "accepted are evidence, beside, file"),
+        ("beside gact", "table: beside gact: missing a required argument: 'tasks'"),
         ("file ledger.csv run speed", "has no column 'speed', but recipe, run, score"),
         ("file ledger.csv run speed=2", "has no column 'speed', but recipe, run, score"),
     ],
