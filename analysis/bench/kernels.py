@@ -23,62 +23,47 @@ BLOCKS = [kind for name, kind in FORMATS.items() if "box" in options(name)]
 
 
 def against_copies(rounds: int) -> Iterator[Race]:
-    """Preallocated outputs by instruction set, allocation counted, and formats.
+    """Against cloning the same values: large tensors by instruction set, then layers', and other formats against bfp.
 
     Raises ValueError without the kernels.
     """
     sets = list(library().instruction_sets())
     if not sets:
         raise ValueError("the native kernels are not built: python setup.py build_ext --inplace")
-    x = torch.randn(LARGE // COLUMNS, COLUMNS)
-    y, half = torch.empty_like(x), torch.empty_like(x, dtype=torch.bfloat16)
-    copy = ("copy_", lambda: y.copy_(x))
-    where = f"{LARGE:,} float32 values, outputs preallocated, {torch.get_num_threads()} threads"
-    for isa in sets:
-        calls = operations(isa, x, y, BFP(4, BOX))
-        if isa == sets[0]:  # what the memory allows: pack at least reads x, unpack at least writes y
-            calls |= {"reading alone (sum)": x.sum, "writing alone (fill_)": lambda: y.fill_(1)}
-            calls |= {f"{name}, 8 bits": call for name, call in operations(isa, x, y, BFP(8, BOX)).items()}
-            calls |= {f"{name}, to bfloat16": call for name, call in operations(isa, x, half, BFP(4, BOX)).items()}
-            calls["quantise fixed point"] = operations(isa, x, y, FixedPoint(4))["quantise, columns"]
-        yield race(f"{isa}, {where}", copy, calls, rounds)
     keep_freed_memory()
+    x = torch.randn(LARGE // COLUMNS, COLUMNS)
+    where = f"{LARGE:,} float32 values, {torch.get_num_threads()} threads"
+    for isa in sets:
+        calls = operations(isa, x, BFP(4, BOX))
+        if isa == sets[0]:  # what the memory allows: pack at least reads x
+            calls["reading alone (sum)"] = x.sum
+            calls |= {f"{name}, 8 bits": call for name, call in operations(isa, x, BFP(8, BOX)).items()}
+            half = operations(isa, x, BFP(4, BOX), torch.bfloat16)
+            calls |= {f"{name}, to bfloat16": call for name, call in half.items() if not name.startswith("pack")}
+            calls["quantise fixed point"] = operations(isa, x, FixedPoint(4))["quantise, columns"]
+        yield race(f"{isa}, {where}", ("clone", x.clone), calls, rounds)
     for size in SIZES:
         few = torch.randn(size // 512, 512)
-        yield race(f"{size:,} float32 values, outputs allocated", ("clone", few.clone), allocating(few), rounds)
-        out = torch.empty_like(few)
-        of_each = {kind.name: operations(sets[0], few, out, kind(4)) for kind in BLOCKS}
-        for operation, base in of_each.pop("bfp").items():
+        of_each = {kind.name: operations(sets[0], few, kind(4)) for kind in BLOCKS}
+        bfp = of_each.pop("bfp")
+        yield race(f"bfp, {size:,} float32 values", ("clone", few.clone), bfp, rounds)
+        for operation, base in bfp.items():
             calls = {name: calls[operation] for name, calls in of_each.items()}
             yield race(f"{operation}, {size:,} float32 values", ("bfp", base), calls, rounds)
 
 
-def operations(isa: str, x: Tensor, y: Tensor, fmt: Format) -> dict[str, Call]:
-    """Pack, unpack and quantise on both axes, writing into memory that is there."""
+def operations(isa: str, x: Tensor, fmt: Format, out_dtype: torch.dtype = torch.float32) -> dict[str, Call]:
+    """Pack, unpack and quantise on both axes, their outputs allocated, as clone's are."""
     calls = dict[str, Call]()
-    backend: Any = cpu_backend(isa)  # its functions take the outputs too
+    backend = cpu_backend(isa)
     for axis, dim in AXES.items():
         layout = Layout.of(x.shape, dim)
         codes = backend.pack(x, fmt, layout, None)
-        packed = backend.pack(x, fmt, layout, None)
-        calls[f"pack, {axis}"] = partial(backend.pack, x, fmt, layout, None, out=packed)
-        calls[f"pack stochastic, {axis}"] = partial(backend.pack, x, fmt, layout, 1, out=packed)
-        calls[f"unpack, {axis}"] = partial(backend.unpack, *codes, fmt, layout, y.dtype, out=y)
-        calls[f"quantise, {axis}"] = partial(backend.quantize, x, fmt, layout, None, y.dtype, out=y)
-        calls[f"quantise stochastic, {axis}"] = partial(backend.quantize, x, fmt, layout, 1, y.dtype, out=y)
-    return calls
-
-
-def allocating(x: Tensor) -> dict[str, Call]:
-    """The functions that dsq calls, their allocations included, as clone's are."""
-    calls: dict[str, Call] = {}
-    for axis, dim in AXES.items():
-        fmt, shape = BFP(4, BOX), tuple(x.shape)
-        packed = dispatch.pack(x, fmt, dim)
-        calls[f"pack, {axis}"] = partial(dispatch.pack, x, fmt, dim)
-        calls[f"unpack, {axis}"] = partial(dispatch.unpack, *packed, fmt, shape, dim, torch.float32)
-        calls[f"quantise, {axis}"] = partial(dispatch.quantize, x, fmt, dim)
-        calls[f"quantise to bfloat16, {axis}"] = partial(dispatch.quantize, x, fmt, dim, None, torch.bfloat16)
+        calls[f"pack, {axis}"] = partial(backend.pack, x, fmt, layout, None)
+        calls[f"pack stochastic, {axis}"] = partial(backend.pack, x, fmt, layout, 1)
+        calls[f"unpack, {axis}"] = partial(backend.unpack, *codes, fmt, layout, out_dtype)
+        calls[f"quantise, {axis}"] = partial(backend.quantize, x, fmt, layout, None, out_dtype)
+        calls[f"quantise stochastic, {axis}"] = partial(backend.quantize, x, fmt, layout, 1, out_dtype)
     return calls
 
 
