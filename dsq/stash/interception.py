@@ -121,8 +121,12 @@ def segment_now() -> Any:
 
 
 def code_inputs(segment: Any, code: Callable[[Tensor], Kept]) -> None:
-    """Have a segment keep by ``code`` its hidden states: its first tensor, and those of the same rank and width."""
-    if isinstance(segment.get_inputs, _Inputs):
+    """Have a segment keep by ``code`` its hidden states: its first tensor, and those of the same rank and width.
+
+    Where hooks of other people hold them already, as TRL's ``activation_offloading`` does, they stay there, exact: such
+    hooks may unpack a tensor once, and in a backward alone.
+    """
+    if isinstance(segment.get_inputs, _Inputs) or any(map(_offloaded, segment.saved_args)):
         return
     kept: list[Any] = []
     layout = None
@@ -134,6 +138,12 @@ def code_inputs(segment: Any, code: Callable[[Tensor], Kept]) -> None:
         form = code(x) if x is not None and hidden else None
         kept.append((form, x.requires_grad) if x is not None and isinstance(form, Form) else argument)
     segment.get_inputs, segment.saved_args = _Inputs(kept), []
+
+
+def _offloaded(argument: Any) -> bool:
+    """Return whether a segment's argument was saved through hooks that are not those of a checkpoint around it."""
+    unpack = argument.unpack_hook if isinstance(argument, SavedTensor) else None
+    return unpack is not None and getattr(unpack, "__module__", "") != "torch.utils.checkpoint"
 
 
 @dataclass(frozen=True)

@@ -59,13 +59,15 @@ def engine(name):
     model = net()
     if name == "fsdp2, then convert":
         shard(model)
+    elif name == "ddp, then convert":
+        model = nn.parallel.DistributedDataParallel(model)
     dynamic = dsq.DynamicPrecision(model, CONFIG)
     if name == "ddp":
         return nn.parallel.DistributedDataParallel(model), dynamic
     return (shard(model) if name == "convert, then fsdp2" else model), dynamic
 
 
-ENGINES = ("ddp", "convert, then fsdp2", "fsdp2, then convert")
+ENGINES = ("ddp", "ddp, then convert", "convert, then fsdp2", "fsdp2, then convert")
 
 
 class Attention(nn.Module):
