@@ -38,7 +38,6 @@ def test_claims_are_what_the_allocator_holds(claims, case):
     found = claims(case.partition("/")[0])[case]
     assert isinstance(found, dict), found
     assert found["claimed_stash"] == pytest.approx(found["stash"], rel=0.03, abs=OVERHEAD)
-    assert found["claimed_peak"] == pytest.approx(found["peak"], rel=0.03, abs=OVERHEAD)
     assert found["left"] <= OVERHEAD
     if case.partition("/")[2] in WHOLE and case != "graph/mesa":  # its report has the caller's batch, which stays exact
         assert sum(found["reported"].values()) == pytest.approx(found["stash"], rel=0.03, abs=OVERHEAD)
