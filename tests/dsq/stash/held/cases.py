@@ -144,7 +144,6 @@ POLICIES: dict[str, Policies] = {
     "mesa": (_MESA,),
     "gact": (_gact(),),
     "gact 2": (_gact(bits=2),),
-    "gact bfp": (_gact(format="bfp"),),
     "gact adapted": (("gact", {"adapt_interval": 100}),),
     "gact CB1": (_gact(level="CB1"),),
     "selective": (_SELECTIVE,),

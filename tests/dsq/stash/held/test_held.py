@@ -13,7 +13,7 @@ from tests.dsq.stash.held.cases import MODELS, POLICIES
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")]
 OVERHEAD = 224 * 1024
-WHOLE = ("bfp", "bfp 2", "mesa", "gact", "gact 2", "gact bfp")  # nothing is kept that their reports do not count
+WHOLE = ("bfp", "bfp 2", "mesa", "gact", "gact 2")  # nothing is kept that their reports do not count
 SLOW = "gact adapted"  # a backward a saved tensor
 EAGER = [model for model in MODELS if model not in ("compiled", "graph")]
 CASES = [f"{model}/{policies}" for model in EAGER for policies in POLICIES if policies != SLOW]
