@@ -3,8 +3,8 @@
     python -m analysis.published judge    every prediction beside what was published; a picture
 
 analysis/results/published_runs.csv: 108 trainings of MPT (table "mpt": mosaicml/llm-foundry) and 55 of others (table
-"others", second-hand). The rule of exclusion and the seed below were committed before `analysis.published fit` of commit
-42c1cfa6 fitted four constants of the hardware files to half of MPT's trainings.
+"others", second-hand). The rule of exclusion and the seed below were committed before `analysis.published fit` (commit
+42c1cfa6) fitted four constants of the hardware files to half of MPT's trainings.
 """
 
 import csv

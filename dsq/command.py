@@ -6,7 +6,6 @@ A user's mistake ends in one line on stderr and exit status 2, with neither usag
 import argparse
 import contextlib
 import csv
-import errno
 import io
 import json
 import math
@@ -21,7 +20,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 
 def fail(prog: str, message: object) -> NoReturn:
@@ -83,29 +82,19 @@ def _line(prog: str, message: object) -> str:
     return f"{prog}: error: {text}"
 
 
-STDOUT = "-"
-
-
 def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
     """Have ``write`` fill a temporary file that ends as ``path`` does, and put that in place of ``path`` in one step.
 
-    Readers see the old file or the new one. Standard output, a device or a FIFO is never replaced: it gets the bytes.
-    Raises ValueError, naming ``path``, where it cannot be written.
+    Readers see the old file or the new one. Raises ValueError, naming ``path``, where it cannot be written.
     """
+    target = _file_at(path)
     try:
-        special = _is_special(path)
-        target = Path(os.path.realpath(path))
-        with tempfile.TemporaryDirectory(dir=None if special else target.parent, prefix=".dsq-") as folder:
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".dsq-") as folder:
             temporary = Path(folder) / target.name
             write(temporary)
-            if special:
-                _copy(temporary, path)
-                return
             if target.exists():
                 shutil.copymode(target, temporary)
             os.replace(temporary, target)
-    except BrokenPipeError:
-        raise
     except OSError as error:
         raise ValueError(f"output {path} cannot be written: {error.strerror}") from None
 
@@ -117,19 +106,24 @@ def write_text(path: str | Path, text: str) -> None:
 
 def check_writable(path: str | Path) -> None:
     """Raise ValueError, before any work is done, where write_whole could not write to ``path``."""
-    target = Path(os.path.realpath(path))
-    if target.is_dir():
-        raise ValueError(f"output {path} is a folder: name a file")
-    if _is_special(path):
-        if _standard(path) is None and not os.access(path, os.W_OK):
-            raise ValueError(f"output {path} cannot be written: Permission denied")
-        return
+    target = _file_at(path)
     if not target.parent.is_dir():
         raise ValueError(f"output {path} cannot be written: there is no folder {target.parent}")
     try:
         tempfile.TemporaryFile(dir=target.parent).close()
     except OSError as error:
         raise ValueError(f"output {path} cannot be written: {error.strerror}") from None
+
+
+def _file_at(path: str | Path) -> Path:
+    """Return what ``path`` leads to. Raises ValueError for a folder, and for a device or a FIFO, to which the shell's
+    redirection writes."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise ValueError(f"output {path} is a folder: name a file")
+    if Path(os.path.abspath(path)).is_relative_to("/dev") or (target.exists() and not target.is_file()):
+        raise ValueError(f"output {path} cannot be written: it is no regular file; leave it out, and redirect with >")
+    return target
 
 
 def make_folder(out: Path) -> None:
@@ -152,39 +146,6 @@ def turn_at(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _is_special(path: str | Path) -> bool:
-    """Return whether ``path`` names something other than a file that may be replaced. Raises OSError for a folder."""
-    if _standard(path) is not None:
-        return True
-    target = Path(path)
-    if target.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    return target.exists() and not target.is_file()
-
-
-def _copy(made: Path, path: str | Path) -> None:
-    stream = _standard(path)
-    with made.open("rb") as source:
-        if stream is None:
-            with open(path, "wb") as target:
-                shutil.copyfileobj(source, target)
-        else:
-            stream.flush()
-            shutil.copyfileobj(source, stream.buffer)
-            stream.flush()
-
-
-def _standard(path: str | Path) -> TextIO | None:
-    """Return sys.stdout or sys.stderr where ``path`` is it: "-", /dev/stdout, or the file that it was redirected to."""
-    if str(path) == STDOUT:
-        return sys.stdout
-    for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
-                return stream
-    return None
 
 
 Record = Mapping[str, Any]

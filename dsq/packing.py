@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dsq.arguments import choice, whole_number
-from dsq.formats import Format, check_stored
+from dsq.formats import Format
 from dsq.kernels import dispatch
 
 Rounding = Literal["nearest", "stochastic"]
@@ -81,7 +81,6 @@ def _check(x: Tensor, fmt: Format, dim: int, rounding: Rounding, seed: int) -> i
         raise TypeError(f"x must be a dense tensor, got one of {x.layout}")
     if not isinstance(fmt, Format):
         raise TypeError(f"fmt must be a format, as dsq.BFP(4), got {fmt!r}")
-    check_stored(fmt)
     if not isinstance(seed, int):
         raise TypeError(f"seed must be an int, got {seed!r}")
     choice("rounding", rounding, get_args(Rounding))

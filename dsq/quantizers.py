@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dsq.arguments import choice
-from dsq.formats import DEFAULT, NARROWEST, BoxAxis, Format, check_stored, format_class
+from dsq.formats import DEFAULT, NARROWEST, BoxAxis, Format, format_class
 from dsq.kernels.backend import LinearMatMuls, MatMul, Operand
 from dsq.ops.products import ProductMatMuls, product_matmuls
 from dsq.packing import Rounding
@@ -23,7 +23,7 @@ Units = Literal["exact", "float32"]
 class Quantizers:
     """The four formats of a linear layer, and how they are applied.
 
-    Raises TypeError for what is no format, ValueError for one that no kernel stores and for unknown words.
+    Raises TypeError for what is no format, ValueError for unknown words.
     """
 
     q0: Format  #: the forward product: x and w
@@ -43,7 +43,6 @@ class Quantizers:
         for q in (self.q0, self.q1, self.q2, self.q3):
             if not isinstance(q, Format):
                 raise TypeError(f"q0, q1, q2 and q3 must be formats, as dsq.BFP(4), got {q!r}")
-            check_stored(q)
         q0, q1, q2, q3 = (q if q.packs else None for q in (self.q0, self.q1, self.q2, self.q3))
         tokens = 0 if self.box_axis == "contraction" else -1
         exact = self.units == "exact"

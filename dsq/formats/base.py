@@ -172,12 +172,6 @@ class Format:
         )
 
 
-def check_stored(fmt: Format) -> None:
-    """Raise ValueError for a format whose scales the kernels do not store: the cost model alone has others."""
-    if fmt.scale_bits != SCALE_BITS:
-        raise ValueError(f"exponent_bits must be {SCALE_BITS} in a format that is computed with, got {fmt.scale_bits}")
-
-
 @dataclass(frozen=True, slots=True)
 class BoxFormat(Format):
     """A format whose scales serve ``box`` values each, along one axis."""

@@ -4,7 +4,7 @@ controller = dsq.stash.apply(model, "gact", bits=4)   # in place; policies() lis
 ...                                                   # a plain loop: model(x), loss, backward
 print(controller.report()); controller.remove()
 
-print(dsq.stash.measure(lambda: model(x).sum()))      # bytes kept for the backward, by tensor and module; peak memory
+print(dsq.stash.measure(lambda: model(x).sum()))      # bytes kept for the backward, by tensor and module
 
 x = dsq.stash.packed_checkpoint(block, x)             # checkpoints whose kept inputs are packed
 

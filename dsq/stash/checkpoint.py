@@ -13,7 +13,7 @@ bits and 0.20 at 8, where bfp alone is off by 0.12 and 0.008. With SiLU for ReLU
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -22,13 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.stateless import _reparametrize_module
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from dsq.arguments import pattern
 from dsq.formats import DEFAULT, Format, format_class
-from dsq.stash.codes import EXACT, Decode, Form, Stash, in_boxes
-from dsq.stash.controller import Controller, Summary
+from dsq.stash.codes import Decode, Form, in_boxes
+from dsq.stash.controller import Controller
 from dsq.stash.interception import code_inputs, in_backward, segment_now
 from dsq.stash.memory import MemoryOrder, place, weak
 from dsq.stash.policy import register
@@ -53,9 +53,8 @@ def attach(model: nn.Module, *, segments: str | None = None) -> Controller:
         rule = "has no nn.ModuleList or nn.Sequential of blocks" if segments is None else f"has no module {segments!r}"
         raise ValueError(f"nothing to stash: the model {rule}; segments takes a regular expression of module names")
     controller = Checkpointing(model, attached=tuple(found))
-    controller.hooks.append(model.register_forward_pre_hook(controller.start, with_kwargs=True))
     for module in found.values():
-        module.__dict__["forward"] = partial(_checkpointed, controller, module)
+        module.__dict__["forward"] = partial(_checkpointed, module)
     return controller
 
 
@@ -68,50 +67,21 @@ def _blocks(model: nn.Module) -> dict[str, nn.Module]:
     return max(blocks, key=len, default={})
 
 
-@dataclass(eq=False)
 class Checkpointing(Controller):
-    """The policy at work: counts what the segments of the latest training forward keep."""
-
-    calls: int = 0
-    nbytes: int = 0  #: of the inputs and of the states of random generators
-    _seen: Stash = field(default_factory=lambda: Stash(EXACT))
+    """The policy at work. What segments keep, `dsq.stash.measure` counts, and the report of a policy that packs it."""
 
     def restore(self, module: nn.Module) -> None:
         if getattr(module.__dict__.get("forward"), "func", None) is _checkpointed:
             del module.__dict__["forward"]
 
-    def start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Count a training forward of the model afresh. Weights and the batch are there anyway."""
-        if torch.is_grad_enabled() and not in_backward():
-            self._seen = Stash(EXACT)
-            self.note(tree_leaves((args, kwargs, list(module.buffers()))), 0)
-            self.calls = self.nbytes = 0
 
-    def note(self, values: list[Any], random: int) -> None:
-        """Note that a segment keeps these and `random` bytes of random state; in a backward it does so for a moment."""
-        if in_backward():
-            return
-        before = self._seen.kept_bytes
-        for x in values:
-            if isinstance(x, Tensor) and x.layout is torch.strided:
-                self._seen.exact(x)
-        self.calls += 1
-        self.nbytes += self._seen.kept_bytes - before + random
-
-    def report(self) -> Summary:
-        """Return the bytes. Raw and kept are one: a policy that packs these inputs says so in its own report."""
-        details = (f"inputs of {self.calls} segments; what they recompute in the backward is not counted",)
-        return Summary(self.name, self.attached, self.nbytes, self.nbytes, details)
-
-
-def _checkpointed(controller: Checkpointing, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _checkpointed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Run the forward of a segment (a partial of this, which is copied with its module)."""
     forward = type(module).forward
     if not torch.is_grad_enabled():
         return forward(module, *args, **kwargs)
     _check_no_cache(module, (*args, *kwargs.values()))
     leaves, spec = tree_flatten((args, kwargs))
-    controller.note(leaves, torch.get_rng_state().nbytes)
 
     def run(*leaves: Any) -> Any:
         args, kwargs = tree_unflatten(leaves, spec)

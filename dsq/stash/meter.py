@@ -1,4 +1,4 @@
-"""The meter: what a forward keeps for its backward, wherever the graph holds it, and the peak of memory.
+"""The meter: what a forward keeps for its backward, wherever the graph holds it.
 
 The autograd graph is weighed from the outputs back. A node holds bytes in two ways, and both are counted: saved tensors
 (as they are, or as the object into which a saved-tensor hook packed them) and what a custom Function put on its ctx,
@@ -6,7 +6,6 @@ tensors in lists, tuples, dicts and dataclasses.
 """
 
 import gc
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
@@ -41,7 +40,6 @@ class Report:
     """The findings of `measure`."""
 
     held: tuple[Held, ...]  #: largest first
-    peak_bytes: int  #: most that PyTorch's allocators held at once, above what they held before
 
     @property
     def nbytes(self) -> int:
@@ -57,7 +55,7 @@ class Report:
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     def __str__(self) -> str:
-        lines = [f"{_mib(self.nbytes)} MiB kept for the backward, {_mib(self.peak_bytes)} MiB at the peak"]
+        lines = [f"{_mib(self.nbytes)} MiB kept for the backward"]
         lines += [f"{_mib(n):>9}  {name or '(no module)'}" for name, n in list(self.by("module").items())[:20]]
         lines += [f"{_mib(h.nbytes):>9}  {h.op}.{h.name} {h.shape} {h.dtype}  {h.module}" for h in self.held[:20]]
         return "\n".join(lines)
@@ -67,34 +65,29 @@ def _mib(nbytes: int) -> str:
     return f"{nbytes / 2**20:.2f}"
 
 
-def measure(fn: Callable[[], Any], backward: bool = False) -> Report:
+def measure(fn: Callable[[], Any]) -> Report:
     """Run ``fn`` and weigh what its result keeps for the backward.
 
     Args:
         fn: a forward without arguments, ``lambda: model(x).sum()``; whatever it returns (a tensor, or tensors in lists,
             tuples, dicts and dataclasses) must need a gradient.
-        backward: run the backward of the result's sum as well, so that the peak covers it; adds into ``.grad``.
     Returns:
         Report. Bytes are those at the end of the forward; tensors that were there before it (weights, the caller's
-        batch) are not among them. The peak is exact for tensors (CUDA: the caching allocator's
-        counters; CPU: the allocation events of PyTorch's profiler); scratch that a library allocates by itself is not
-        seen, and neither are sparse tensors.
+        batch) are not among them, nor are sparse ones.
     Raises:
         TypeError: ``fn`` cannot be called. ValueError: nothing it returned needs a gradient.
     """
     if not callable(fn):
         raise TypeError(f"fn must be a function without arguments, got {type(fn).__name__}")
     before = [StorageWeakRef(tensor.untyped_storage()) for tensor in _live_tensors()]  # their addresses stay taken
-    with _modules_run() as runs, _peak() as most:
+    with _modules_run() as runs:
         result = fn()
         roots = [tensor for tensor in reachable(result) if tensor.grad_fn is not None]
         if not roots:
             raise ValueError("fn must return a tensor that needs a gradient (is it under no_grad, or all frozen?)")
         meter = GraphMeter(runs.weights | {ref.cdata for ref in before}, runs.module_at)
         meter.add(roots)
-        if backward:
-            torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])
-    return Report(tuple(sorted(meter.held, key=lambda held: -held.nbytes)), most[0])
+    return Report(tuple(sorted(meter.held, key=lambda held: -held.nbytes)))
 
 
 def _live_tensors() -> Iterator[Tensor]:
@@ -200,7 +193,7 @@ def reachable(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
         yield from reachable(part, seen)
 
 
-# ---- which module made a node, and the peak ----
+# ---- which module made a node ----
 
 
 def next_node() -> int:
@@ -247,28 +240,3 @@ def _modules_run() -> Iterator[_ModuleRuns]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextmanager
-def _peak() -> Iterator[list[int]]:
-    """Give [the largest sum of live allocations made since entering, over the CPU and all CUDA devices].
-
-    On the CPU from the allocation events of PyTorch's profiler, which are exact; the resident set is not,
-    because freed memory stays with it. Where a CPU and a GPU allocate in turns the sum is an upper bound.
-    """
-    found, live = [0], 0
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
-    before = {}
-    for device in devices:
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before[device] = torch.cuda.memory_allocated(device)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would announce every start and stop on stderr
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        yield found
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        if event.device_type() == torch._C._autograd.DeviceType.CPU:
-            live += event.nbytes()
-            found[0] = max(found[0], live)
-    found[0] += sum(torch.cuda.max_memory_allocated(device) - before[device] for device in devices)

@@ -16,7 +16,6 @@ Policies compose by being applied one after another, IN ANY ORDER:
     apply(model, "wtacrs"); apply(model, "bfp", bits=4)     the sampled rows are packed
     apply(model, "selective"); apply(model, "bfp")          only what a leaf needs is kept, and that is packed
     apply(model, "checkpoint"); apply(model, "bfp")         segment inputs are packed, and the recomputed stash too
-    apply(model, "gact", format="snvint")                   GACT's bits for a block format: an option, not a pair
 Pairs that no policy names in `composes_with` are refused: two quantisers of one stash
 make no sense.
 """

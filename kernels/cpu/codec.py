@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt, check_stored
+from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
 from dsq.formats.fixed_point import BIAS
 from dsq.kernels.backend import AffineCodes, Groups, MovingRanges
 from dsq.kernels.cpu.library import SEED_MASK, Library
@@ -38,8 +38,7 @@ class CodecKernels:
     def fields(
         self, fmt: Format, layout: Layout, dtype: torch.dtype, out_dtype: torch.dtype, stochastic: bool
     ) -> dict[str, int]:
-        """The fields of a CodecDesc. Raises ValueError for a format that these kernels do not store."""
-        check_stored(fmt)
+        """The fields of a CodecDesc."""
         exponent = fmt.static_exponent if isinstance(fmt, FixedPoint) else None
         return {
             "outer": layout.outer,

@@ -46,7 +46,8 @@ class Library:
         return self.usable(self.c.dsq_isa)
 
     def usable(self, name_of: Callable[[int, Any], Any]) -> dict[str, int]:
-        """Return what ``name_of`` (dsq_isa, dsq_integer_gemm, dsq_attention) names and is usable here, best first, with its index."""
+        """Return what ``name_of`` (dsq_isa, dsq_integer_gemm, dsq_attention) names and is usable here, best first, with
+        its index."""
         found: dict[str, int] = {}
         usable, index = self.ffi.new("int *"), 0
         while name := name_of(index, usable):

@@ -96,13 +96,15 @@ def _bfloat16(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None)
 
 def _integer(matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -> Tensor:
     """``a b + bias`` of packed operands, in float32."""
-    assert matmul.a.format is not None and matmul.b.format is not None
+    one, other = matmul.a.format, matmul.b.format
+    assert one is not None
+    assert other is not None
     a_axis, b_axis = matmul.contracted()
     sizes, c = matmul.sizes(a.shape, b.shape), library().c
     a, b = (x._replace(codes=x.codes.contiguous(), scales=x.scales.contiguous()) for x in (a, b))
-    one_scale, box = matmul.a.format.box == 0, _summed_as_integers(matmul.a.format.box)
+    one_scale, box = one.box == 0, _summed_as_integers(one.box)
     operands = (*_packed(a, matmul.a, a_axis), *_packed(b, matmul.b, b_axis), one_scale, box)
-    room = c.dsq_gemm_integer_scratch(*sizes, matmul.a.format.bits, matmul.b.format.bits, box)
+    room = c.dsq_gemm_integer_scratch(*sizes, one.bits, other.bits, box)
     return _written(sizes, bias_N, c.dsq_gemm_integer, operands, room)
 
 
@@ -162,11 +164,11 @@ def describe(
     }
     operands_end = arena.size
     if gemm == "integer":
-        assert matmul.a.format is not None and matmul.b.format is not None
-        fields["box"] = box = _summed_as_integers(matmul.a.format.box)
-        fields["panels_offset"] = arena.take(
-            c.dsq_gemm_integer_scratch(*sizes, matmul.a.format.bits, matmul.b.format.bits, box)
-        )
+        one, other = matmul.a.format, matmul.b.format
+        assert one is not None
+        assert other is not None
+        fields["box"] = box = _summed_as_integers(one.box)
+        fields["panels_offset"] = arena.take(c.dsq_gemm_integer_scratch(*sizes, one.bits, other.bits, box))
     elif gemm == "bfloat16":
         fields["panels_offset"] = arena.take(c.dsq_gemm_bfloat16_scratch(*sizes))
     if matmul.result is not None:

@@ -8,7 +8,6 @@ import re
 import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -60,29 +59,12 @@ def test_a_symbolic_link_is_followed(tmp_path):
         assert (tmp_path / "real" / "there.txt").read_text() == text
 
 
-def test_a_device_and_a_fifo_are_written_through(tmp_path):
-    check_writable("/dev/null")
-    write_text("/dev/null", "gone")
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
-    fifo, read = tmp_path / "fifo", []
-    os.mkfifo(fifo)
-    reader = threading.Thread(target=lambda: read.append(fifo.read_text()))
-    check_writable(fifo)
-    reader.start()
-    write_text(fifo, "through")
-    reader.join()
-    assert read == ["through"]
-    assert stat.S_ISFIFO(fifo.stat().st_mode)
-
-
-@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
-def test_standard_output_keeps_what_else_was_printed(name, tmp_path):
-    code = f"from dsq.command import *\nname = '{name}'\n"
-    code += "check_writable(name)\nprint('a')\nwrite_text(name, 'b\\n')\nprint('c')"
-    with open(tmp_path / "out", "w") as redirected:
-        subprocess.run([sys.executable, "-c", code], stdout=redirected, check=True)
-    assert (tmp_path / "out").read_text() == "a\nb\nc\n"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "a\nb\nc\n"
+def test_a_device_a_fifo_and_what_standard_output_goes_to_are_no_outputs(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", "/dev/null", "/dev/stdout"):  # the last may lead to a file that has more in it
+        for write in (check_writable, lambda path: write_text(path, "")):
+            with pytest.raises(ValueError, match=rf"^output {path} cannot be written: it is no regular file"):
+                write(path)
 
 
 def test_what_cannot_be_written_is_refused(tmp_path):
@@ -95,7 +77,7 @@ def test_what_cannot_be_written_is_refused(tmp_path):
     ]:
         with pytest.raises(ValueError, match=rf"^output {path} .*{said}"):
             check_writable(path)
-        with pytest.raises(ValueError, match=rf"^output {path} cannot be written: "):
+        with pytest.raises(ValueError, match=rf"^output {path} (cannot be written: |is a folder)"):
             write_text(path, "")
     assert (tmp_path / "file").read_text() == "mine"
 

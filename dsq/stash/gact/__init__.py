@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 from dsq.arguments import choice, number, whole_number
 from dsq.stash.codes import Codec
 from dsq.stash.controller import RUNNING, Controller
-from dsq.stash.gact.plan import CODE_FAMILIES, EXACT, BitPlan, Sensitivities
+from dsq.stash.gact.plan import EXACT, WIDTHS, BitPlan, Sensitivities, factor
 from dsq.stash.gact.step import Dual, RecomputedForward, TrainingForward, differentiable, sensitivities, watched
 from dsq.stash.interception import WholePolicy, in_backward
 from dsq.stash.policy import apply, register
@@ -110,7 +110,7 @@ class Gact(WholePolicy):
             found = torch.autograd.grad(roots, leaves, given, retain_graph=True, allow_unused=True)
             return [g for g in found if g is not None]
 
-        c = sensitivities(gradient, duals, self.plan.factor(self.plan.uniform))
+        c = sensitivities(gradient, duals, factor(self.plan.uniform))
         self.recomputed = 0
         if c and all(math.isfinite(value) for value in c):
             self.plan.measured[len(c)] = Sensitivities(tuple(c), tuple(run.sizes))
@@ -151,32 +151,29 @@ def attach(
     *,
     bits: float = 4,
     level: str = "L1",
-    format: str = "affine",
     adapt_interval: int | None = 1000,
     seed: int = 0,
 ) -> Controller:
     """Keep what the table's operations save while the model's forward runs, in `bits` bits a value on average.
 
     Args:
-        bits: B / sum_l D_l of equation 4; scales and minima come on top (0.25 bit; block formats 0.5). Until c_l was
-            measured all tensors have the widest code within it.
+        bits: B / sum_l D_l of equation 4; scales and minima come on top (0.25 bit). Until c_l was measured
+            all tensors have the widest code within it.
         level: L1: adaptive bits. CB1: L1 and checkpointing (the policy "checkpoint"; recomputed tensors are coded too,
             uniformly). CB2: CB1 and nn.MultiheadAttention through scaled_dot_product_attention (it then returns no
             weights); attention written in another way has to call that function itself.
-        format: affine (GACT's, groups of 256, 1 to 8 bits), or bfp, sbfp or snvint (boxes of 16, 2 to 8 bits).
         adapt_interval: steps between two measurements of c_l, the first in the second step; None: the same bits for
             all.
     Raises:
         ValueError: an option out of range.
     """
     choice("level", level, LEVELS)
-    family = CODE_FAMILIES[choice("format", format, CODE_FAMILIES)]
-    number(f"bits (format {format!r})", bits, least=family.widths[0], most=family.widths[-1])
+    number("bits", bits, least=WIDTHS[0], most=WIDTHS[-1])
     adapt_interval = None if adapt_interval is None else whole_number("adapt_interval", adapt_interval, 1)
     seed = whole_number("seed", seed)
     # first: it refuses a model without blocks, which must then be left as it was
     checkpointing = apply(model, "checkpoint") if level in ("CB1", "CB2") else None
-    controller = Gact(model, BitPlan(float(bits), family), adapt_interval, seed)
+    controller = Gact(model, BitPlan(float(bits)), adapt_interval, seed)
     if checkpointing is not None:
         controller.hooks.append(checkpointing)
     if level == "CB2":

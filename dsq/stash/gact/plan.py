@@ -1,38 +1,25 @@
-"""Which codes GACT has, and how many bits each saved tensor gets: the integer program (equation 4), solved greedily."""
+"""The codes of GACT, and how many bits each saved tensor gets: the integer program (equation 4), solved greedily."""
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from dsq.formats import FORMATS, Format, named
-from dsq.formats.base import BoxFormat
 from dsq.kept import GACT_GROUP
 from dsq.kernels.backend import AffineCodes, Groups
 from dsq.kernels.dispatch import affine_pack, affine_unpack
-from dsq.packing import quantize
-from dsq.stash.codes import Code, in_boxes
+from dsq.stash.codes import Code
 
 EXACT = 32  #: the width that stands for "kept as it is"
 
 
-@dataclass(frozen=True)
-class CodeFamily:
-    """A family of codes by bits a value, rounded stochastically."""
-
-    #: (N,) values, bits, seed -> code
-    encode: Callable[[Tensor, int, int], Code]
-    #: S(b): how the variance of the rounding depends on the bits (assumption B2 of GACT)
-    factor: Callable[[int], float]
-    #: the widths it has, narrowest first
-    widths: tuple[int, ...]
+#: bits that a code may have, narrowest first
+WIDTHS = tuple(range(1, 9))
 
 
-def _affine(values_N: Tensor, bits: int, seed: int) -> Code:
+def encode(values_N: Tensor, bits: int, seed: int) -> Code:
     """Code, by groups, by q = floor((x - low) / step + u), step = (max - min) / (2^b - 1) (appendix A.4)."""
     count = values_N.numel()
     groups = Groups(GACT_GROUP, -(-count // GACT_GROUP))
@@ -40,33 +27,9 @@ def _affine(values_N: Tensor, bits: int, seed: int) -> Code:
     return packed, lambda codes, dtype: affine_unpack(AffineCodes(*codes), bits, groups, count, dtype)
 
 
-def _boxes(name: str) -> CodeFamily:
-    """Return a block format in boxes of 16."""
-    formats = {bits: named(name, bits) for bits in range(2, 9)}
-
-    def encode(values_N: Tensor, bits: int, seed: int) -> Code:
-        return in_boxes(values_N, formats[bits], seed)
-
-    return CodeFamily(encode, lambda bits: _variance(formats[bits]), tuple(formats))
-
-
-@cache
-def _variance(fmt: Format) -> float:
-    """Return the variance of rounding normal values to ``fmt``, from two roundings.
-
-    No law holds for all formats and widths: another bit does not halve sbfp's step, snvint is bfp above 6 bits, and at
-    2 bits, where most values are less than a step, the variance is less than the step's square says.
-    """
-    x = torch.randn(1 << 14, generator=torch.Generator().manual_seed(0), device="cpu")
-    first, second = (quantize(x, fmt, rounding="stochastic", seed=seed) for seed in (0, 1))
-    return 0.5 * float((first - second).square().mean())
-
-
-CODE_FAMILIES = {
-    # step = range / (2^b - 1)
-    "affine": CodeFamily(_affine, lambda bits: (2.0**bits - 1) ** -2, tuple(range(1, 9))),
-    **{name: _boxes(name) for name, kind in FORMATS.items() if issubclass(kind, BoxFormat)},
-}
+def factor(bits: int) -> float:
+    """Return S(b): how the variance of the rounding depends on the bits (assumption B2); 0 for a tensor kept exact."""
+    return 0.0 if bits == EXACT else (2.0**bits - 1) ** -2
 
 
 Sizes = tuple[int, ...]  #: values of each tensor that one kind of input makes the model save, in order
@@ -82,10 +45,9 @@ class Sensitivities:
 
 @dataclass
 class BitPlan:
-    """The average, the code, and what was measured: sensitivities by number of tensors, layouts by key of input."""
+    """The average, and what was measured: sensitivities by number of tensors, layouts by key of input."""
 
     bits: float
-    family: CodeFamily
     measured: dict[int, Sensitivities] = field(default_factory=dict)
     layouts: dict[str, Sizes] = field(default_factory=dict)
     #: allocations by layout, and what they were made of
@@ -94,11 +56,7 @@ class BitPlan:
     @property
     def uniform(self) -> int:
         """Return the widest code within the average: a tensor gets it while nothing is known of the tensor."""
-        return max(width for width in self.family.widths if width <= self.bits)
-
-    def factor(self, bits: int) -> float:
-        """Return S(b); 0 for a tensor kept as it is."""
-        return 0.0 if bits == EXACT else self.family.factor(bits)
+        return max(width for width in WIDTHS if width <= self.bits)
 
     def complete(self) -> bool:
         """Return whether the sensitivities of all known layouts were measured."""
@@ -113,7 +71,7 @@ class BitPlan:
         if made_of is not measured:
             # c_l is a sum over the tensor's values: a longer batch scales it
             c = [c * d / max(size, 1) for c, d, size in zip(measured.c, sizes, measured.sizes, strict=True)]
-            bits = allocate(c, sizes, self.bits * sum(sizes), (*self.family.widths, EXACT), self.factor)
+            bits = allocate(c, sizes, self.bits * sum(sizes), (*WIDTHS, EXACT))
             self._allocated[sizes] = measured, bits
         return bits
 
@@ -133,7 +91,6 @@ def allocate(
     sizes: Sequence[int],
     budget: float,
     widths: Sequence[int],
-    factor: Callable[[int], float],
 ) -> tuple[int, ...]:
     """Minimise sum_l c_l S(b_l) subject to sum_l b_l D_l <= budget.
 
@@ -145,7 +102,6 @@ def allocate(
         sizes: D_l, values of each tensor.
         budget: bits for all together.
         widths: the bits a tensor may have, ascending.
-        factor: S(b).
     Returns:
         b_l for each tensor; all of the narrowest width where even that is over the budget.
     """

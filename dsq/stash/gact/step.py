@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dsq.kept import What
 from dsq.stash.codes import Code, Decode
-from dsq.stash.gact.plan import EXACT, BitPlan
+from dsq.stash.gact.plan import EXACT, BitPlan, encode
 from dsq.stash.memory import MemoryOrder
 
 
@@ -33,7 +33,7 @@ class RecomputedForward:
     def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
         self.count += 1
         seed = _seed_of(*self.seed, self.segment, self.count)
-        return self.plan.family.encode(values.reshape(-1), self.plan.uniform, seed)
+        return encode(values.reshape(-1), self.plan.uniform, seed)
 
 
 class TrainingForward:
@@ -65,10 +65,10 @@ class TrainingForward:
         self.bits.append(bits)
         if bits == EXACT:
             return None
-        code = self.plan.family.encode(flat, bits, _seed_of(*self.seed, index))
+        code = encode(flat, bits, _seed_of(*self.seed, index))
         if not self.measured:
             return code
-        other = self.plan.family.encode(flat, bits, _seed_of(*self.seed, index, "again"))
+        other = encode(flat, bits, _seed_of(*self.seed, index, "again"))
         dual = Dual((code[1], other[1]), len(code[0]))
         self._duals.append(dual)
         return (*code[0], *other[0]), dual

@@ -2,7 +2,7 @@
 
 sampling.py   which rows, at which scale: the estimator
 rows.py       one draw for all layers that read one activation; gradient norms of each sample of the data set
-layers.py     linear layers, attention, products of two activations (an option)
+layers.py     linear layers, products of two activations (an option)
 
 What the paper leaves open, and our choice:
 - A row's scale stays beside it until the backward. Scaling in the forward (algorithm 2) would spread the magnitudes of
@@ -24,7 +24,7 @@ from dsq.quantizers import Quantised
 from dsq.stash.controller import Controller, Summary, enter_mode
 from dsq.stash.interception import Interception, in_backward, stash_now
 from dsq.stash.policy import register
-from dsq.stash.wtacrs.layers import SampledAttention, SampledLinear, Site, sampled_products
+from dsq.stash.wtacrs.layers import SampledLinear, Site, sampled_products
 from dsq.stash.wtacrs.rows import RowSampler, Tally
 
 
@@ -43,8 +43,8 @@ class WTACRS(Controller):
         """Say which samples the coming forwards see: an integer for each, in batch order; None: unknown.
 
         Holds until the next call. An id must name the same sample in every epoch and after a resume. A linear whose
-        input has another number of samples along ``sample_dim`` (the model flattened its tokens) takes p_i ~ ||H_i||
-        and caches nothing. Under DDP a rank caches what it saw itself. Raises TypeError or ValueError where ids are
+        input has another length along its first axis (the model flattened its tokens) takes p_i ~ ||H_i|| and caches
+        nothing. Under DDP a rank caches what it saw itself. Raises TypeError or ValueError where ids are
         not integers in one dimension.
         """
         self.sampler.cache.start_batch(ids)
@@ -67,7 +67,7 @@ class WTACRS(Controller):
                 self.latest = replace(self.sampler.tally)
 
     def restore(self, module: nn.Module) -> None:
-        if isinstance(module, (SampledLinear, SampledAttention)):
+        if isinstance(module, SampledLinear):
             object.__setattr__(module, "__class__", module.plain)
             del module.__dict__["_wtacrs"]
 
@@ -97,14 +97,13 @@ def attach(
     ratio: float = 0.3,
     products: bool = False,
     exclude: str | None = None,
-    sample_dim: int = 0,
     seed: int = 0,
 ) -> WTACRS:
     """Estimate weight gradients of linears from round(ratio * tokens) rows of their input.
 
-    Covers nn.Linear and the projections of nn.MultiheadAttention. Left alone: subclasses of either (dsq.convert's
-    among them, which pack their input), parametrised modules, and F.linear called by the model itself. A layer with a
-    frozen weight keeps nothing, as in PyTorch.
+    Covers nn.Linear. Left alone: its subclasses (dsq.convert's among them, which pack their input), parametrised
+    modules, and F.linear called by a module itself, as in nn.MultiheadAttention. A layer with a frozen weight keeps
+    nothing, as in PyTorch.
 
     Args:
         ratio: part of the rows to keep, in (0, 1].
@@ -114,27 +113,24 @@ def attach(
             classifiers trained on SST-2 from random weights lost 1.7 and 3.1 points of accuracy to it, hence the
             default. Inside torch.utils.checkpoint products stay exact.
         exclude: regular expression; modules whose name it matches anywhere stay exact.
-        sample_dim: dimension of a linear's input along which the samples of a batch lie, for ``set_sample_ids``: 1 in
-            (tokens, batch, features) models. nn.MultiheadAttention knows its own.
         seed: of the policy's own random numbers; a rank of a process group adds its number.
     Raises:
         TypeError, ValueError: an option that is not what it must be. ValueError: the model has none of these layers.
     """
     number("ratio", ratio, above=0, most=1)
     products = flag("products", products)
-    sample_dim = whole_number("sample_dim", sample_dim)
     excluded = None if exclude is None else pattern("exclude", exclude)
     sampler = RowSampler(ratio, whole_number("seed", seed) + _rank())
     controller = WTACRS(model, sampler=sampler, products=products)
-    kinds: dict[type[nn.Module], type[nn.Module]] = {kind.plain: kind for kind in (SampledLinear, SampledAttention)}
-    changed = [(n, m) for n, m in model.named_modules() if type(m) in kinds and not (excluded and excluded.search(n))]
+    linears = [(name, module) for name, module in model.named_modules() if type(module) is nn.Linear]
+    changed = [(name, module) for name, module in linears if not (excluded and excluded.search(name))]
     if not changed:
         packed = any(isinstance(module, Quantised) for module in model.modules())
         others = "those that dsq.convert converted, which pack their input" if packed else "those excluded"
-        raise ValueError(f"nothing to stash: the model has no nn.Linear or nn.MultiheadAttention besides {others}")
+        raise ValueError(f"nothing to stash: the model has no nn.Linear besides {others}")
     for name, module in changed:
-        module.__class__ = kinds[type(module)]
-        module.__dict__["_wtacrs"] = Site(name, sampler, sample_dim)
+        module.__class__ = SampledLinear
+        module.__dict__["_wtacrs"] = Site(name, sampler)
     controller.attached = tuple(name for name, _ in changed)
     return controller
 

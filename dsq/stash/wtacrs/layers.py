@@ -1,4 +1,4 @@
-"""Sampled rows are kept by linear layers, the projections of nn.MultiheadAttention, products of two activations.
+"""Sampled rows are kept by linear layers and products of two activations.
 
 A linear layer (WTA-CRS, algorithm 1):
     forward    Z  = H W^T + b                             exact; stash k rows of H, their numbers and their scales
@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from dsq.stash.codes import Stash, keep, kept
 from dsq.stash.controller import RUNNING, SharedByCopies
-from dsq.stash.interception import Interception, in_checkpoint, stash_now
+from dsq.stash.interception import in_checkpoint, stash_now
 from dsq.stash.table import Row
-from dsq.stash.wtacrs.rows import RowSampler, Tokens, index_of, norms_of, scales_of
+from dsq.stash.wtacrs.rows import RowSampler, index_of, norms_of, samples_of, scales_of
 from dsq.stash.wtacrs.sampling import budget, probabilities, sample_rows
 
 
@@ -39,7 +39,6 @@ class Site(SharedByCopies):
 
     name: str  #: of the layer, under which its gradient norms are cached
     sampler: RowSampler
-    sample_dim: int
 
 
 class SampledLinear(nn.Linear):
@@ -49,52 +48,15 @@ class SampledLinear(nn.Linear):
     _wtacrs: Site
 
     def forward(self, input: Tensor) -> Tensor:  # the name is nn.Linear's
-        site = self._wtacrs
-        tokens = Tokens(input.shape[:-1], site.sample_dim)
-        return sampled_linear(input, self.weight, self.bias, site.sampler, site.name, tokens)
+        return sampled_linear(input, self.weight, self.bias, self._wtacrs.sampler, self._wtacrs.name)
 
 
-class SampledAttention(nn.MultiheadAttention):
-    """nn.MultiheadAttention as the policy leaves it."""
-
-    plain = nn.MultiheadAttention
-    _wtacrs: Site
-
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        if not torch.is_grad_enabled() or RUNNING.suspended:  # a mode would keep PyTorch from its fused evaluation path
-            return super().forward(*args, **kwargs)
-        with Interception(stash_now(), {F.linear: _Projections(self._wtacrs)}):
-            return super().forward(*args, **kwargs)
-
-
-class _Projections:
-    """The row of F.linear in one attention: in-projections in order (one, two or three), then out_proj.
-
-    Inside, an activation is (tokens, samples, features), and out_proj's input that of the queries, flattened.
-    """
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.calls = 0
-        self.query_lead: tuple[int, ...] = ()
-
-    def __call__(self, stash: Stash, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        lead = tuple(input.shape[:-1]) if input.dim() == 3 else self.query_lead
-        self.query_lead = self.query_lead or lead
-        reader = f"{self.site.name}.{self.calls}"
-        self.calls += 1
-        return sampled_linear(input, weight, bias, self.site.sampler, reader, Tokens(lead, 1))
-
-
-def sampled_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, sampler: RowSampler, reader: str, tokens: Tokens
-) -> Tensor:
+def sampled_linear(x: Tensor, weight: Tensor, bias: Tensor | None, sampler: RowSampler, reader: str) -> Tensor:
     """Return ``F.linear`` with an estimated weight gradient; F.linear itself where the weight is frozen or k = T.
 
     Args:
         x: (..., K); weight: (N, K); bias: (N,) or None. Dtypes, autocast and errors are those of F.linear.
         reader: name of the layer.
-        tokens: how the rows of ``x`` belong to samples.
     """
     if not torch.is_grad_enabled() or RUNNING.suspended or not weight.requires_grad:
         return F.linear(x, weight, bias)
@@ -102,21 +64,19 @@ def sampled_linear(
     if rows == 0 or budget(rows, sampler.ratio) >= rows:
         sampler.tally.exact += 1
         return F.linear(x, weight, bias)
-    z: Tensor = _SampledLinear.apply(x, weight, bias, sampler, reader, tokens)  # type: ignore[no-untyped-call]
+    z: Tensor = _SampledLinear.apply(x, weight, bias, sampler, reader)  # type: ignore[no-untyped-call]
     return z
 
 
 class _SampledLinear(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, w_NK: Tensor, bias: Tensor | None, sampler: RowSampler, reader: str, tokens: Tokens
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w_NK: Tensor, bias: Tensor | None, sampler: RowSampler, reader: str) -> Tensor:
         z = F.linear(x, w_NK, bias)
-        sample = sampler.sample(x, z.dtype, reader, tokens)
+        sample = sampler.sample(x, z.dtype, reader)
         # all through save_for_backward: a checkpoint's recomputation then replaces rows, numbers and scales together
         assert sample.rows is not None
         keep(ctx, w_NK if ctx.needs_input_grad[0] else None, stash_now().code(sample.rows, "linear"), sample.index)
-        ctx.sampler, ctx.sample, ctx.reader, ctx.tokens = sampler, sample, reader, tokens
+        ctx.sampler, ctx.sample, ctx.reader, ctx.samples = sampler, sample, reader, samples_of(x)
         ctx.dtypes = x.dtype, w_NK.dtype, None if bias is None else bias.dtype
         return z
 
@@ -131,7 +91,7 @@ class _SampledLinear(torch.autograd.Function):
             dx = (dz @ w_NK.to(dz.dtype)).to(x_dtype)
         if ctx.needs_input_grad[1]:
             dz_norm_T = norms_of(dz_TN)
-            ctx.sampler.record(ctx.sample, ctx.reader, dz_norm_T, ctx.tokens)
+            ctx.sampler.record(ctx.sample, ctx.reader, dz_norm_T, ctx.samples)
             # an infinity in a row that was not drawn must still reach a loss scaler: it makes every scale NaN
             scale_k = scales_of(index_2k) + 0 * dz_norm_T.sum()
             # H takes the scale: p_i ~ ||H_i|| evens its rows out, where scaled rows of dZ could leave float16's range
@@ -139,7 +99,7 @@ class _SampledLinear(torch.autograd.Function):
             dw_NK = (dz_TN.index_select(0, index_2k[0]).t() @ scaled_kK).to(w_dtype)
         if ctx.needs_input_grad[2]:
             db_N = dz_TN.sum(0).to(bias_dtype)
-        return dx, dw_NK, db_N, None, None, None
+        return dx, dw_NK, db_N, None, None
 
 
 def sampled_products(sampler: RowSampler) -> dict[Any, Row]:

@@ -21,25 +21,9 @@ from dsq.stash.memory import weak
 from dsq.stash.wtacrs.sampling import budget, probabilities, sample_rows
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """How the T rows of an activation, row-major over ``lead``, belong to samples: along ``lead[sample_dim]``."""
-
-    lead: tuple[int, ...]
-    sample_dim: int
-
-    def samples(self) -> int:
-        return self.lead[self.sample_dim] if -len(self.lead) <= self.sample_dim < len(self.lead) else 0
-
-    def spread(self, values_B: Tensor) -> Tensor:
-        """Return a value a sample -> a value a token (T)."""
-        shape = [1] * len(self.lead)
-        shape[self.sample_dim] = values_B.numel()
-        return values_B.view(shape).expand(self.lead).reshape(-1)
-
-    def mean_square(self, norms_T: Tensor) -> Tensor:
-        """Return a norm a token -> the mean square over each sample's tokens (B)."""
-        return norms_T.view(self.lead).square().movedim(self.sample_dim, 0).reshape(self.samples(), -1).mean(1)
+def samples_of(x: Tensor) -> int:
+    """Return how many samples an activation (samples, ..., K) holds; 0 without that axis."""
+    return x.shape[0] if x.dim() > 1 else 0
 
 
 def index_of(rows_k: Tensor, scale_k: Tensor) -> Tensor:
@@ -101,7 +85,7 @@ class RowSampler:
         self.tally = Tally()
         self._open: dict[Any, tuple[StorageWeakRef, RowSample]] = {}
 
-    def sample(self, x: Tensor, dtype: torch.dtype, reader: str, tokens: Tokens) -> RowSample:
+    def sample(self, x: Tensor, dtype: torch.dtype, reader: str) -> RowSample:
         """Return the kept rows of ``x``, in ``dtype``: of an open sample of the same memory in the same state, or a new
         draw.
 
@@ -113,7 +97,7 @@ class RowSampler:
         key = (x.untyped_storage()._cdata, x._version, x.storage_offset(), x.numel(), rows, dtype)
         _, sample = self._open.get(key, (None, None))
         if sample is None or sample.rows is None or reader in sample.readers:
-            sample = self._draw(x, dtype, reader, tokens)
+            sample = self._draw(x, dtype, reader)
             self._open[key] = weak(x), sample
         sample.readers.add(reader)
         self.tally.readers += 1
@@ -126,14 +110,15 @@ class RowSampler:
                 sample.close()
                 self._open.pop(key, None)
 
-    def _draw(self, x: Tensor, dtype: torch.dtype, leader: str, tokens: Tokens) -> RowSample:
+    def _draw(self, x: Tensor, dtype: torch.dtype, leader: str) -> RowSample:
         h_TK = x.reshape(-1, x.shape[-1])
         k = budget(len(h_TK), self.ratio)
         batch = self.cache.batch
-        if batch is not None and tokens.samples() != batch.numel():
+        if batch is not None and samples_of(x) != batch.numel():
             batch = None
         norms_B = None if batch is None else self.cache.lookup(leader, x.device)
-        p_T = probabilities(norms_of(h_TK), None if norms_B is None else tokens.spread(norms_B))
+        norms_T = None if norms_B is None else norms_B.repeat_interleave(len(h_TK) // norms_B.numel())
+        p_T = probabilities(norms_of(h_TK), norms_T)
         rows_k, scale_k = sample_rows(p_T, k, self.uniform(x.device, k))
         h_kK = h_TK.index_select(0, rows_k).to(dtype)
         index_2k = index_of(rows_k, scale_k)
@@ -156,11 +141,11 @@ class RowSampler:
         drawn = torch.rand(shape, generator=self.generator, dtype=torch.float64, device="cpu")
         return drawn.to(device, non_blocking=True)
 
-    def record(self, sample: RowSample, reader: str, dz_norm_T: Tensor, tokens: Tokens) -> None:
+    def record(self, sample: RowSample, reader: str, dz_norm_T: Tensor, samples: int) -> None:
         """Cache a reader's gradient norms. Rows with several readers serve the sum of squares: of the variances."""
-        if sample.batch is None or tokens.samples() != sample.batch.numel():
+        if sample.batch is None or samples != sample.batch.numel():
             return
-        sample.squares[reader] = tokens.mean_square(dz_norm_T)
+        sample.squares[reader] = dz_norm_T.square().view(samples, -1).mean(1)
         self.cache.record(sample.leader, sample.batch, torch.stack(list(sample.squares.values())).sum(0).sqrt())
 
 

@@ -72,11 +72,9 @@ def test_published_figures_are_not_an_input():
     assert readers == {"cli/commands/table.py"}
 
 
-def test_stored_bits_follow_bits_box_exponent_and_word(monkeypatch):
+def test_stored_bits_follow_bits_box_scale_and_word(monkeypatch):
     assert [calibrated.stored_bits(m, BFP(32)) for m in (2, 4, 16, 32)] == [4, 8, 20, 36]  # whole 64-bit words a box
     assert calibrated.stored_bits(16, BFP(32, box=32)) == (32 * 16 + 8 + 56) / 32  # 9 words of 64
-    assert calibrated.stored_bits(16, BFP(32, exponent_bits=16)) == 20  # 272 bits still fit 320
-    assert calibrated.stored_bits(12, BFP(32, exponent_bits=16)) == 16  # 208 take 256
     assert calibrated.stored_bits(13, FixedPoint(32)) == 13
     monkeypatch.setattr(calibrated, "WORD_BITS", 8)
     assert calibrated.stored_bits(4, BFP(32)) == 4.5

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -42,3 +44,11 @@ def kept_bytes(fn: Callable[[], Tensor]) -> int:
     gc.collect()
     own = result.untyped_storage()._cdata
     return sum(n for key, (ref, n) in births.born.items() if not ref.expired() and key != own)
+
+
+def peak_bytes(fn: Callable[[], Tensor]) -> int:
+    """The most bytes that tensors take at once in ``fn`` and the backward of its sum, above those that were there."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        fn().sum().backward()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return max(accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))

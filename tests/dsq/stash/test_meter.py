@@ -114,18 +114,3 @@ def test_bytes_by_module_and_op():
     assert report.by("op")["GeluBackward0"] == 128
     assert {h.module: h.name for h in report.held if h.op == "SoftmaxBackward0"} == {"1": "result"}
     assert "0.1" in str(report)
-
-
-def test_peak_covers_what_is_freed_before_the_end():
-    x = torch.randn(256, 256, requires_grad=True)
-    quiet = measure(lambda: x.neg())
-    loud = measure(lambda: x.neg() + torch.zeros(1024, 1024).sum())
-    assert quiet.nbytes == loud.nbytes == 0
-    assert loud.peak_bytes - quiet.peak_bytes >= 4 * 1024 * 1024
-    assert quiet.peak_bytes >= x.nbytes
-
-
-def test_backward_is_part_of_the_peak_when_asked():
-    x = torch.randn(64, 64, requires_grad=True)
-    assert measure(lambda: x.exp(), backward=True).peak_bytes > measure(lambda: x.exp()).peak_bytes
-    assert x.grad is not None

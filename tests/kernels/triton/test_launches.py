@@ -44,7 +44,6 @@ SETUPS = {
     "bfp": under("bfp"),
     "mesa": under("mesa"),
     "gact": under("gact", adapt_interval=None),
-    "gact bfp": under("gact", format="bfp", adapt_interval=None),
     "selective": under("selective"),
     "wtacrs": under("wtacrs"),
     "bfloat16": under("bfloat16"),

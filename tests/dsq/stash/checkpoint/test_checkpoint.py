@@ -29,13 +29,12 @@ def test_gradients_are_exact(needs_x):
 
 def test_only_segment_inputs_are_kept():
     model, x = small(), torch.randn(2, 8, 32)
-    controller = apply(model, "checkpoint")
+    apply(model, "checkpoint")
     report, random_state = measure(lambda: model(x).sum()), torch.get_rng_state().nbytes
     statistics = 2 * 4 * 2 * 8
     # two blocks' inputs (the first one's is the caller's) and the last norm's
     assert report.nbytes == pytest.approx(3 * x.nbytes + statistics + 3 * random_state, abs=3 * 8)  # and a scale
     assert kept_bytes(lambda: model(x).sum()) == pytest.approx(report.nbytes - 3 * random_state, abs=3 * 8)
-    assert controller.report().kept_bytes == 2 * x.nbytes + 3 * random_state
 
 
 def test_batch_norm_counts_once_and_frozen_layers_pass_gradients():
@@ -130,16 +129,6 @@ def test_a_cache_that_would_be_filled_twice_is_an_error_not_a_wrong_gradient():
     ):
         model(input_ids=ids, labels=ids)
     model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-
-
-def test_a_step_that_gact_runs_again_is_not_counted():
-    model, x = small(), torch.randn(2, 8, 32, requires_grad=True)
-    apply(model, "gact")
-    controller, seen = apply(model, "checkpoint"), []
-    for _ in range(3):
-        model(x).sum().backward()
-        seen.append(controller.report())
-    assert seen[0] == seen[1] == seen[2]
 
 
 def test_with_mesa_on_batch_norm():

@@ -144,7 +144,6 @@ POLICIES: dict[str, Policies] = {
     "mesa": (_MESA,),
     "gact": (_gact(),),
     "gact 2": (_gact(bits=2),),
-    "gact bfp": (_gact(format="bfp"),),
     "gact adapted": (("gact", {"adapt_interval": 100}),),
     "gact CB1": (_gact(level="CB1"),),
     "selective": (_SELECTIVE,),
@@ -167,10 +166,8 @@ class Claim:
     """What is said of a case, and what the allocator holds; bytes."""
 
     stash: int  #: held between forward and backward
-    peak: int  #: held at most during the step
     left: int  #: after the step, above what was held before it
     claimed_stash: int
-    claimed_peak: int
     reported: dict[str, int]  #: kept_bytes of each policy's report
 
 
@@ -180,9 +177,9 @@ def claim(model_name: str, policies_name: str) -> Claim:
     model, forward = MODELS[model_name]()
     controllers = [stash.apply(model, name, **options) for name, options in POLICIES[policies_name]]
     held = step_bytes(forward)
-    claimed = stash.measure(forward, backward=True)
+    claimed = stash.measure(forward).nbytes
     reported = {controller.name: controller.report().kept_bytes for controller in controllers}
-    return Claim(held.stash, held.peak, held.left, claimed.nbytes, claimed.peak_bytes, reported)
+    return Claim(held.stash, held.left, claimed, reported)
 
 
 def main(names: list[str]) -> None:

@@ -65,13 +65,13 @@ def test_cached_norms_reduce_the_variance():
 
 def test_the_cache_holds_the_root_mean_square_of_each_samples_gradient():
     model = nn.Sequential(nn.Linear(16, 8))
-    controller = dsq.stash.apply(model, "wtacrs", sample_dim=1)
-    x, dz = torch.randn(12, 4, 16), torch.randn(12, 4, 8)  # (tokens, samples, features)
+    controller = dsq.stash.apply(model, "wtacrs")
+    x, dz = torch.randn(4, 12, 16), torch.randn(4, 12, 8)
     controller.set_sample_ids(torch.tensor([7, 3, 900, 5]))
     model(x).backward(dz)
     state = controller.state_dict()
     assert state["ids"].tolist() == [7, 3, 900, 5]
-    torch.testing.assert_close(state["norms"]["0"], dz.norm(dim=2).square().mean(0).sqrt())
+    torch.testing.assert_close(state["norms"]["0"], dz.norm(dim=2).square().mean(1).sqrt())
 
 
 def test_readers_of_one_activation_share_rows_and_add_their_gradients():
