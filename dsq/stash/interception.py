@@ -142,7 +142,7 @@ def code_inputs(segment: Any, code: Callable[[Tensor], Kept]) -> None:
 
 def _offloaded(argument: Any) -> bool:
     """Return whether a segment's argument was saved through hooks that are not those of a checkpoint around it."""
-    unpack = argument.unpack_hook if isinstance(argument, SavedTensor) else None
+    unpack = getattr(argument, "unpack_hook", None)  # of a SavedTensor
     return unpack is not None and getattr(unpack, "__module__", "") != "torch.utils.checkpoint"
 
 
