@@ -66,7 +66,7 @@ def test_peaked_attention(deviation, least, attention):
         assert 1 / 1.5 < ours.norm() / exact.norm() < 1.5
 
 
-@pytest.mark.parametrize("policy", ["bfp", "gact", "mesa", "bfloat16"])
+@pytest.mark.parametrize("policy", ["bfp", "gact", "mesa"])
 @pytest.mark.parametrize("deviation", [6, 30])
 def test_attention_is_bounded_at_any_peak(deviation, policy):
     q, k, v = (scale * drawn(1, 1, 128, 32, seed=s) for s, scale in enumerate((deviation, deviation, 1)))
@@ -204,7 +204,7 @@ WITHOUT_A_ROW = {
 }
 
 
-@pytest.mark.parametrize("policy", ["bfp", "mesa", "gact", "bfloat16"])
+@pytest.mark.parametrize("policy", ["bfp", "mesa", "gact"])
 @pytest.mark.parametrize("name", WITHOUT_A_ROW)
 def test_what_has_no_row_is_exact(name, policy):
     function = WITHOUT_A_ROW[name]
