@@ -2,9 +2,6 @@
 
 evidence/     the suite of real tasks that judges every default and every figure
 translation/  a translation model from text to BLEU; the demo
-stash/        what the stash policies keep: bits, who wants a gradient, bytes by malloc
-memory.py     the cost model's peak memory against the measured one
-step_time.py  the cost model's time of a step against the measured one
 published.py  the cost model's throughput against trainings that others published; the fit of its constants
 bench/        times and memory on this CPU
 revisions.py  bits and times of this tree against another checkout's

@@ -86,7 +86,7 @@ class Interception(TorchFunctionMode):
         wanted = False
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor):
-                if type(value) not in _PLAIN:  # a DTensor, say, has operations of its own
+                if type(value) not in _PLAIN or value.is_complex():  # a DTensor, say, has operations of its own
                     return func(*args, **kwargs)
                 wanted = wanted or value.requires_grad
         if not wanted:
