@@ -7,7 +7,7 @@ A name has parts with " + " between them, in the order of applying. A part is
                         layer called head stays plain)
     bfp 4, snvint 4     policy bfp, that format
     gact 4              also "gact 4 uniform", "gact 4 CB1", with uniform bits
-    mesa                also "selective", "checkpoint SEGMENTS", "bfloat16", "wtacrs 0.3"
+    mesa                also "selective", "checkpoint SEGMENTS", "wtacrs 0.3"
     around bfp 4        a GPT's blocks are called with a packed checkpoint of that format; "around checkpoint": plain
     bf16                the model itself is cast
     fp32, plain, autocast, bf16 autocast, fused    nothing: the caller's contexts
