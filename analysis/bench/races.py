@@ -1,6 +1,6 @@
 """Races on this CPU: kernels against copies, one product by each GEMM, and training steps.
 
-A contestant of a race of steps does what its name says (analysis/attach.py). "fused": inside dsq.fused_attention, where
+A contestant of a race of steps does what its name says (analysis/models.py). "fused": inside dsq.fused_attention, where
 converted models always are.
 """
 
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import dsq
-from analysis.attach import attach
-from analysis.models import encoder
+from analysis.models import attach, encoder
 from analysis.timing import Call, Race, keep_freed_memory, race
 from dsq.formats import BFP, FORMATS, FixedPoint, Format, Layout, options
 from dsq.kernels import dispatch

@@ -5,8 +5,7 @@ paper.toml    the same of DSQ's paper, at its own sizes
 __main__.py   the command: run, table, one
 ledger.py     the ledger (../results/evidence.csv), and the runs that it lacks, each a process
 loop.py       PyTorch's loop, under one setting
-problems.py   what the loop trains: a language model, sentences, a pretrained encoder, images
+problems.py   what is trained: a language model, sentences, a pretrained encoder, images; by fairseq's loop, translation
 graphs.py     GCN and GAT on citation graphs
-translation.py  fairseq's translation models, by analysis.translation.training
 comparison.py the ledger -> docs/evidence.md: differences to fp32 of the same seed, with their intervals
 """
