@@ -2,7 +2,6 @@
 
 evidence/     the suite of real tasks that judges every default and every figure
 translation/  a translation model from text to BLEU; the demo
-published.py  the cost model's throughput against trainings that others published; the fit of its constants
 bench/        times and memory on this CPU
 revisions.py  bits and times of this tree against another checkout's
 gpu/          the GPU kernels: agreement, bandwidth, steps

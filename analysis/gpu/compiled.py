@@ -17,7 +17,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import triton
@@ -28,7 +30,7 @@ from triton.runtime.jit import JITFunction
 import dsq
 from dsq.command import OneLineParser, Record, table
 from dsq.formats import BFP, FixedPoint, Format, Layout, SignedNVInt
-from dsq.kernels.backend import DTYPES, Codes, Dtypes, GemmKernel, Layer, MatMul, Operand
+from dsq.kernels.backend import DTYPES, Codes, Dtypes, GemmKernel, Layer, MatMul, Operand, along_contraction
 from dsq.kernels.conformance import cases, products
 from dsq.kernels.triton import codec, codec_kernels, int8_kernels
 from dsq.kernels.triton.backend import TRITON
@@ -75,11 +77,7 @@ def kernel_calls() -> Iterator[KernelCall]:
         yield from _layer(levels, seed)
     for fmt in (SignedNVInt(4), BFP(8), BFP(4)):
         for transposed in ((False, True), (False, False), (True, False)):
-            a, b = (
-                Operand(fmt, 0 if moved == first else 1, transposed=moved)
-                for moved, first in zip(transposed, (True, False), strict=True)
-            )
-            yield from _products(MatMul(a, b), *LARGE, 4096, part="hot")
+            yield from _products(along_contraction(fmt, fmt, transposed), *LARGE, 4096, part="hot")
     formats = (BFP(4), BFP(5, 64), SignedNVInt(3), FixedPoint(4))
     for sizes, fmt, seed in itertools.product(EDGES, formats, (None, 1)):
         for dim in range(-len(sizes), 0):
@@ -171,22 +169,11 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class _AbsentDevice:
+def _absent_device(target: str) -> SimpleNamespace:
     """As much of a Triton driver as compiling asks for."""
-
-    def __init__(self, target: str) -> None:
-        self.target = (
-            GPUTarget("cuda", int(target[3:]), 32) if target.startswith("sm_") else GPUTarget("hip", target, 64)
-        )
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return self.target
+    gpu = GPUTarget("cuda", int(target[3:]), 32) if target.startswith("sm_") else GPUTarget("hip", target, 64)
+    number = {"get_current_device": lambda: 0, "get_current_stream": lambda _: 0}
+    return SimpleNamespace(get_current_target=lambda: gpu, **number)
 
 
 #: that was compiled for last
@@ -197,7 +184,7 @@ _target: list[str] = []
 def compiling(target: str) -> Iterator[list[Any]]:
     """Inside, a launch of a Triton kernel compiles it for ``target``, adds it to the list and runs nothing."""
     compiled: list[Any] = []
-    run, before = JITFunction.run, driver._active
+    run = JITFunction.run
     for kernel in (*vars(codec_kernels).values(), *vars(int8_kernels).values()):
         if isinstance(kernel, JITFunction) and _target != [target]:
             kernel.device_caches.clear()  # by the device's number, whatever the target was
@@ -208,13 +195,8 @@ def compiling(target: str) -> Iterator[list[Any]]:
         compiled.append(kernel)
         return kernel
 
-    JITFunction.run = compile_only
-    driver.set_active(_AbsentDevice(target))
-    try:
+    with patch.object(JITFunction, "run", compile_only), patch.object(driver, "_active", _absent_device(target)):
         yield compiled
-    finally:
-        JITFunction.run = run
-        driver.set_active(before)
 
 
 def read(kernel: Any) -> Record:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import dsq
 from analysis.attach import attach
-from analysis.gpu.machine import Machine, Trial
+from analysis.gpu import Machine, Trial
 from analysis.models import GPT
 from dsq.command import Record
 from dsq.kernels.dispatch import use_backend
