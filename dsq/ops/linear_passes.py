@@ -218,8 +218,7 @@ def _keep(key: Any, plan: LinearPlan) -> LinearPlan:
 
 
 def _refuse_codes(plan: LinearPlan, x1: Codes) -> None:
-    assert plan.stash.format is not None
-    check_codes(x1.codes, x1.scales, plan.stash.format, layout_of(plan.x_matrix, plan.stash.axis))
+    check_codes(x1.codes, x1.scales, plan.stash.quantised_to, layout_of(plan.x_matrix, plan.stash.axis))
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, autocast: bool) -> None:
