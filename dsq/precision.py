@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass
 from itertools import pairwise
 from typing import Any
 
-from dsq.formats.base import NARROWEST, WIDEST
+from dsq.formats import NARROWEST, WIDEST
 
 ACCEPTED = f"four whole numbers in {NARROWEST}..{WIDEST}, as in [16,4,4,16]"
 ACCEPTED_LEVELS = "precisions that never decrease, as in [4,3,3,8] [8,4,4,8]"
