@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch.overrides import TorchFunctionMode
 
 APPLIED = "_dsq_stash"  #: attribute of a model under policies: {policy name: controller}
 _PART_OF = "_dsq_part_of"  #: attribute of a part of a model: the controllers of the model
@@ -64,8 +63,6 @@ class Controller(SharedByCopies):
 
     by_parts: ClassVar[bool] = False  #: whether it acts on parts of the model that are called by themselves
 
-    sees_first: ClassVar[bool] = False  #: whether an operation comes to it before it comes to other policies
-
     model: nn.Module
     name: str = ""  # set by apply
     compiles: bool = False  #: whether the model, or blocks of it, may be compiled; set by apply
@@ -75,7 +72,7 @@ class Controller(SharedByCopies):
 
     def around(self, module: nn.Module) -> AbstractContextManager[Any]:
         """Return what is entered around a forward of ``module`` (the model or a copy of it), and around a checkpoint's
-        recomputation of a part of one. ``enter_mode`` turns on a function mode for it."""
+        recomputation of a part of one. A function mode that is pushed on the stack for it goes with it."""
         return nullcontext()
 
     def traced(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -240,16 +237,11 @@ def run_under(
             raise
 
 
-def enter_mode(mode: TorchFunctionMode) -> None:
-    """Turn ``mode`` on until the call that ``run_under`` makes is over."""
-    torch._C._push_on_torch_function_stack(mode)
-
-
 # ---- calls of a model go through its policies
 
 
 def applied(model: nn.Module) -> dict[str, Controller]:
-    """Return the policies applied to this very module, name to controller: what sees an operation first comes first."""
+    """Return the policies applied to this very module, name to controller."""
     here: dict[str, Controller] = model.__dict__.get(APPLIED, _NONE)
     return here
 
@@ -265,8 +257,7 @@ def intercept(controller: Controller, model: nn.Module) -> None:
     The classes are set to subclasses of themselves whose ``__call__`` does. Copies and replicas carry it.
     """
     controller.hooks.append(model.register_forward_pre_hook(partial(_check_entered, controller), prepend=True))
-    here, new = applied(model), {controller.name: controller}
-    model.__dict__[APPLIED] = new | here if controller.sees_first else here | new
+    model.__dict__[APPLIED] = applied(model) | {controller.name: controller}
     for module in (model, *_parts(model)) if controller.by_parts else (model,):
         if module is not model:
             module.__dict__.setdefault(_PART_OF, []).append(controller)

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import _checkpoint_hook
 
 from dsq.layers import not_compiled_alone
 from dsq.stash.codes import EXACT, Codec, Form, Kept, Stash, refuse_create_graph
-from dsq.stash.controller import RUNNING, Controller, Summary, enter_mode, run_under
+from dsq.stash.controller import RUNNING, Controller, Summary, run_under
 from dsq.stash.table import TABLE, Row
 
 _PLAIN = (Tensor, nn.Parameter)
@@ -28,12 +28,6 @@ Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]  # pack, unpack
 
 #: () -> the (pack, unpack) that a tensor saved now would go through; None: PyTorch keeps it as it is
 innermost_hooks: Callable[[], Hooks | None] = partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
-
-
-def in_checkpoint() -> bool:
-    """Return whether a segment of torch.utils.checkpoint runs, or is recomputed: it counts what is saved."""
-    top = innermost_hooks()
-    return top is not None and getattr(top[0], "__module__", "") == "torch.utils.checkpoint"
 
 
 def in_backward() -> bool:
@@ -207,7 +201,7 @@ class TablePolicy(Controller):
             self.latest = stash
         RUNNING.stashes.append(stash)
         mode = Interception(stash, self.rows)
-        enter_mode(mode)
+        torch._C._push_on_torch_function_stack(mode)
         try:
             yield
         finally:

@@ -27,7 +27,7 @@ def samples_of(x: Tensor) -> int:
 
 
 def index_of(rows_k: Tensor, scale_k: Tensor) -> Tensor:
-    """Return row numbers and the bits of their float32 scales, as one int32 tensor (2, ..., k)."""
+    """Return row numbers and the bits of their float32 scales, as one int32 tensor (2, k)."""
     return torch.stack((rows_k.int(), scale_k.view(torch.int32)))
 
 
@@ -69,7 +69,6 @@ class Tally:
     draws: int = 0
     readers: int = 0  #: linears that read a draw's rows
     cached: int = 0  #: draws whose probabilities used cached gradient norms
-    products: int = 0  #: operands of products of two activations that were sampled
     exact: int = 0  #: linears with no more tokens than the budget, kept whole
     raw_bytes: int = 0
     kept_bytes: int = 0
@@ -119,7 +118,8 @@ class RowSampler:
         norms_B = None if batch is None else self.cache.lookup(leader, x.device)
         norms_T = None if norms_B is None else norms_B.repeat_interleave(len(h_TK) // norms_B.numel())
         p_T = probabilities(norms_of(h_TK), norms_T)
-        rows_k, scale_k = sample_rows(p_T, k, self.uniform(x.device, k))
+        uniform_k = torch.rand(k, generator=self.generator, dtype=torch.float64, device="cpu")  # the same for a GPU
+        rows_k, scale_k = sample_rows(p_T, k, uniform_k.to(x.device, non_blocking=True))
         h_kK = h_TK.index_select(0, rows_k).to(dtype)
         index_2k = index_of(rows_k, scale_k)
 
@@ -128,18 +128,9 @@ class RowSampler:
         tally.cached += norms_B is not None
         tally.tokens += len(h_TK)
         tally.kept += k
-        self.count(x.numel() * dtype.itemsize, h_kK, index_2k)
+        tally.raw_bytes += x.numel() * dtype.itemsize
+        tally.kept_bytes += h_kK.nbytes + index_2k.nbytes
         return RowSample(leader, batch, h_kK, index_2k)
-
-    def count(self, raw: int, *kept: Tensor) -> None:
-        """Add to the bytes of this forward."""
-        self.tally.raw_bytes += raw
-        self.tally.kept_bytes += sum(x.nbytes for x in kept)
-
-    def uniform(self, device: torch.device, *shape: int) -> Tensor:
-        """Return random numbers of [0, 1) in float64: the policy's next ones, the same for every device."""
-        drawn = torch.rand(shape, generator=self.generator, dtype=torch.float64, device="cpu")
-        return drawn.to(device, non_blocking=True)
 
     def record(self, sample: RowSample, reader: str, dz_norm_T: Tensor, samples: int) -> None:
         """Cache a reader's gradient norms. Rows with several readers serve the sum of squares: of the variances."""
