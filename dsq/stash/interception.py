@@ -172,7 +172,6 @@ class _UnderPolicies:
 class TablePolicy(Controller):
     """A policy that codes what the table lets it. Subclasses give the codec of a forward."""
 
-    by_parts = True
     latest: Stash | None = None  #: of the latest training forward
     rows: Mapping[Callable[..., Any], Row] = TABLE  #: of the operations that it acts on
 
@@ -194,10 +193,8 @@ class TablePolicy(Controller):
 
     @contextmanager
     def around(self, module: nn.Module) -> Iterator[None]:
-        recomputing = in_backward()
-        goes_on = len(self.parts) > 1 and not recomputing
-        stash = self.latest if goes_on and self.latest else Stash(self.codec(module))
-        if not recomputing:
+        stash = Stash(self.codec(module))
+        if not in_backward():  # else a checkpoint is recomputed
             self.latest = stash
         RUNNING.stashes.append(stash)
         mode = Interception(stash, self.rows)

@@ -41,8 +41,6 @@ from dsq.stash.wtacrs.sampling import budget
 class WTACRS(Controller):
     """The policy at work. Told the samples of each batch, it draws by their gradient norms of the epoch before."""
 
-    by_parts = True
-
     sampler: RowSampler = field(kw_only=True)
     latest: Tally = field(default_factory=Tally)
 
