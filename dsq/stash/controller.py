@@ -128,8 +128,13 @@ class Controller(SharedByCopies):
             raise ValueError(f"copy must be a deep copy of the model, made under its policy {self.name!r}")
         for hook in self.hooks:
             self._remove_hook(target, hook)
-        _release(target, self)
-        for module in list(target.modules()):
+        here = applied(target)
+        del here[self.name]
+        if not here:
+            del target.__dict__[APPLIED]
+            if "_dsq_plain" in vars(type(target)):  # else FSDP made a class of ours, which does nothing now
+                object.__setattr__(target, "__class__", vars(type(target))["_dsq_plain"])
+        for module in target.modules():
             self.restore(module)
 
     def _remove_hook(self, model: nn.Module, hook: Any) -> None:
@@ -222,11 +227,8 @@ def run_under(
 
 def applied(model: nn.Module) -> dict[str, Controller]:
     """Return the policies applied to this very module, name to controller."""
-    here: dict[str, Controller] = model.__dict__.get(APPLIED, _NONE)
+    here: dict[str, Controller] = model.__dict__.get(APPLIED, {})
     return here
-
-
-_NONE: dict[str, "Controller"] = {}
 
 
 def intercept(controller: Controller, model: nn.Module) -> None:
@@ -251,16 +253,6 @@ def _check_entered(controller: Controller, model: nn.Module, args: Any) -> None:
         under_policy = controller in RUNNING.entered or RUNNING.suspended or not torch.is_grad_enabled()
     if not under_policy:
         raise RuntimeError(COMPILE_BEFORE)
-
-
-def _release(model: nn.Module, controller: Controller) -> None:
-    here = applied(model)
-    del here[controller.name]
-    if here:
-        return
-    del model.__dict__[APPLIED]
-    if "_dsq_plain" in vars(type(model)):  # else FSDP made a class of ours, which does nothing now
-        object.__setattr__(model, "__class__", vars(type(model))["_dsq_plain"])
 
 
 def _intercepted(own: type[nn.Module]) -> type[nn.Module]:

@@ -5,14 +5,13 @@
                db = sum of dZ over tokens                 exact
                dW = sum_t scale_t dZ[row_t]^T H[row_t]    unbiased (algorithm 1)
 
-sampling.py   which rows, at which scale: the estimator
-rows.py       one draw for all layers that read one activation; gradient norms of each sample of the data set
+rows.py: one draw for all layers that read one activation; gradient norms of each sample of the data set; the estimator.
 
 What the paper leaves open, and our choice:
 - A row's scale stays beside it until the backward. Scaling in the forward (algorithm 2) would spread the magnitudes of
   the kept rows, and cost precision where another policy packs them.
 - Norms are cached a sample, as in the paper, so the tokens of a sample share one; without sample ids, p_i ~ ||H_i||.
-- A cached norm counts as at least a tenth of the batch's mean (sampling.NORM_FLOOR): last epoch's zero may be wrong.
+- A cached norm counts as at least a tenth of the batch's mean (rows.NORM_FLOOR): last epoch's zero may be wrong.
 - Products of two activations stay exact: their gradients flow on, and everything before would see the noise.
 
 Shapes: T tokens (all leading dimensions), K in-features, N out-features, k kept rows.
@@ -27,14 +26,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsq.arguments import number, pattern, whole_number
+from dsq.arguments import number, whole_number
 from dsq.quantizers import Quantised
 from dsq.stash.codes import keep, kept
-from dsq.stash.controller import RUNNING, Controller, SharedByCopies, Summary
+from dsq.stash.controller import RUNNING, Controller, Summary
 from dsq.stash.interception import in_backward, stash_now
 from dsq.stash.policy import register
-from dsq.stash.wtacrs.rows import RowSampler, Tally, norms_of, samples_of, scales_of
-from dsq.stash.wtacrs.sampling import budget
+from dsq.stash.wtacrs.rows import RowSampler, Tally, budget, norms_of, samples_of, scales_of
 
 
 @dataclass(eq=False)
@@ -95,7 +93,6 @@ def attach(
     model: nn.Module,
     *,
     ratio: float = 0.3,
-    exclude: str | None = None,
     seed: int = 0,
 ) -> WTACRS:
     """Estimate weight gradients of linears from round(ratio * tokens) rows of their input.
@@ -106,25 +103,22 @@ def attach(
 
     Args:
         ratio: part of the rows to keep, in (0, 1].
-        exclude: regular expression; modules whose name it matches anywhere stay exact.
         seed: of the policy's own random numbers; a rank of a process group adds its number.
     Raises:
         TypeError, ValueError: an option that is not what it must be. ValueError: the model has none of these layers.
     """
     number("ratio", ratio, above=0, most=1)
-    excluded = None if exclude is None else pattern("exclude", exclude)
     sampler = RowSampler(ratio, whole_number("seed", seed) + _rank())
     controller = WTACRS(model, sampler=sampler)
     linears = [(name, module) for name, module in model.named_modules() if type(module) is nn.Linear]
-    changed = [(name, module) for name, module in linears if not (excluded and excluded.search(name))]
-    if not changed:
+    if not linears:
         packed = any(isinstance(module, Quantised) for module in model.modules())
-        others = "those that dsq.convert converted, which pack their input" if packed else "those excluded"
-        raise ValueError(f"nothing to stash: the model has no nn.Linear besides {others}")
-    for name, module in changed:
+        others = " besides those that dsq.convert converted, which pack their input" if packed else ""
+        raise ValueError(f"nothing to stash: the model has no nn.Linear{others}")
+    for name, module in linears:
         module.__class__ = SampledLinear
-        module.__dict__["_wtacrs"] = Site(name, sampler)
-    controller.attached = tuple(name for name, _ in changed)
+        module.__dict__["_wtacrs"] = sampler, name
+    controller.attached = tuple(name for name, _ in linears)
     return controller
 
 
@@ -134,22 +128,14 @@ def _rank() -> int:
     return torch.distributed.get_rank() if ready else 0
 
 
-@dataclass(frozen=True, eq=False)
-class Site(SharedByCopies):
-    """Where a layer finds its sampler."""
-
-    name: str  #: of the layer, under which its gradient norms are cached
-    sampler: RowSampler
-
-
 class SampledLinear(nn.Linear):
     """nn.Linear as the policy leaves it."""
 
     plain = nn.Linear
-    _wtacrs: Site
+    _wtacrs: tuple[RowSampler, str]  #: and the name of the layer, under which its gradient norms are cached
 
     def forward(self, input: Tensor) -> Tensor:  # the name is nn.Linear's
-        return sampled_linear(input, self.weight, self.bias, self._wtacrs.sampler, self._wtacrs.name)
+        return sampled_linear(input, self.weight, self.bias, *self._wtacrs)
 
 
 def sampled_linear(x: Tensor, weight: Tensor, bias: Tensor | None, sampler: RowSampler, reader: str) -> Tensor:
