@@ -7,7 +7,7 @@ To add a format, write a dataclass with ``@register``, and its codec in kernels/
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from math import prod
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from dsq.arguments import whole_number
 
@@ -23,10 +23,6 @@ SCALE_BITS = 8
 #: the format of a DSQConfig, a layer and every flag, unless told: of those measured the one that loses least at 2 to 4
 #: bits, at the same bytes (docs/formats.md)
 DEFAULT = "snvint"
-
-
-#: along which axis boxes run: the contraction axis of the GEMM that consumes the tensor, or the tensor's last axis
-BoxAxis = Literal["contraction", "last"]
 
 
 @dataclass(frozen=True, slots=True)
