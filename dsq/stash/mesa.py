@@ -179,23 +179,17 @@ def _pack(values: Tensor, run: int, number: int, key: str) -> tuple[Tensor, Tens
     return packed.codes, packed.ranges
 
 
-def _unpack(codes: Tensor, ranges: Tensor, run: int, number: int, count: int, dtype: torch.dtype) -> Tensor:
-    return affine_unpack(AffineCodes(codes, ranges), MESA_BITS, Groups(run, number), count, dtype)
-
-
 def _fake_pack(values: Tensor, run: int, number: int, key: str) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(values.dtype, torch.float32)
     return values.new_empty(values.numel(), dtype=torch.uint8), values.new_empty((2, number), dtype=wide)
-
-
-def _fake_unpack(codes: Tensor, ranges: Tensor, run: int, number: int, count: int, dtype: torch.dtype) -> Tensor:
-    return codes.new_empty(count, dtype=dtype)
 
 
 # an operator asks the codec of the forward that runs: ranges are no part of a graph
 define("pack_in_range(Tensor values, SymInt run, int number, str key) -> (Tensor, Tensor)", _pack, _fake_pack)
 define(
     "unpack_in_range(Tensor codes, Tensor ranges, SymInt run, int number, SymInt count, ScalarType dtype) -> Tensor",
-    _unpack,
-    _fake_unpack,
+    lambda codes, ranges, run, number, *rest: affine_unpack(
+        AffineCodes(codes, ranges), MESA_BITS, Groups(run, number), *rest
+    ),
+    lambda codes, ranges, run, number, count, dtype: codes.new_empty(count, dtype=dtype),
 )
