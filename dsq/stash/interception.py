@@ -93,9 +93,9 @@ class Interception(TorchFunctionMode):
         """Let a segment of torch.utils.checkpoint be recomputed under the policies that it runs under now."""
         if segment is not self.stash.segment:
             self.segments_inputs = None
-            if segment is not None and not isinstance(segment.recompute_fn, _UnderPolicies):
+            if segment is not None and getattr(segment.recompute_fn, "func", None) is not run_under:
                 self.stash.enter_segment(None)
-                segment.recompute_fn = _UnderPolicies(segment.recompute_fn, tuple(RUNNING.entered.items()))
+                segment.recompute_fn = partial(run_under, tuple(RUNNING.entered.items()), segment.recompute_fn)
                 self.segments_inputs = segment.saved_args or None  # empty where they are in codes already
                 code_inputs(segment, lambda x: self.stash.code(x, "boundary"))
             self.stash.enter_segment(segment)
@@ -156,17 +156,6 @@ class _Inputs:
             form, wanted = item
             return form.make(form.tensors).detach().requires_grad_(wanted)
         return item
-
-
-@dataclass(frozen=True)
-class _UnderPolicies:
-    """A checkpoint's recomputation, under the policies of its forward."""
-
-    run: Callable[..., Any]
-    entered: tuple[tuple[Controller, nn.Module], ...]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return run_under(self.entered, self.run, *args, **kwargs)
 
 
 class TablePolicy(Controller):

@@ -8,6 +8,7 @@ tensors in lists, tuples, dicts and dataclasses. Observation has the bytes of a 
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from types import CellType
 from typing import Any
 
@@ -144,7 +145,8 @@ def _held_by(node: Any) -> Iterator[tuple[str, Any]]:
                     hook = saved.unpack_hook
                     if getattr(hook, "__module__", None) == "torch.utils.checkpoint":
                         frame = next(found for found in _cells(hook) if hasattr(found, "saved_args"))
-                        again = getattr(frame.recompute_fn, "run", frame.recompute_fn)
+                        again = frame.recompute_fn
+                        again = again.args[-1] if isinstance(again, partial) else again  # under policies
                         yield "checkpoint", (frame.saved_args, frame.get_inputs, _cells(again))
     yield from getattr(node, "__dict__", {}).items()
 
