@@ -223,12 +223,10 @@ def quantised_class(module: nn.Module) -> type[nn.Module] | None:
 
 
 def quantise_attention(model: nn.Module) -> None:
-    """Let the attentions of torch and of transformers take quantised products."""
+    """Let the attentions of transformers, and those that call PyTorch's function, take quantised products."""
     inside, modules = set[nn.Module](), list[Any](model.modules())
     for module in modules:
-        if isinstance(module, MultiheadAttention):
-            module.quantised_products = True
-        elif not isinstance(module, Quantised) and calls_attention(module, class_of(module)):
+        if not isinstance(module, Quantised) and calls_attention(module, class_of(module)):
             change(module, "class", mixed(OwnAttention, class_of(module)))
         elif hasattr(module, "set_attn_implementation") and module not in inside:
             from dsq.layers.of_transformers import NAME  # needs transformers
@@ -326,4 +324,4 @@ def _set(module: Any, name: str, value: Any) -> None:
 
 
 #: what ``convert`` puts on a layer
-FIELDS = ("quantizers", "eval_full_precision", "quantised_products", "conversion", "idle", "small")
+FIELDS = ("quantizers", "eval_full_precision", "conversion", "idle", "small")

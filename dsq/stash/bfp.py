@@ -4,20 +4,8 @@ The policy has the name of the paper's format, block floating point. Boxes run o
 memory, so all views of a tensor share one code: 4.5 bits a value at q1 = 4. What has no row is as PyTorch keeps it
 (dsq/stash/table).
 
-Some operations keep more bits than q1 (MORE), by the error of the whole gradient. A GPT of 4 blocks, d 192, on
-WikiText's characters, after 700 updates (analysis.stash.bits of commit 42c1cfa6, Zen 4, 2026-11-25): error of the
-gradient of all parameters, products exact, and bits of a token, a unit of width and a block.
-
-    linears' inputs alone at 4                                  .032
-    all at 4                                             46.5   .077
-    attention 6                                          52.5   .043
-    attention 6, activations 6                           60.5   .039
-    attention 6, activations 6, norms 5                  62.8   .028
-    attention 6, activations 6, norms 6 (as below)       65.0   .025
-    all at 5                                             56.8   .040
-
-Attention is where few bits hurt most, the more the longer a model has trained. A norm's x^ serves the linear layer
-behind it too: its bits are the cheapest.
+Some operations keep more bits than q1 (MORE), by the error of the whole gradient (docs/stash-policies.md): attention
+is where few bits hurt most, the more the longer a model has trained; a norm's x^ serves the linear layer behind it too.
 """
 
 from collections.abc import Mapping
