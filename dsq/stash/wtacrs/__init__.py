@@ -67,7 +67,7 @@ class WTACRS(Controller):
 
     def restore(self, module: nn.Module) -> None:
         if isinstance(module, SampledLinear):
-            object.__setattr__(module, "__class__", module.plain)
+            object.__setattr__(module, "__class__", nn.Linear)
             del module.__dict__["_wtacrs"]
 
     def report(self) -> Summary:
@@ -89,12 +89,7 @@ class WTACRS(Controller):
 
 
 @register("wtacrs", composes_with=("bfp", "checkpoint"))
-def attach(
-    model: nn.Module,
-    *,
-    ratio: float = 0.3,
-    seed: int = 0,
-) -> WTACRS:
+def attach(model: nn.Module, *, ratio: float = 0.3, seed: int = 0) -> WTACRS:
     """Estimate weight gradients of linears from round(ratio * tokens) rows of their input.
 
     Covers nn.Linear. Left alone: its subclasses (dsq.convert's among them, which pack their input), parametrised
@@ -129,30 +124,19 @@ def _rank() -> int:
 
 
 class SampledLinear(nn.Linear):
-    """nn.Linear as the policy leaves it."""
+    """nn.Linear with an estimated weight gradient; as it was where the weight is frozen or k = T."""
 
-    plain = nn.Linear
     _wtacrs: tuple[RowSampler, str]  #: and the name of the layer, under which its gradient norms are cached
 
     def forward(self, input: Tensor) -> Tensor:  # the name is nn.Linear's
-        return sampled_linear(input, self.weight, self.bias, *self._wtacrs)
-
-
-def sampled_linear(x: Tensor, weight: Tensor, bias: Tensor | None, sampler: RowSampler, reader: str) -> Tensor:
-    """Return ``F.linear`` with an estimated weight gradient; F.linear itself where the weight is frozen or k = T.
-
-    Args:
-        x: (..., K); weight: (N, K); bias: (N,) or None. Dtypes, autocast and errors are those of F.linear.
-        reader: name of the layer.
-    """
-    if not torch.is_grad_enabled() or RUNNING.suspended or not weight.requires_grad:
-        return F.linear(x, weight, bias)
-    rows = x.shape[:-1].numel()
-    if rows == 0 or budget(rows, sampler.ratio) >= rows:
-        sampler.tally.exact += 1
-        return F.linear(x, weight, bias)
-    z: Tensor = _SampledLinear.apply(x, weight, bias, sampler, reader)  # type: ignore[no-untyped-call]
-    return z
+        if not torch.is_grad_enabled() or RUNNING.suspended or not self.weight.requires_grad:
+            return F.linear(input, self.weight, self.bias)
+        (sampler, reader), rows = self._wtacrs, input.shape[:-1].numel()
+        if rows == 0 or budget(rows, sampler.ratio) >= rows:
+            sampler.tally.exact += 1
+            return F.linear(input, self.weight, self.bias)
+        z: Tensor = _SampledLinear.apply(input, self.weight, self.bias, sampler, reader)  # type: ignore[no-untyped-call]
+        return z
 
 
 class _SampledLinear(torch.autograd.Function):
