@@ -19,8 +19,7 @@ import torch
 
 import dsq
 from analysis import ROOT
-from analysis.attach import attach
-from analysis.models import encoder, resnet20
+from analysis.models import attach, encoder, resnet20
 from dsq.command import OneLineParser, guarded
 
 Found = Iterator[tuple[str, Any]]  #: tensors and numbers by name

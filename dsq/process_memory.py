@@ -40,7 +40,7 @@ class Settings(NamedTuple):
 
 
 def give_memory_back(wanted: bool = True) -> Settings:
-    """Make both settings, once a process; the log (INFO) says what did not take effect, and why.
+    """Make both settings, once a process; the log (INFO) says which took effect, or why not.
 
     ``wanted`` False, as DSQ_ALLOCATOR=0 does, leaves the process as it is, in later calls too: call it before the first
     tensor.
@@ -78,10 +78,8 @@ def resident() -> dict[str, int]:
 @cache
 def _set() -> Settings:
     mapped, huge = _map_large_blocks(), _missing_huge_pages()
-    for why in filter(
-        None, (mapped and f"freed memory stays in the process: {mapped}", huge and f"huge pages: {huge}")
-    ):
-        _LOG.info(why)
+    _LOG.info("freed memory %s", f"stays in the process: {mapped}" if mapped else "goes back to the system")
+    _LOG.info("large blocks lie on %s", f"small pages: {huge}" if huge else "huge pages")
     return Settings(not mapped, not huge)
 
 

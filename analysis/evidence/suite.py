@@ -56,7 +56,7 @@ class Task:
     dropout: float = 0.0
     source: str = "de"  #: language of a translation
     target: str = "en"  #: language of a translation
-    flags: Mapping[str, Any] = field(default_factory=dict)  #: of a translation: dsq-train's, over translation.py's own
+    flags: Mapping[str, Any] = field(default_factory=dict)  #: of a translation: dsq-train's, over problems.py's own
     config: Mapping[str, Any] = field(default_factory=dict)  #: of images: transformers' AutoConfig.for_model's fields
     sizes: Mapping[str, int] = field(default_factory=dict)  #: of the model and of the cut of the data
 

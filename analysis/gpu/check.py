@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from analysis.gpu import this_machine
 from dsq.command import OneLineParser, Record, fail, guarded, make_folder, table, write_text
 
 PROG = "python -m analysis.gpu.check"
@@ -137,8 +138,6 @@ def _started(name: str, out: Path, worker: int, trials: int | None) -> subproces
 
 def _work(name: str, out: Path, worker: int, trials: int | None) -> None:
     """The trials of one process that have no row yet."""
-    from analysis.gpu.machine import this_machine
-
     torch.set_num_threads(1 if _workers(name) > 1 else torch.get_num_threads())
     file, machine = _file(out, name, worker), this_machine()
     known = {row["name"] for row in _lines(file) if "name" in row}

@@ -58,10 +58,13 @@ def test_without_proc_nothing_is_known(monkeypatch, tmp_path):
 
 
 @needs_glibc
-def test_settings_are_made_once():
+def test_settings_are_made_once_and_logged_once(caplog):
+    caplog.set_level(logging.INFO, "dsq")
     first = dsq.give_memory_back()
     assert first.returned
     assert dsq.give_memory_back() is first
+    assert caplog.messages[0] == "freed memory goes back to the system"
+    assert len(caplog.messages) == 2
 
 
 @pytest.mark.parametrize("by", ["variable", "program"])
@@ -84,7 +87,10 @@ def test_a_kernel_without_huge_pages_is_no_error(tmp_path, monkeypatch, caplog):
     found = dsq.give_memory_back()
     assert (found.returned, found.huge_pages) == (True, False)
     assert dsq.give_memory_back() is found
-    assert caplog.messages == ["huge pages: this system has none"]
+    assert caplog.messages == [
+        "freed memory goes back to the system",
+        "large blocks lie on small pages: this system has none",
+    ]
 
 
 def test_a_kernel_that_gives_huge_pages_to_all_is_never_too_late(tmp_path, monkeypatch):
@@ -173,9 +179,9 @@ def test_a_process_holds_less_than_one_without():
 def test_dsq_is_to_be_imported_before_the_first_tensor():
     if "[madvise]" not in process_memory.Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
         pytest.skip("huge pages are not for who asks")
-    assert not _left("late")[1].strip()
+    assert "large blocks lie on huge pages" in _left("late")[1]
     assert "import dsq before them, or start Python with THP_MEM_ALLOC_ENABLE=1" in _left("too late")[1]
-    assert not _left("too late", THP_MEM_ALLOC_ENABLE="1")[1].strip()
+    assert "large blocks lie on huge pages" in _left("too late", THP_MEM_ALLOC_ENABLE="1")[1]
 
 
 def test_a_model_that_is_packed_too_late_says_what_to_do(monkeypatch):
@@ -191,10 +197,13 @@ def test_a_packed_stash_gives_memory_back_where_huge_pages_make_it_cheap(
 ):
     caplog.set_level(logging.INFO, "dsq")
     _system_gives(tmp_path, monkeypatch, modes)
-    monkeypatch.setattr(process_memory.sys, "modules", {})  # before torch
+    monkeypatch.delitem(sys.modules, "torch")  # before it is imported
     made = []
     monkeypatch.setattr(process_memory, "_map_large_blocks", lambda: made.append(1) or "")
     process_memory.suit_a_packed_stash()
     assert bool(made) == returned
-    why = "freed memory stays in the process, as huge pages are missing: this system has none"
-    assert caplog.messages == ([] if returned else [why])
+    assert caplog.messages[0] == (
+        "freed memory goes back to the system"
+        if returned
+        else "freed memory stays in the process, as huge pages are missing: this system has none"
+    )

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from analysis.attach import attach
-from analysis.models import fairseq_transformer, transformer
+from analysis.models import attach, fairseq_transformer, transformer
 from costmodel.model.memory import peak_memory
 from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, POLICIES, Method, Setup
 from costmodel.model.operations import Workload
@@ -118,7 +117,7 @@ class CheckedMethod:
 
     name: str
     predicted: Method
-    setup: str  #: a name that analysis/attach.py reads
+    setup: str  #: a name that analysis/models.py reads
     frozen: bool = False  #: its linear layers are not trained
 
 

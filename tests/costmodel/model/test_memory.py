@@ -90,8 +90,7 @@ def test_prediction_against_what_malloc_counted(name):
 def test_what_a_policy_keeps_is_what_its_table_keeps(name, policy):
     """Beside dsq.stash's own count, which knows neither the loss nor what is looked up."""
     pytest.importorskip("transformers")
-    from analysis.attach import attach
-    from analysis.models import transformer
+    from analysis.models import attach, transformer
     from tests.costmodel.model.running import workload_of
 
     model, inputs = transformer(name, 64, 2, 4, 200, (4, 64))
