@@ -332,7 +332,7 @@ def _set(module: Any, name: str, value: Any) -> None:
 
 
 #: what ``convert`` puts on a layer
-FIELDS = ("quantizers", "eval_full_precision", "quantised_products", "conversion", "idle", "small")
+FIELDS = ("formats", "eval_full_precision", "quantised_products", "conversion", "idle", "small")
 
 
 def take_fields(layer: nn.Module, fields: Mapping[str, Any]) -> None:
