@@ -2,10 +2,6 @@
 
 evidence/     the suite of real tasks that judges every default and every figure
 translation/  a translation model from text to BLEU; the demo
-stash/        what the stash policies keep: bits, who wants a gradient, bytes by malloc
-memory.py     the cost model's peak memory against the measured one
-step_time.py  the cost model's time of a step against the measured one
-published.py  the cost model's throughput against trainings that others published; the fit of its constants
 bench/        times and memory on this CPU
 revisions.py  bits and times of this tree against another checkout's
 gpu/          the GPU kernels: agreement, bandwidth, steps
@@ -13,8 +9,7 @@ house.py      lines and files of Python by room
 timing.py     the one timer, and races of steps
 results/      files that these gave
 coverage.py   the share of the models people train that dsq.convert quantises
-models.py     the small models that are measured in several rooms
-attach.py     what a setup's name puts on a model
+models.py     the small models that are measured in several rooms, and what a setup's name puts on one
 results_page.py  the tables of docs/results.md and other pages, from results/
 figures.py    how pictures look
 """

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median, quantiles
+from typing import Any
 
 Call = Callable[[], object]
 #: (call, repeats) -> seconds a call
@@ -84,50 +85,22 @@ def in_turns(
 
 
 @dataclass(frozen=True, slots=True)
-class RaceResult:
-    """One contestant's times, in seconds a call, beside the baseline's of the same rounds."""
-
-    name: str
-    seconds: tuple[float, ...]
-    baseline: tuple[float, ...]
-
-    @property
-    def ratios(self) -> list[float]:
-        return [mine / base for mine, base in zip(self.seconds, self.baseline, strict=True)]
-
-    @property
-    def ratio(self) -> float:
-        return median(self.ratios)
-
-    @property
-    def best_ratio(self) -> float:
-        """Its best time / the baseline's best: the steadier figure on a busy machine."""
-        return min(self.seconds) / min(self.baseline)
-
-    @property
-    def median_seconds(self) -> float:
-        return median(self.seconds)
-
-    @property
-    def stray(self) -> float:
-        """Half the interquartile range of the ratios, relative to their median."""
-        low, _, high = quantiles(self.ratios, n=4)
-        return (high - low) / 2 / self.ratio
-
-
-@dataclass(frozen=True, slots=True)
 class Race:
-    """All results of a race, the baseline's own first; and the baseline against itself."""
+    """Contestants beside a baseline, a row each: the baseline's own first, then the others'.
+
+    ``best/best``: best time / the baseline's best, the steadier figure on a busy machine. ``stray``: half the
+    interquartile range of the ratios, relative to their median.
+    """
 
     title: str
     baseline: str
-    results: tuple[RaceResult, ...]
-    control: RaceResult
+    rows: list[dict[str, Any]]
+    again: dict[str, Any]  #: the baseline against itself
 
     @property
     def stray(self) -> float:
         """How far the baseline strayed from itself."""
-        return max(abs(self.control.ratio - 1), self.control.stray)
+        return max(abs(self.again["ratio"] - 1), self.again["stray"])
 
     @property
     def trusted(self) -> bool:
@@ -137,8 +110,12 @@ class Race:
 def race(title: str, baseline: tuple[str, Call], contestants: Mapping[str, Call], rounds: int) -> Race:
     """Time every contestant beside the baseline, ``rounds`` times."""
     name, base = baseline
-    calls = {name: base, **contestants, f"{name} again": base}
-    seconds = in_turns(calls, rounds)
-    base_seconds = tuple(seconds[name])
-    results = [RaceResult(who, tuple(spent), base_seconds) for who, spent in seconds.items()]
-    return Race(title, name, tuple(results[:-1]), results[-1])
+    seconds = in_turns({name: base, **contestants, f"{name} again": base}, rounds)
+    rows = [_row(who, spent, seconds[name]) for who, spent in seconds.items()]
+    return Race(title, name, rows[:-1], rows[-1])
+
+
+def _row(contestant: str, seconds: list[float], baseline: list[float]) -> dict[str, Any]:
+    low, ratio, high = quantiles([mine / base for mine, base in zip(seconds, baseline, strict=True)], n=4)
+    times = {"ms": 1000 * median(seconds), "ratio": ratio, "best/best": min(seconds) / min(baseline)}
+    return {"contestant": contestant, **times, "stray": (high - low) / 2 / ratio}

@@ -76,10 +76,8 @@ def guarded(prog: str, work: Callable[[], object]) -> int:
 
 
 def _line(prog: str, message: object) -> str:
-    text = " ".join(str(message).splitlines())
-    if len(text) > 1000:  # an argument or a field of a file may be as long as it likes
-        text = f"{text[:700]} ... {text[-200:]}"
-    return f"{prog}: error: {text}"
+    text = " ".join(str(message).splitlines())  # an argument may be as long as it likes
+    return f"{prog}: error: {text if len(text) <= 1000 else f'{text[:700]} ... {text[-200:]}'}"
 
 
 def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
@@ -215,7 +213,6 @@ def processor() -> str:
 
 
 MOST_BYTES = 64 * 2**20
-MOST_DEPTH = 50  #: of lists and tables in one another
 #: a key of TOML with more parts takes tomllib time that grows with their square
 _LONG_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){50}""")
 
@@ -256,16 +253,14 @@ def read_toml(path: str | Path, label: str = "") -> dict[str, Any]:
     return data
 
 
-def _parsed(path: str | Path, label: str, kind: str, parse: Any) -> Any:
+def _parsed(path: str | Path, label: str, kind: str, parse: Callable[[str], Any]) -> Any:
     text, label = read_text(path, label=label), label or str(path)
     try:
-        data = parse(text)
-        _check_depth(data)
+        return parse(text)
     except RecursionError:
         raise ValueError(f"{label} is nested too deeply to be read") from None
     except ValueError as error:
         raise ValueError(f"{label} is not {kind}: {error}") from None
-    return data
 
 
 def _finite(text: str) -> float:
@@ -273,12 +268,3 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"numbers must be finite, got {text[:40]}")
     return number
-
-
-def _check_depth(data: Any) -> None:
-    level = [data]
-    for _ in range(MOST_DEPTH):
-        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
-        level = [it for values in inner for it in values]
-    if level:
-        raise RecursionError

@@ -123,7 +123,7 @@ def compare(model: nn.Module, loss: Callable[[], Tensor | None]) -> GradientChec
     where the loss is no single value that wants a gradient.
     """
     layers = list(converted(model).values())
-    with suspended(model), at_32_bits(layers):
+    with suspended(), at_32_bits(layers):
         exact = gradients(model, loss)
     error, parameters = _compared(exact, gradients(model, loss))
     of_stash = error

@@ -1,7 +1,7 @@
 """How many bits of a value the policies of dsq.stash keep: read by the policies and by dsq-cost. Imports no torch.
 
 Which operations keep what is the table's (dsq/stash/table); dsq-cost's ledger (costmodel/model/ledger.py) names the
-same tensors by the same words, and `python -m analysis.memory` holds it against running models.
+same tensors by the same words, and tests/costmodel/model/running.py holds it against running models.
 """
 
 from collections.abc import Mapping

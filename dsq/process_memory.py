@@ -22,9 +22,9 @@ import os
 import re
 import sys
 import warnings
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  #: PyTorch's variable, which it reads once, when it makes its first tensor
 SWITCH = "DSQ_ALLOCATOR"  #: 0: dsq leaves the settings of the process as they are
@@ -37,29 +37,25 @@ _TOO_LATE = (
     "torch made tensors before dsq was imported, as lightning and transformers' Trainer do when they are: "
     f"import dsq before them, or start Python with {HUGE_PAGES}=1"
 )
-_DECLINED = f"{SWITCH}=0, or the program, leaves them as they are"
+_LOG = logging.getLogger("dsq")
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """The settings that took effect."""
 
     returned: bool  #: a freed block of 4 MiB or more goes back to the system at once
     huge_pages: bool  #: blocks of 2 MiB or more lie on huge pages
-    missing: tuple[str, ...] = ()  #: why each of them did not
 
 
 def give_memory_back(wanted: bool = True) -> Settings:
-    """Make both settings, once a process; the log (INFO) says what took effect. A refused setting is no error.
+    """Make both settings, once a process; the log (INFO) says which took effect, or why not.
 
-    ``wanted`` False, as DSQ_ALLOCATOR=0 does, leaves the process as it is, in later calls too: call it before
-    the first tensor.
+    ``wanted`` False, as DSQ_ALLOCATOR=0 does, leaves the process as it is, in later calls too: call it before the first
+    tensor.
     """
     global _unwanted
     _unwanted = _unwanted or not wanted
-    if _is_declined():
-        return Settings(False, False, (_DECLINED,))
-    return _set()
+    return Settings(False, False) if _is_declined() else _set()
 
 
 def _is_declined() -> bool:
@@ -70,13 +66,11 @@ def _is_declined() -> bool:
 @cache
 def suit_a_packed_stash() -> None:
     """Make both settings where page faults are cheap. Elsewhere a warning says what to do, or the log (INFO) why."""
-    if _is_declined():
-        return
     why = _missing_huge_pages()
     if why == _TOO_LATE:  # the one reason that a program can take away
         warnings.warn(f"the process will not shrink with its stash: {why}", stacklevel=3)
     elif why:
-        logging.getLogger("dsq").info("freed memory stays in the process, as huge pages are missing: %s", why)
+        _LOG.info("freed memory stays in the process, as huge pages are missing: %s", why)
     else:
         _set()
 
@@ -84,53 +78,42 @@ def suit_a_packed_stash() -> None:
 def resident() -> dict[str, int]:
     """Return the bytes of the resident set, "resident" now and "peak" since the process began; empty where there is no
     /proc."""
-    if not _STATUS.exists():
-        return {}
-    found = re.findall(r"^(VmRSS|VmHWM):\s*(\d+) kB", _STATUS.read_text(encoding="ascii"), re.MULTILINE)
+    status = _STATUS.read_text(encoding="ascii") if _STATUS.exists() else ""
+    found = re.findall(r"^(VmRSS|VmHWM):\s*(\d+) kB", status, re.MULTILINE)
     return {{"VmRSS": "resident", "VmHWM": "peak"}[name]: int(kib) * 1024 for name, kib in found}
 
 
 @cache
 def _set() -> Settings:
     mapped, huge = _map_large_blocks(), _missing_huge_pages()
-    missing = tuple(f"{name}: {why}" for name, why in (("freed memory", mapped), ("huge pages", huge)) if why)
-    logging.getLogger("dsq").info("; ".join(missing) or "freed memory goes back; large blocks lie on huge pages")
-    return Settings(not mapped, not huge, missing)
+    _LOG.info("freed memory %s", f"stays in the process: {mapped}" if mapped else "goes back to the system")
+    _LOG.info("large blocks lie on %s", f"small pages: {huge}" if huge else "huge pages")
+    return Settings(not mapped, not huge)
 
 
 def _map_large_blocks() -> str:
-    """Give every large block a mapping of its own, unless the user set a threshold; why that is not done, or ""."""
+    """Give every large block a mapping of its own, unless the user set a threshold; return why not, or ""."""
     if "MALLOC_MMAP_THRESHOLD_" in os.environ or "mmap_threshold" in os.environ.get("GLIBC_TUNABLES", ""):
         return ""
     try:
-        glibc = ctypes.CDLL("libc.so.6")
-        addresses = {ctypes.cast(library.malloc, ctypes.c_void_p).value for library in (glibc, ctypes.CDLL(None))}
-        if len(addresses) > 1:
-            return "another allocator stands in the place of glibc's"
-        return "" if glibc.mallopt(_M_MMAP_THRESHOLD, _LARGE) else "glibc refused"
-    except (OSError, AttributeError, TypeError):  # macOS, musl, Windows
+        return "" if ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, _LARGE) else "glibc refused"
+    except (OSError, AttributeError):  # macOS, musl, Windows
         return "this C library has no such setting"
 
 
 def ask_for_huge_pages() -> str:
     """Set the variable by which PyTorch puts blocks of 2 MiB and more on huge pages; return why not, or ""."""
     if _is_declined():
-        return _DECLINED
+        return f"{SWITCH}=0, or the program, leaves memory as it is"
     if not _MODES.exists() or "[never]" in _MODES.read_text(encoding="ascii"):
         return "this system has none"
-    if os.environ.setdefault(HUGE_PAGES, "1") != "1":
-        return f"{HUGE_PAGES} is set to something else than 1"
-    return ""
+    return "" if os.environ.setdefault(HUGE_PAGES, "1") == "1" else f"{HUGE_PAGES} is set to something else than 1"
 
 
 def _missing_huge_pages() -> str:
     """Ask for huge pages; return why PyTorch does not use them, or ""."""
-    if why := ask_for_huge_pages():
+    why, torch = ask_for_huge_pages(), sys.modules.get("torch")
+    if why or torch is None or "[always]" in _MODES.read_text(encoding="ascii"):
         return why
-    torch = sys.modules.get("torch")
-    if torch is None or "[always]" in _MODES.read_text(encoding="ascii"):
-        return ""
     # PyTorch puts a block of 2 MiB on a page's border if it read 1; glibc a few bytes behind one
-    if torch.UntypedStorage(_HUGE).data_ptr() % mmap.PAGESIZE == 0:
-        return ""
-    return _TOO_LATE
+    return "" if torch.UntypedStorage(_HUGE).data_ptr() % mmap.PAGESIZE == 0 else _TOO_LATE

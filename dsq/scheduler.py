@@ -149,13 +149,9 @@ class PrecisionScheduler:
             raise ValueError(f"state of the scheduler must have the keys {sorted(expected)}, got {got}")
         if state["levels"] != expected["levels"]:
             raise ValueError(f"levels must be those of the checkpoint, {state['levels']}, got {expected['levels']}")
-        level = whole_number("level", state["level"], 0, len(self.levels) - 1)
-        best = math.inf if state["best"] is None else state["best"]
-        if not isinstance(best, (int, float)) or math.isnan(best):
-            raise ValueError(f"best must be a number, got {best!r}")
-        stale = whole_number("stale", state["stale"], 0)
-        work = _work(state["work"], len(self.levels))
-        self.level, self.best, self.stale, self.work = level, best, stale, work
+        self.level = whole_number("level", state["level"], 0, len(self.levels) - 1)
+        self.best = math.inf if state["best"] is None else state["best"]
+        self.stale, self.work = state["stale"], [Work(*work) for work in state["work"]]
 
     def history(self) -> dict[str, Any]:
         """Return the work at each level, as plain data."""
@@ -180,11 +176,3 @@ def _count(name: str, value: Any) -> int:
     """Return ``value`` as an int: a tensor would change in the states already saved, and is no JSON."""
     scalar = value.item() if isinstance(value, Tensor) and not value.dim() else value
     return whole_number(name, scalar, 0)
-
-
-def _work(saved: Any, levels: int) -> list[Work]:
-    """Return ``saved`` as the work at each level. Raises ValueError where it is none."""
-    pairs = isinstance(saved, (list, tuple)) and all(isinstance(pair, (list, tuple)) for pair in saved)
-    if not pairs or [len(pair) for pair in saved] != [2] * levels:
-        raise ValueError(f"work must be a pair (updates, tokens) for each of {levels} levels, got {saved!r}")
-    return [Work(_count("updates", updates), _count("tokens", tokens)) for updates, tokens in saved]

@@ -150,6 +150,12 @@ class LinearMatMuls(NamedTuple):
         return self.weight_gradient.b
 
 
+def along_contraction(a: Format, b: Format, transposed: tuple[bool, bool] = (False, True)) -> MatMul:
+    """Return the product of formats whose boxes run along the contraction; as a layer's of x (M, K) and w (N, K)."""
+    turned_a, turned_b = transposed
+    return MatMul(Operand(a, 0 if turned_a else 1, turned_a), Operand(b, 1 if turned_b else 0, turned_b))
+
+
 @lru_cache(maxsize=256)
 def of_stored_transpose(matmuls: LinearMatMuls) -> LinearMatMuls:
     """Return the products for a w that comes as (K, N), as other libraries keep it."""

@@ -26,6 +26,7 @@ from dsq.kernels.backend import (
     MatMul,
     MovingRanges,
     Operand,
+    along_contraction,
 )
 from dsq.kernels.reference.backend import FLOAT64, REFERENCE, TORCH
 from dsq.kernels.tuning import prepared
@@ -272,11 +273,8 @@ def products() -> Iterator[Product]:
     which = (False, False), (False, True), (True, False)
     for (rows, depth, columns, spread), transposed in itertools.product(sizes, which):
         for kinds, bits in _OPERANDS:
-            a, b = (
-                Operand(kind(width), 0 if moved == first else 1, transposed=moved)
-                for kind, width, moved, first in zip(kinds, bits, transposed, (True, False), strict=True)
-            )
-            yield Product(rows, depth, columns, MatMul(a, b), spread)
+            a, b = (kind(width) for kind, width in zip(kinds, bits, strict=True))
+            yield Product(rows, depth, columns, along_contraction(a, b, transposed), spread)
 
 
 def product_disagreements(backend: Backend, product: Product, device: torch.device) -> str:

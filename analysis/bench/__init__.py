@@ -1,6 +1,5 @@
 """Benchmarks for anyone: ``python -m analysis.bench PART``.
 
-steps.py    training steps: six blocks, converted and under policies
-kernels.py  quantise, pack and unpack against copying; one product by each GEMM
+races.py    the CPU kernels against copying; one product by each GEMM; steps of six blocks, converted, under policies
 process.py  memory of the process and time of a GPT's step, a fresh process a row, and the README's picture
 """

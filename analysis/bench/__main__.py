@@ -2,20 +2,21 @@
 
 import argparse
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from analysis.bench import process
+import torch
+
+from analysis.bench import process, races
 from analysis.timing import TRUSTED_STRAY, Race
 from dsq.command import OneLineParser, as_csv, count, guarded, make_folder, table, write_text
 
-#: part -> where its races are, imported when asked for: a function of rounds
+#: part -> its races, of rounds
 RACES = {
-    "kernels": "kernels.against_copies",
-    "product": "kernels.product",
-    "step": "steps.six_blocks",
-    "policies": "steps.policies",
+    "kernels": races.against_copies,
+    "product": races.product,
+    "step": races.six_blocks,
+    "policies": races.policies,
 }
 SHOWN = {"contestant": "", "ms": ".4g", "ratio": ".3f", "best/best": ".3f", "stray": ".0%"}
 
@@ -43,39 +44,18 @@ def run(options: argparse.Namespace) -> None:
     if part == "process":
         return process.run(options)
     if options.threads is not None:
-        import torch
-
         torch.set_num_threads(options.threads)
-    module, function = RACES[part].split(".")
-    work = getattr(import_module(f"analysis.bench.{module}"), function)
     found: list[dict[str, Any]] = []
-    for race in work(options.rounds):
-        print(f"{race.title}: ratios to {race.baseline}\n{table(rows(race), SHOWN)}\n{verdict(race)}\n", flush=True)
-        found += rows(race)
+    for race in RACES[part](options.rounds):
+        print(f"{race.title}: ratios to {race.baseline}\n{table(race.rows, SHOWN)}\n{verdict(race)}\n", flush=True)
+        found += [{"race": race.title, **row, "baseline": race.baseline, "trusted": race.trusted} for row in race.rows]
     write_text(out / f"{part}.csv", as_csv(found))
     print(f"written: {out / part}.csv")
 
 
-def rows(race: Race) -> list[dict[str, Any]]:
-    """A row for each contestant."""
-    return [
-        {
-            "race": race.title,
-            "contestant": result.name,
-            "ms": 1000 * result.median_seconds,
-            "ratio": result.ratio,
-            "best/best": result.best_ratio,
-            "stray": result.stray,
-            "baseline": race.baseline,
-            "trusted": race.trusted,
-        }
-        for result in race.results
-    ]
-
-
 def verdict(race: Race) -> str:
     """Say by the baseline's ratio to itself whether the machine was quiet."""
-    measured = f"{race.baseline} against itself: {race.control.ratio:.3f}, stray {race.stray:.0%}"
+    measured = f"{race.baseline} against itself: {race.again['ratio']:.3f}, stray {race.stray:.0%}"
     if race.trusted:
         return measured
     return f"TOO NOISY TO TRUST: {measured} (more than {TRUSTED_STRAY:.0%}); stop what else runs here and repeat"

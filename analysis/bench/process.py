@@ -29,16 +29,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dsq
-from analysis.attach import attach
-from analysis.figures import BLUE, GREY, ORANGE, look, save
-from analysis.models import GPT
+from analysis.figures import BLUE, GREY, ORANGE, save
+from analysis.models import GPT, attach
 from analysis.timing import host_clock
 from dsq.command import as_csv, count, write_text
 from dsq.precision import DEFAULT_LEVELS
 from dsq.process_memory import resident
 
 WARM = 2  #: steps that are not timed: caches exist after them, and gact has chosen its bits
-#: setup -> its name in analysis/attach.py
+#: setup -> its name in analysis/models.py
 SETUPS = {
     "fp32": "plain",
     "autocast": "autocast",
@@ -166,7 +165,6 @@ DRAWN = {
 }
 
 
-@look()
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw memory against time of a step, from the rows of the README: batch 16, freed memory given back."""
     figure, axes = plt.subplots(figsize=(7, 3.4))

@@ -3,10 +3,9 @@
 suite.toml    settings, tasks and tiers; suite.py reads them
 paper.toml    the same of DSQ's paper, at its own sizes
 __main__.py   the command: run, table, one
-session.py    the runs that are missing, each a process, and the ledger (../results/evidence.csv)
+ledger.py     the ledger (../results/evidence.csv), and the runs that it lacks, each a process
 loop.py       PyTorch's loop, under one setting
-problems.py   what the loop trains: a language model, sentences, a pretrained encoder, images
+problems.py   what is trained: a language model, sentences, a pretrained encoder, images; by fairseq's loop, translation
 graphs.py     GCN and GAT on citation graphs
-translation.py  fairseq's translation models, by analysis.translation.training
 comparison.py the ledger -> docs/evidence.md: differences to fp32 of the same seed, with their intervals
 """

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from analysis import ROOT
 from analysis.evidence.comparison import PAGE, page
-from analysis.evidence.ledger import LEDGER, read_rows
-from analysis.evidence.session import Session
+from analysis.evidence.ledger import LEDGER, Session, read_rows
 from analysis.evidence.suite import SUITE, Suite, load_suite, locate
 from dsq.command import OneLineParser, count, guarded, write_text
 

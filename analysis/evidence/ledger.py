@@ -1,15 +1,24 @@
-"""The ledger: a row a run (task, setting, seed).
+"""The ledger, a row a run (task, setting, seed), and the runs that it lacks, each a process with one thread.
 
 A row counts while its ``definition`` is that of the suite. A rerun takes the place of the earlier row.
 """
 
 import csv
+import json
+import os
 import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
+from resource import struct_rusage
 
 from analysis import ROOT
-from analysis.evidence.suite import IN_NATS, Suite, Task
-from dsq.command import Record, as_csv, turn_at, write_text
+from analysis.evidence.suite import FP32, IN_NATS, SEEDS, Run, Suite, Task, locate
+from dsq.command import Record, as_csv, make_folder, processor, turn_at, write_text
 
 LEDGER = ROOT / "analysis" / "results" / "evidence.csv"
 #: what decides a run's numbers, but for the suite
@@ -51,3 +60,94 @@ def revision() -> str:
 
     changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
     return git("log", "-1", "--format=%h", "--abbrev=12") + changed
+
+
+class Session:
+    """One call of the command.
+
+    Args:
+        roots: folders in which the tasks' files are looked for.
+        work: a folder for prepared data and logs.
+    """
+
+    def __init__(self, suite: Suite, roots: Sequence[Path], work: Path, ledger: Path) -> None:
+        self.suite, self.ledger = suite, ledger
+        self.roots, self.work = [root.resolve() for root in roots], work.resolve()
+        self.failed: list[Run] = []
+
+    def go(self, planned: Iterable[Run], jobs: int = 1, again: bool = False) -> None:
+        """Run what is not in the ledger, in order; with ``again`` the rest too.
+
+        Raises ValueError where runs failed; the others are done then.
+        """
+        runs = self._with_data(list(planned))
+        make_folder(self.work)
+        done = {} if again else read_rows(self.ledger, self.suite)
+        missing = [run for run in runs if run.key not in done]
+        print(f"{len(runs) - len(missing)} of {len(runs)} runs are in the ledger", flush=True)
+        pool = ThreadPoolExecutor(jobs)
+        try:
+            list(pool.map(self._run, missing))
+        finally:
+            pool.shutdown(cancel_futures=True)
+        if self.failed:
+            first = self.failed[0]
+            raise ValueError(f"{len(self.failed)} of {len(missing)} runs failed, first {first}: {self._log(first)}")
+
+    def _with_data(self, planned: list[Run]) -> list[Run]:
+        """The runs whose data are there. Prints a line for each task whose data are not."""
+        absent = set()
+        for task in {run.task.name: run.task for run in planned}.values():
+            try:
+                locate(task, self.roots)
+            except ValueError as error:
+                absent.add(task.name)
+                print(f"skipped {task.name}: {error}", flush=True)
+        return [run for run in planned if run.task.name not in absent]
+
+    def _run(self, run: Run) -> None:
+        if run.noise is not None and run.seed != SEEDS[0] and self._is_clear(run, run.noise):
+            return
+        print(f"start   {run}", flush=True)
+        code = revision()
+        with tempfile.TemporaryDirectory(dir=self.work, prefix="run-") as folder:
+            result = Path(folder) / "result.json"
+            status, used = self._train(run, result)
+            if status or not result.exists():
+                self.failed.append(run)
+                print(f"FAILED  {run}: {self._log(run)}", flush=True)
+                return
+            found = json.loads(result.read_text(encoding="utf-8"))
+        row = {"task": run.task.name, "setting": run.setting.name, "seed": run.seed, **found}
+        row |= {"seconds": round(used.ru_utime + used.ru_stime, 1), "peak_mib": round(used.ru_maxrss / 1024, 1)}
+        row |= {"cpu": processor(), "date": date.today().isoformat(), "revision": code, "torch": version("torch")}
+        enter(self.ledger, row | {"definition": run.definition})
+        print(f"done    {run}: loss {row['loss']:.4f}, score {row['score']:.2f}, {row['seconds']:.0f} s", flush=True)
+
+    def _train(self, run: Run, result: Path) -> tuple[int, struct_rusage]:
+        """The exit status of the run's process, and what it and its own processes used: seconds of a core, memory."""
+        given = {"task": run.task.name, "setting": run.setting.name, "seed": run.seed, "work": self.work, "out": result}
+        words = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
+        words += ["--suite", str(self.suite.path.resolve()), "--data", *map(str, self.roots)]
+        with self._log(run).open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "analysis.evidence", "one", *words],
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        return process.returncode, used
+
+    def _is_clear(self, run: Run, noise: float) -> bool:
+        """Whether the first seed differs from fp32's by more than ``noise``, so that the others need not run."""
+        rows = read_rows(self.ledger, self.suite)
+        first = rows.get((run.task.name, run.setting.name, SEEDS[0]))
+        fp32 = rows.get((run.task.name, FP32, SEEDS[0]))
+        return bool(first and fp32 and abs(difference(run.task, first, fp32)) > noise)
+
+    def _log(self, run: Run) -> Path:
+        return self.work / f"{run.task.name}, {run.setting.name}, {run.seed}.log"

@@ -1,1 +1,50 @@
-"""The GPU kernels, on a GPU and without one: ``python -m analysis.gpu.check``."""
+"""The GPU kernels, on a GPU and without one, where Triton's interpreter proves results and says nothing of time.
+
+``python -m analysis.gpu.check`` runs the trials of each part on a machine.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from analysis.timing import Call, gpu_clock, in_turns, wall_clock
+from dsq.command import Record
+
+
+class Trial(NamedTuple):
+    """One thing to be tried, which gives a row of the part's table."""
+
+    name: str
+    call: Callable[[], Record]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The device, and how often a call is timed on it."""
+
+    name: str
+    device: torch.device
+    rounds: int
+    repeats: int
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether sizes are to be full; else tiny."""
+        return self.device.type == "cuda"
+
+    def milliseconds(self, calls: Mapping[str, Call]) -> dict[str, float]:
+        """The median of each call, which take turns."""
+        clock, warm = (gpu_clock, 2) if self.is_gpu else (wall_clock, 0)
+        seconds = in_turns(calls, self.rounds, self.repeats, warm, clock)
+        return {name: 1000 * median(taken) for name, taken in seconds.items()}
+
+
+def this_machine() -> Machine:
+    """The GPU if there is one."""
+    if torch.cuda.is_available():
+        return Machine(torch.cuda.get_device_name(), torch.device("cuda"), rounds=9, repeats=5)
+    name = "not run on a GPU (Triton's interpreter on the CPU)"
+    return Machine(name, torch.device("cpu"), rounds=1, repeats=1)

@@ -4,7 +4,7 @@ import itertools
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -13,11 +13,12 @@ from unittest.mock import patch
 import torch
 
 import dsq
-from analysis.gpu.machine import Machine, Trial
+from analysis.gpu import Machine, Trial
 from dsq.command import Record
 from dsq.formats import BFP, FixedPoint, Format, Layout, SignedNVInt
 from dsq.kernels.backend import GemmKernel
 from dsq.kernels.conformance import (
+    CodecCase,
     Product,
     affine_disagreements,
     cases,
@@ -44,21 +45,23 @@ def agreement(machine: Machine) -> Iterator[Trial]:
         every = [case for case in every if type(case.format) in by_power][::2] + rare[::5]
     yield Trial("a seed on the device", partial(_seed_on_device, device))
     for wide in (False, True):
-        yield Trial(f"masks{_offsets(wide)}", partial(_all, partial(mask_disagreements, TRITON, device), wide))
-    yield Trial("bytes that no kernel packed", partial(_all, partial(foreign_disagreements, TRITON, device)))
-    for case in every:
-        yield Trial(str(case), partial(_told, partial(disagreements, TRITON, case, device)))
+        yield Trial(f"masks{_offsets(wide)}", partial(_all, mask_disagreements(TRITON, device), wide))
+    yield Trial("bytes that no kernel packed", partial(_all, foreign_disagreements(TRITON, device)))
+    yield from _codec(device, every)
     for product in _products(machine):
         yield Trial(str(product), partial(_told, partial(product_disagreements, TRITON, product, device)))
     for gemm in TRITON.gemms[:: 1 if machine.is_gpu else 3]:
         yield Trial(f"layer by {gemm.name}, pass by pass and product by product", partial(_layers, gemm, machine))
-    for case in every[:: 7 if machine.is_gpu else 17]:
-        yield Trial(f"{case}{_offsets(True)}", partial(_told, partial(disagreements, TRITON, case, device), wide=True))
+    yield from _codec(device, every[:: 7 if machine.is_gpu else 17], wide=True)
     if machine.is_gpu:
-        for case in cases(TRITON, rows=200, columns=1100):
-            yield Trial(str(case), partial(_told, partial(disagreements, TRITON, case, device)))
+        yield from _codec(device, cases(TRITON, rows=200, columns=1100))
         yield Trial("beyond 32 bits", _beyond_32_bits)
-        yield Trial("affine codes", partial(_all, partial(affine_disagreements, TRITON, device)))
+        yield Trial("affine codes", partial(_all, affine_disagreements(TRITON, device)))
+
+
+def _codec(device: torch.device, every: Iterable[CodecCase], wide: bool = False) -> Iterator[Trial]:
+    for case in every:
+        yield Trial(f"{case}{_offsets(wide)}", partial(_told, partial(disagreements, TRITON, case, device), wide))
 
 
 def _products(machine: Machine) -> Iterator[Product]:
@@ -66,11 +69,8 @@ def _products(machine: Machine) -> Iterator[Product]:
     if machine.is_gpu:
         yield from products()
         return
-    taken = [
-        product
-        for product in products()
-        if product.spread and any(gemm.packed and gemm.fits(product.matmul, torch.float32) for gemm in TRITON.gemms)
-    ]
+    packed = [gemm for gemm in TRITON.gemms if gemm.packed]
+    taken = [it for it in products() if it.spread and any(gemm.fits(it.matmul, torch.float32) for gemm in packed)]
     yield from taken[::14]
 
 
@@ -123,9 +123,8 @@ def _bfloat16_products() -> Iterator[None]:
         yield
 
 
-def _all(tried: Callable[[], Iterator[tuple[str, str]]], wide: bool = False) -> Record:
-    with _wide_offsets(wide):
-        return {"disagree": "; ".join(f"{what}: {differs}" for what, differs in tried() if differs)}
+def _all(tried: Iterator[tuple[str, str]], wide: bool = False) -> Record:
+    return _told(lambda: "; ".join(f"{what}: {differs}" for what, differs in tried if differs), wide)
 
 
 def _seed_on_device(device: torch.device) -> Record:
@@ -141,14 +140,12 @@ def _seed_on_device(device: torch.device) -> Record:
 @contextmanager
 def _wide_offsets(wide: bool) -> Iterator[None]:
     """Inside, the kernels compute every offset in 64 bits, as they do for tensors of 2**30 values and more."""
-    before = codec.WIDE
-    codec.WIDE = 0 if wide else before
     codec.launch_for.cache_clear()
-    try:
-        yield
-    finally:
-        codec.WIDE = before
-        codec.launch_for.cache_clear()
+    with patch.object(codec, "WIDE", 0 if wide else codec.WIDE):
+        try:
+            yield
+        finally:
+            codec.launch_for.cache_clear()
 
 
 def _beyond_32_bits() -> Record:

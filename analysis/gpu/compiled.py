@@ -16,11 +16,15 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import triton
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
@@ -28,8 +32,8 @@ from triton.runtime.jit import JITFunction
 import dsq
 from dsq.command import OneLineParser, Record, table
 from dsq.formats import BFP, FixedPoint, Format, Layout, SignedNVInt
-from dsq.kernels.backend import DTYPES, Codes, Dtypes, GemmKernel, Layer, MatMul, Operand
-from dsq.kernels.conformance import cases, products
+from dsq.kernels.backend import DTYPES, Codes, Dtypes, Layer, Operand, along_contraction
+from dsq.kernels.conformance import CodecCase, Product, cases, products
 from dsq.kernels.triton import codec, codec_kernels, int8_kernels
 from dsq.kernels.triton.backend import TRITON
 from dsq.kernels.triton.linear import Passes
@@ -68,43 +72,32 @@ class KernelCall(NamedTuple):
 def kernel_calls() -> Iterator[KernelCall]:
     """Every launch that is compiled: hot ones first, then the edges of sizes, then the conformance cases."""
     for fmt, dtype, dim in itertools.product(HOT, DTYPES[:2], (-1, 0)):
-        yield from _codec(fmt, LARGE, dim, (dtype, dtype), None, part="hot")
-        yield from _codec(fmt, LARGE, dim, (dtype, dtype), 1, part="edges")
+        case = CodecCase(LARGE, dim, fmt, dtype, dtype)
+        yield from _codec(case, "hot")
+        yield from _codec(replace(case, seed=1), "edges")
     yield from _masks()
     for levels, seed in itertools.product((str(DEFAULT_LEVELS[0]), "[4,3,3,8]"), (None, 1)):
         yield from _layer(levels, seed)
     for fmt in (SignedNVInt(4), BFP(8), BFP(4)):
         for transposed in ((False, True), (False, False), (True, False)):
-            a, b = (
-                Operand(fmt, 0 if moved == first else 1, transposed=moved)
-                for moved, first in zip(transposed, (True, False), strict=True)
-            )
-            yield from _products(MatMul(a, b), *LARGE, 4096, part="hot")
+            yield from _product(Product(*LARGE, 4096, along_contraction(fmt, fmt, transposed)), "hot")
     formats = (BFP(4), BFP(5, 64), SignedNVInt(3), FixedPoint(4))
     for sizes, fmt, seed in itertools.product(EDGES, formats, (None, 1)):
         for dim in range(-len(sizes), 0):
-            yield from _codec(fmt, sizes, dim, (torch.float32, torch.bfloat16), seed, "edges")
+            yield from _codec(CodecCase(sizes, dim, fmt, torch.float32, torch.bfloat16, seed), "edges")
     for case in cases(TRITON):
-        yield from _codec(case.format, case.shape, case.dim, (case.dtype, case.out), case.seed)
+        yield from _codec(case)
     for product in products():
-        yield from _products(product.matmul, product.rows, product.depth, product.columns)
+        yield from _product(product)
 
 
-#: of a tensor, and of what it is quantised or unpacked to
-Types = tuple[torch.dtype, torch.dtype]
-
-
-def _codec(
-    fmt: Format, sizes: tuple[int, ...], dim: int, types: Types, seed: int | None, part: str = "all"
-) -> Iterator[KernelCall]:
-    (dtype, out), layout = types, Layout.of(sizes, dim)
-    x, (codes, scales) = torch.empty(sizes, dtype=dtype, device="meta"), _packed(fmt, layout)
-    what = f"{fmt}, boxes along {'rows' if layout.along_rows else 'columns'}, {_short(dtype)}"
-    rounding = "" if seed is None else ", stochastic"
-    yield KernelCall(f"pack {what}{rounding}", lambda: codec.pack(x, fmt, layout, seed), part)
-    yield KernelCall(f"quantize {what}{rounding}", lambda: codec.quantize(x, fmt, layout, seed, out), part)
-    if seed is None or part == "all":
-        yield KernelCall(f"unpack {what}", lambda: codec.unpack(codes, scales, fmt, layout, out), part)
+def _codec(case: CodecCase, part: str = "all") -> Iterator[KernelCall]:
+    fmt, layout = case.format, Layout.of(case.shape, case.dim)
+    x, packed = torch.empty(case.shape, dtype=case.dtype, device="meta"), _packed(fmt, layout)
+    yield KernelCall(f"pack {case}", partial(codec.pack, x, fmt, layout, case.seed), part)
+    yield KernelCall(f"quantize {case}", partial(codec.quantize, x, fmt, layout, case.seed, case.out), part)
+    if case.seed is None or part == "all":
+        yield KernelCall(f"unpack {case}", partial(codec.unpack, *packed, fmt, layout, case.out), part)
 
 
 def _layer(levels: str, seed: int | None) -> Iterator[KernelCall]:
@@ -113,14 +106,16 @@ def _layer(levels: str, seed: int | None) -> Iterator[KernelCall]:
         shape, (x, w, dy) = torch.Size(LARGE), (torch.empty(LARGE, dtype=it, device="meta") for it in dtypes)
         layer = Layer(dsq.Quantizers.of(levels).matmuls, dtypes, shape, shape, seed is not None)
         for gemm in (TRITON.gemms[0], TRITON.gemms[2], TRITON.gemms[-1]):  # values, codes, PyTorch
-            forward, backward = Passes().forward(layer, gemm.name), Passes().backward(layer, (gemm.name, gemm.name))
             what, part = f"{_short(dtypes.x)} layer at {levels} by {gemm.name}", "edges" if seed else "hot"
+            yield KernelCall(what, partial(_both_passes, layer, gemm.name, x, w, dy, seed), part)
 
-            def both(forward: Any = forward, backward: Any = backward, given: Any = (x, w, dy)) -> None:
-                _, x_1 = forward(given[0], given[1], None, seed, True)
-                backward(given[2], given[1], x_1, seed)
 
-            yield KernelCall(what, both, part)
+def _both_passes(layer: Layer, gemm: str, x: Tensor, w: Tensor, dy: Tensor, seed: int | None) -> None:
+    forward, backward = Passes().forward(layer, gemm), Passes().backward(layer, (gemm, gemm))
+    assert forward is not None
+    assert backward is not None
+    _, x_1 = forward(x, w, None, seed, True)
+    backward(dy, w, x_1, seed)
 
 
 def _masks() -> Iterator[KernelCall]:
@@ -136,20 +131,17 @@ def _masks() -> Iterator[KernelCall]:
                 yield KernelCall(f"apply {what}", partial(codec.apply_mask, bits, x), part)
 
 
-def _products(matmul: MatMul, rows: int, depth: int, columns: int, part: str = "all") -> Iterator[KernelCall]:
-    bias = torch.empty(columns, device="meta")
+def _product(product: Product, part: str = "all") -> Iterator[KernelCall]:
+    matmul, bias = product.matmul, torch.empty(product.columns, device="meta")
+    shapes = (product.rows, product.depth), (product.depth, product.columns)
     a, b = (
-        _codes(operand, tuple(reversed(shape)) if operand.transposed else shape)
-        for operand, shape in ((matmul.a, (rows, depth)), (matmul.b, (depth, columns)))
+        _codes(operand, shape[::-1] if operand.transposed else shape)
+        for operand, shape in zip((matmul.a, matmul.b), shapes, strict=True)
     )
     for gemm in TRITON.gemms:
         if gemm.packed and gemm.fits(matmul, torch.float32):
-            yield KernelCall(f"{gemm.name} {_told(matmul)}", partial(_run, gemm, matmul, a, b, bias), part)
-
-
-def _run(gemm: GemmKernel, matmul: MatMul, a: Codes, b: Codes, bias: torch.Tensor) -> None:
-    for offset in (None, bias):
-        gemm.run(matmul, a, b, offset)
+            for offset in (None, bias):
+                yield KernelCall(f"{gemm.name} {product}", partial(gemm.run, matmul, a, b, offset), part)
 
 
 def _codes(operand: Operand, shape: tuple[int, ...]) -> Codes:
@@ -157,36 +149,21 @@ def _codes(operand: Operand, shape: tuple[int, ...]) -> Codes:
     return Codes(*_packed(operand.format, Layout.of(shape, operand.axis)), torch.Size(shape))
 
 
-def _packed(fmt: Format, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
+def _packed(fmt: Format, layout: Layout) -> tuple[Tensor, Tensor]:
     shapes = layout.code_shape(fmt.bits), fmt.scale_shape(layout)
     codes, scales = (torch.empty(sizes, dtype=torch.uint8, device="meta") for sizes in shapes)
     return codes, scales
-
-
-def _told(matmul: MatMul) -> str:
-    return " by ".join(f"{operand.format}{' transposed' * operand.transposed}" for operand in (matmul.a, matmul.b))
 
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class _AbsentDevice:
+def _absent_device(target: str) -> SimpleNamespace:
     """As much of a Triton driver as compiling asks for."""
-
-    def __init__(self, target: str) -> None:
-        self.target = (
-            GPUTarget("cuda", int(target[3:]), 32) if target.startswith("sm_") else GPUTarget("hip", target, 64)
-        )
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return self.target
+    gpu = GPUTarget("cuda", int(target[3:]), 32) if target.startswith("sm_") else GPUTarget("hip", target, 64)
+    number = {"get_current_device": lambda: 0, "get_current_stream": lambda _: 0}
+    return SimpleNamespace(get_current_target=lambda: gpu, **number)
 
 
 #: that was compiled for last
@@ -197,7 +174,7 @@ _target: list[str] = []
 def compiling(target: str) -> Iterator[list[Any]]:
     """Inside, a launch of a Triton kernel compiles it for ``target``, adds it to the list and runs nothing."""
     compiled: list[Any] = []
-    run, before = JITFunction.run, driver._active
+    run = JITFunction.run
     for kernel in (*vars(codec_kernels).values(), *vars(int8_kernels).values()):
         if isinstance(kernel, JITFunction) and _target != [target]:
             kernel.device_caches.clear()  # by the device's number, whatever the target was
@@ -208,13 +185,8 @@ def compiling(target: str) -> Iterator[list[Any]]:
         compiled.append(kernel)
         return kernel
 
-    JITFunction.run = compile_only
-    driver.set_active(_AbsentDevice(target))
-    try:
+    with patch.object(JITFunction, "run", compile_only), patch.object(driver, "_active", _absent_device(target)):
         yield compiled
-    finally:
-        JITFunction.run = run
-        driver.set_active(before)
 
 
 def read(kernel: Any) -> Record:

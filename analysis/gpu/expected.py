@@ -1,31 +1,208 @@
-"""Print what a step's kernels should take on a GPU, on paper: no GPU is needed, and nothing is measured.
+"""Print what a step launches on a GPU and what that should take, on paper: no GPU is needed, nothing is measured.
 
     python -m analysis.gpu.expected [--check build/gpu_check]
 
+The step runs on PyTorch's meta device, whose tensors have no values: what reads one back raises. A kernel in Triton
+does not run, and notes its tensors; a dispatch mode notes PyTorch's operations, each as one launch. Bytes are those of
+the tensors, each read or written once. Attention counts as two fused kernels, as PyTorch runs it on a GPU.
+
 A launch takes what is longest of 5 us, its bytes at the bandwidth that programs reach, and its multiply-accumulates at
-the rate that they reach (dsq-cost's hardware files). Bytes and products are counted (launches.py). With boxes of 16 an
-int8 product uses half of its units, and takes three instructions for each box of each sum; with one step for 128
-values, which few codes of 8 bits allow, it does neither. What codecs compute is left out.
+the rate that they reach (dsq-cost's hardware files). With boxes of 16 an int8 product uses half of its units, and takes
+three instructions for each box of each sum; with one step for 128 values, which few codes of 8 bits allow, it does
+neither. What codecs compute is left out.
 
 ``--check``: rows that analysis.gpu.check measured, beside what the first of CARDS should take.
 """
 
+import itertools
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from functools import cache
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from triton.runtime.jit import JITFunction
 
-from analysis.gpu.launches import DeviceCall, block, codecs, least, linear, step
+import dsq
+from analysis.models import EncoderBlock
 from costmodel.hardware.hardware import MICRO, Hardware, load_hardware
 from dsq.command import OneLineParser, Record, table
+from dsq.formats import BFP, Layout, SignedNVInt
+from dsq.kernels import dispatch
+from dsq.kernels.triton.backend import TRITON
 from dsq.precision import DEFAULT_LEVELS
+from dsq.stash.table import attention
 
-PROG = "python -m analysis.gpu.expected"
+# ---- what a step launches, what each launch moves, and where the step waits
+
+META = torch.device("meta")
+#: PyTorch's operations that launch nothing
+_IDLE = ("empty", "detach", "view", "promote_types", "lift_fresh", "set_", "resize")
+#: PyTorch's operations that wait for the device
+_WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_dim", "item")
+
+
+class DeviceCall(NamedTuple):
+    """A kernel in Triton, or one of PyTorch's operations."""
+
+    name: str
+    moved: float  #: bytes read and written
+    in_triton: bool
+    products: int = 0  #: multiply-accumulates of a product of matrices
+
+
+class Counted(TorchDispatchMode):
+    """The launches inside, and what waits for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: list[DeviceCall] = []
+        self.waits: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = func.name().partition("::")[2].partition(".")[0], kwargs or {}
+        inputs = args, {name: value for name, value in kwargs.items() if name != "out"}
+        given = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
+        by_mask = "index" in name and any(x.dtype is torch.bool for x in given[1:])
+        if (name in _WAITING or by_mask) and any(x.device == META for x in given):
+            self.waits.append(name)
+        if name in ("_to_copy", "copy_"):
+            source, target = given[-1].device, torch.device(kwargs.get("device") or given[0].device)
+            # the host need not see when a copy to the device is done
+            later = target == META and kwargs.get("non_blocking", len(args) > 2 and args[2])
+            self.waits += [f"{name} from {source} to {target}"] * (source != target and not later)
+        out = func(*args, **kwargs)
+        made = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        viewing = any(it.alias_info is not None and not it.alias_info.is_write for it in func._schema.returns)
+        if not viewing and not any(it in name for it in _IDLE):
+            self.note(name, given[1:] if name == "copy_" else given, made)
+        return out
+
+    def note(self, name: str, given: list[Tensor], made: list[Tensor]) -> None:
+        """Add an operation of PyTorch's, if it runs on the device."""
+        if any(x.device == META for x in made):
+            products = made[0].numel() * given[-1].shape[-2] if name in ("mm", "addmm", "bmm") else 0
+            moved = sum(x.nbytes for x in (*given, *made) if x.device == META)
+            self.launches.append(DeviceCall(name, moved, False, products))
+
+
+@contextmanager
+def counted(gemm: str | None = "bfloat16") -> Iterator[Counted]:
+    """Inside, the Triton backend serves the meta device as it would serve a GPU. ``gemm`` multiplies where it fits;
+    None: the model is a plain one."""
+    mode = Counted()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Any:
+        y = _Attention.apply(mode, q, k, v)  # type: ignore[no-untyped-call]
+        return y if gemm is None else (y, torch.get_rng_state())
+
+    attends: tuple[Any, str] = (F, "scaled_dot_product_attention") if gemm is None else (attention, "_attend")
+
+    def note(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        products = args[8] * args[9] * args[12] if kernel.fn.__name__ == "multiply" else 0
+        moved = sum(x.nbytes for x in args if isinstance(x, Tensor))
+        mode.launches.append(DeviceCall(kernel.fn.__name__, moved, True, products))
+
+    with (
+        patch.object(JITFunction, "run", note),
+        patch.object(dispatch, "_dispatch_modes", int),  # kernels are called past the dispatcher, as without a mode
+        patch.object(torch.cuda, "is_bf16_supported", lambda **_: True),
+        patch.object(*attends, attend),
+        patch.dict("os.environ", {"DSQ_GEMM": gemm or ""}),
+        dispatch.use_backend(replace(TRITON), "meta"),  # a copy: kernels and plans are remembered by the backend
+        mode,
+    ):
+        yield mode
+
+
+class _Attention(torch.autograd.Function):
+    """In the place of F.scaled_dot_product_attention, which the meta device does not have in one kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, mode: Counted, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        y = torch.empty_like(q)
+        mode.note("attention", [q, k, v], [y])
+        ctx.mode = mode
+        ctx.save_for_backward(q, k, v, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        *inputs, y = ctx.saved_tensors
+        gradients = [torch.empty_like(x) for x in inputs]
+        ctx.mode.note("attention_backward", [*inputs, y, dy], gradients)
+        return None, *gradients
+
+
+def step(model: nn.Module, shape: tuple[int, ...], gemm: str | None = "bfloat16") -> Counted:
+    """The forward and the backward of a warm step of a model on the meta device, whose input needs a gradient."""
+    x = torch.empty(shape, dtype=next(model.parameters()).dtype, device=META, requires_grad=True)
+    for _ in range(2):
+        model.zero_grad()
+        x.grad = None
+        with counted(gemm) as found:
+            y = model(x)
+            y.backward(torch.empty_like(y))
+    return found
+
+
+def linear(width: int, levels: str | None) -> nn.Module:
+    """A linear layer on the meta device, plain where there are no levels."""
+    return nn.Linear(width, width, True, META) if levels is None else dsq.Linear(width, width, True, levels, META)
+
+
+def block(width: int, levels: str | None) -> nn.Module:
+    """A pre-LN block on the meta device with attention in one call; with levels, everything that it keeps is packed."""
+    model = EncoderBlock(width, width // 64, 4 * width, sdpa=True).to(META)
+    if levels is not None:
+        dsq.convert(model, dsq.DSQConfig(levels=levels, stash="all"))
+    return model
+
+
+def least(tokens: int, width: int, levels: str, dtype: torch.dtype) -> int:
+    """The bytes that a linear layer's step has to move: x, w and y, dy, w, dx and dw, the bias and its gradient, each
+    once; and the stash of x twice."""
+    x = torch.Size((tokens, width))
+    stash = dsq.Quantizers.of(levels).matmuls.stash
+    layout, fmt = Layout.of(x, stash.axis), stash.format
+    assert fmt is not None
+    packed = layout.code_bytes(fmt.bits) + math.prod(fmt.scale_shape(layout))
+    return dtype.itemsize * (4 * x.numel() + 3 * width * width + 2 * width) + 2 * packed
+
+
+def codecs(tokens: int, width: int, dtype: torch.dtype) -> Iterator[tuple[str, list[DeviceCall], int]]:
+    """Yield a name, the launches and the least bytes of quantise (to bfloat16), pack and unpack: what is read, once,
+    and what is made."""
+    x = torch.empty(tokens, width, dtype=dtype, device=META)
+    for fmt, dim in itertools.product((BFP(8), BFP(4), SignedNVInt(4)), (-1, 0)):
+        layout, axis = Layout.of(x.shape, dim), "rows" if dim == 0 else "columns"
+        codes = torch.empty(layout.code_shape(fmt.bits), dtype=torch.uint8, device=META)
+        scales = torch.empty(fmt.scale_shape(layout), dtype=torch.uint8, device=META)
+        few = codes.nbytes + scales.nbytes
+        calls = (
+            ("quantise", partial(TRITON.quantize, x, fmt, layout, None, torch.bfloat16), 2 * x.numel()),
+            ("pack", partial(TRITON.pack, x, fmt, layout, None), few),
+            ("unpack", partial(TRITON.unpack, codes, scales, fmt, layout, dtype), few),
+        )
+        for name, call, other in calls:
+            with counted() as found:
+                call()
+            yield f"{name} {fmt.name} {fmt.bits} bits, boxes along {axis}", found.launches, x.nbytes + other
+
+
+# ---- what the launches should take
+
 CARDS = ("a100-80gb", "h100", "rtx-4090")
 LEVELS = str(DEFAULT_LEVELS[0])
 LAUNCH = 5 * MICRO
@@ -110,23 +287,23 @@ def wins_from(card: Hardware, span: int) -> str:
 
 def beside(card: Hardware, folder: Path) -> Iterator[Record]:
     """Rows of the check's bandwidth and products with what they should take."""
-    for name in ("bandwidth", "products"):
-        path = folder / f"{name}.jsonl"
-        for line in path.read_text().splitlines() if path.exists() else ():
-            row = json.loads(line)
-            if "us" in row:
-                expected = max(LAUNCH, 1e6 * row["MB moved"] / card.bandwidth) / MICRO
-                yield {"": row["name"], "expected us": f"{expected:.0f}", "measured us": f"{row['us']:.0f}"}
-            elif "ms" in row and (sizes := re.match(r"(\d+)x(\d+)x(\d+) .*(bfloat16|int8)", row["name"])):
-                rows, columns, depth = map(int, sizes.groups()[:3])
-                ours = ", int8" in row["name"]
-                moved = 2 * (rows * depth + depth * columns) + 4 * rows * columns
-                expected = seconds(DeviceCall("", moved, ours, rows * columns * depth), card)[0] / MICRO
-                yield {"": row["name"], "expected us": f"{expected:.0f}", "measured us": f"{1000 * row['ms']:.0f}"}
+    paths = [path for part in ("bandwidth", "products") if (path := folder / f"{part}.jsonl").exists()]
+    for row in (json.loads(line) for path in paths for line in path.read_text().splitlines()):
+        if "us" in row:
+            launch, measured = DeviceCall("", 1e6 * row["MB moved"], True), row["us"]
+        elif "ms" in row and (sizes := re.match(r"(\d+)x(\d+)x(\d+) .*(bfloat16|int8)", row["name"])):
+            rows, columns, depth = map(int, sizes.groups()[:3])
+            moved = 2 * (rows * depth + depth * columns) + 4 * rows * columns
+            launch = DeviceCall("", moved, ", int8" in row["name"], rows * columns * depth)
+            measured = 1000 * row["ms"]
+        else:
+            continue
+        expected = seconds(launch, card)[0] / MICRO
+        yield {"": row["name"], "expected us": f"{expected:.0f}", "measured us": f"{measured:.0f}"}
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = OneLineParser(prog=PROG, description=__doc__)
+    parser = OneLineParser(prog="python -m analysis.gpu.expected", description=__doc__)
     parser.add_argument("--check", type=Path, help="folder of analysis.gpu.check's results")
     args = parser.parse_args(argv)
     cards = [load_hardware(name) for name in CARDS]

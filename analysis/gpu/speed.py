@@ -8,11 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from analysis.gpu.machine import Machine, Trial
+from analysis.gpu import Machine, Trial
 from analysis.timing import Call
 from dsq.command import Record
 from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
-from dsq.kernels.backend import GemmKernel, MatMul, Operand, Sizes
+from dsq.kernels.backend import GemmKernel, MatMul, Sizes, along_contraction
 from dsq.kernels.triton import codec
 from dsq.kernels.triton.backend import TRITON
 from dsq.kernels.tuning import prepared
@@ -114,7 +114,7 @@ def multiply(machine: Machine) -> Iterator[Trial]:
         for name, call in plain.items():
             yield Trial(f"{sizes} {name}, torch", partial(_product, machine, {"product": call}, rows * columns * depth))
         for a, b in OPERANDS:
-            matmul = MatMul(Operand(a, 1), Operand(b, 1, transposed=True))
+            matmul = along_contraction(a, b)
             for gemm in (gemm for gemm in TRITON.gemms if gemm.fits(matmul, torch.float32)):
                 row = partial(_ours, machine, gemm, matmul, x, w)
                 yield Trial(f"{sizes} {a} by {b}, {gemm.name}", row)

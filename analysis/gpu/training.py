@@ -13,9 +13,8 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 
 import dsq
-from analysis.attach import attach
-from analysis.gpu.machine import Machine, Trial
-from analysis.models import GPT
+from analysis.gpu import Machine, Trial
+from analysis.models import GPT, attach
 from dsq.command import Record
 from dsq.kernels.dispatch import use_backend
 from dsq.kernels.triton.backend import TRITON
@@ -39,7 +38,7 @@ TINY = Size(64, 16, 32, 1, 2, 2)
 
 
 def setups(machine: Machine) -> dict[str, str]:
-    """Name -> that of analysis/attach.py; torchao's float8 if it is installed and the GPU has it."""
+    """Name -> that of analysis/models.py; torchao's float8 if it is installed and the GPU has it."""
     found = {"fp32": "fp32", "bf16": "autocast", "bf16, checkpoints": "around checkpoint + autocast"}
     for level in LEVELS if machine.is_gpu else LEVELS[:1]:
         found[f"dsq {level}, linears"] = f"{level} + autocast"

@@ -9,7 +9,6 @@ contraction, N columns.
 import dis
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from math import prod
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from dsq.layers import Mixed, not_compiled_alone
 from dsq.left_plain import matrices
 from dsq.linear import linear
+from dsq.ops.einsum import as_product
 from dsq.ops.products import attention, product
 from dsq.quantizers import Quantised, Quantizers
 
@@ -119,7 +119,7 @@ class Products(TorchFunctionMode):
 
     def _batched(self, x_BMK: Tensor, w_BNK: Tensor) -> Tensor:
         if self._is_small(x_BMK.shape[-2], w_BNK):
-            return x_BMK @ w_BNK.mT  # of an einsum too: a policy of the stash has no row for that
+            return x_BMK @ w_BNK.mT
         each = zip(x_BMK.unbind() if x_BMK.dim() == 3 else [x_BMK] * len(w_BNK), w_BNK.unbind(), strict=True)
         return torch.stack([linear(x, w, None, self.quantizers) for x, w in each])
 
@@ -143,36 +143,25 @@ class Products(TorchFunctionMode):
         return y if len(y) == len(input) else F.pad(y, (0, 0, 0, len(input) - len(y)))
 
     def einsum(self, equation: Any, *operands: Any) -> Tensor | None:
-        """Return the einsum of two operands that share no index in themselves, as a product of matrices."""
+        """Return torch.einsum of two operands, where it is a product of matrices."""
         if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
             operands = tuple(operands[0])
-        if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation or "." in equation:
+        if not isinstance(equation, str) or len(operands) != 2:
             return None
-        given, result = equation.replace(" ", "").split("->")
-        indices = given.split(",")
         owned = [self.owns(x) for x in operands]
-        repeated = any(len(set(names)) < len(names) for names in (*indices, result))
-        if repeated or all(owned) or not (any(owned) or self.attending):
+        if all(owned) or not (any(owned) or self.attending):
             return None
-        if owned[0]:
-            operands, indices = operands[::-1], indices[::-1]
-        (a, b), (left, right) = operands, indices
-        batch = [i for i in left if i in right and i in result]
-        summed = [i for i in left if i in right and i not in result]
-        rows, columns = [i for i in left if i not in right], [i for i in right if i not in left]
-        if not summed or not all(i in result for i in (*rows, *columns)) or not (any(owned) or (batch and rows)):
+        made = as_product(equation, *operands, swapped=owned[0])
+        if made is None:
             return None
-        size = dict(zip((*left, *right), (*a.shape, *b.shape), strict=True))
-        a_BMK = _arranged(a, left, (batch, rows, summed), size)
-        b_BNK = _arranged(b, right, (batch, columns, summed), size)
+        a, b = made.a, made.b
         if not any(owned):
-            y = product(a_BMK, b_BNK.mT, self.quantizers.products, self.quantizers.seed())
-        elif batch:
-            y = self._batched(a_BMK, b_BNK)
-        else:
-            y = linear(a_BMK[0], b_BNK[0], None, self.quantizers)
-        order = [*batch, *rows, *columns]
-        return y.reshape([size[i] for i in order]).permute([order.index(i) for i in result])
+            if a.dim() < 3 or not made.rows:
+                return None
+            return made.result(product(a, b.mT, self.quantizers.products, self.quantizers.seed()))
+        if a.dim() == 2:
+            return made.result(linear(a, b, None, self.quantizers))
+        return made.result(self._batched(a.flatten(0, -3), b.flatten(0, -3)))
 
     def attend(
         self,
@@ -238,9 +227,3 @@ def _names(code: CodeType) -> Iterable[str]:
     for constant in code.co_consts:  # functions and comprehensions inside
         if isinstance(constant, CodeType):
             yield from _names(constant)
-
-
-def _arranged(x: Tensor, names: str, groups: tuple[list[str], ...], size: dict[str, int]) -> Tensor:
-    """Return ``x``, whose axes are ``names``, with one axis for each of the groups."""
-    x = x.permute([names.index(i) for group in groups for i in group])
-    return x.reshape([prod([size[i] for i in group]) for group in groups])

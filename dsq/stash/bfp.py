@@ -114,7 +114,7 @@ class Bfp(TablePolicy):
     def details(self) -> tuple[str, ...]:
         return (f"format {self._format}",)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"forwards": self.forwards}
 
     def take(self, state: Mapping[str, Any]) -> None:

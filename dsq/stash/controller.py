@@ -89,7 +89,7 @@ class Controller(SharedByCopies):
         """
         if torch.compiler.is_compiling():
             return self.traced(run, *args, **kwargs)
-        if not torch.is_grad_enabled() or self in RUNNING.entered:
+        if not torch.is_grad_enabled() or RUNNING.suspended or self in RUNNING.entered:
             return run(*args, **kwargs)
         given_up = get_eval_frame_callback() is not None  # by a compiler, which runs this frame as it is
         if given_up or not (self.compiles or next(compiled_blocks(module), None) is None):
@@ -102,7 +102,8 @@ class Controller(SharedByCopies):
 
         Parts that are called one after another are one forward, until one of them comes again.
         """
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self in RUNNING.entered:
+        unseen = RUNNING.suspended or torch.compiler.is_compiling() or not torch.is_grad_enabled()
+        if unseen or self in RUNNING.entered:
             return run(*args, **kwargs)
         self.parts = (frozenset() if id(part) in self.parts else self.parts) | {id(part)}
         return self.entered(self.model, run, *args, **kwargs)
@@ -120,33 +121,19 @@ class Controller(SharedByCopies):
         """Return the latest training forward in numbers."""
         return Summary(self.name, self.attached)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what the policy keeps between steps: tensors and plain values."""
         return {}
 
-    def take(self, state: Mapping[str, Any]) -> None:
-        """Take back what ``state`` gave."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return ``state`` and the shapes of the model's parameters; {} if the policy keeps nothing between steps."""
-        state = self.state()
-        return state and {"parameters": _shapes(self.model), **state}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what state_dict gave; ValueError names missing or unexpected keys, and parameters that differ."""
+        """Take back what state_dict gave; ValueError names missing or unexpected keys."""
         got, expected = sorted(state) if isinstance(state, Mapping) else repr(state), sorted(self.state_dict())
         if got != expected:
             raise ValueError(f"state of policy {self.name!r} must have the keys {expected}, got {got}")
-        saved = state.get("parameters", {})
-        if not isinstance(saved, Mapping):
-            raise ValueError(f"state of policy {self.name!r} must have the shapes of the parameters, got {saved!r}")
-        ours = _shapes(self.model) if expected else {}
-        for name in ours | dict(saved):
-            here, there = ours.get(name, "none"), saved.get(name, "none")
-            if here != there:
-                text = f"must be this model's, whose {name} is {here}; the state's is {there}"
-                raise ValueError(f"state of policy {self.name!r} {text}")
         self.take(state)
+
+    def take(self, state: Mapping[str, Any]) -> None:
+        """Take back what ``state_dict`` gave, whose keys ``state`` has."""
 
     def restore(self, module: nn.Module) -> None:
         """Take back what the policy changed of this module of the model, or of a copy of it, hooks aside."""
@@ -185,7 +172,7 @@ class Running(threading.local):
     def __init__(self) -> None:
         self.entered: dict[Controller, nn.Module] = {}  #: policies and the models whose forwards they are in
         self.stashes: list[Any] = []  #: those of the table's policies
-        self.suspended = False  #: layers that a policy swapped run as they were
+        self.suspended = False  #: models run as if they were under no policy
 
     def depths(self) -> tuple[int, int, int]:
         """Return how many policies are entered, stashes made, and function modes on."""
@@ -258,16 +245,6 @@ def enter_mode(mode: TorchFunctionMode) -> None:
     torch._C._push_on_torch_function_stack(mode)
 
 
-def entered_now() -> tuple[tuple[Controller, nn.Module], ...]:
-    """Return the policies in whose forward this thread is, and the models."""
-    return tuple(RUNNING.entered.items())
-
-
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return what a policy's state keeps to tell its model from another."""
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-
-
 # ---- calls of a model go through its policies
 
 
@@ -305,7 +282,7 @@ def _check_entered(controller: Controller, model: nn.Module, args: Any) -> None:
         modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
         under_policy = any(getattr(mode, "stash", None) is not None for mode in modes)
     else:
-        under_policy = controller in RUNNING.entered or not torch.is_grad_enabled()
+        under_policy = controller in RUNNING.entered or RUNNING.suspended or not torch.is_grad_enabled()
     if not under_policy:
         raise RuntimeError(COMPILE_BEFORE)
 
@@ -361,19 +338,14 @@ copyreg.pickle(_Unpicklable, lambda _: SharedByCopies().__reduce__())
 
 
 @contextmanager
-def suspended(model: nn.Module) -> Iterator[None]:
-    """Run the forward of ``model`` inside as if no stash policy were applied to it or to a module in it.
+def suspended() -> Iterator[None]:
+    """Run models inside as if they were under no stash policy.
 
     Segments of the policy "checkpoint" go on being recomputed, which changes no number. Compiled blocks are called
     eagerly by whoever needs it (``dsq.stash.policy.run_eagerly``).
     """
-    before, was = RUNNING.depths(), RUNNING.suspended
+    RUNNING.suspended = True
     try:
-        for owner in model.modules():
-            for policy in applied(owner).values():
-                RUNNING.entered.setdefault(policy, owner)
-        RUNNING.suspended = True
         yield
     finally:
-        RUNNING.leave(before)
-        RUNNING.suspended = was
+        RUNNING.suspended = False

@@ -4,7 +4,6 @@ The mode looks each function up in the table (dsq/stash/table): a row runs in it
 torch.compile traces the mode into the graphs of a model, or of blocks, that were compiled before.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from torch.utils.checkpoint import _checkpoint_hook
 
 from dsq.layers import not_compiled_alone
 from dsq.stash.codes import EXACT, Codec, Form, Kept, Stash, refuse_create_graph
-from dsq.stash.controller import RUNNING, Controller, Summary, enter_mode, entered_now, run_under
+from dsq.stash.controller import RUNNING, Controller, Summary, enter_mode, run_under
 from dsq.stash.table import TABLE, Row
 
 _PLAIN = (Tensor, nn.Parameter)
@@ -87,7 +86,7 @@ class Interception(TorchFunctionMode):
         wanted = False
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor):
-                if type(value) not in _PLAIN:  # a DTensor, say, has operations of its own
+                if type(value) not in _PLAIN or value.is_complex():  # a DTensor, say, has operations of its own
                     return func(*args, **kwargs)
                 wanted = wanted or value.requires_grad
         if not wanted:
@@ -102,7 +101,7 @@ class Interception(TorchFunctionMode):
             self.segments_inputs = None
             if segment is not None and not isinstance(segment.recompute_fn, _UnderPolicies):
                 self.stash.enter_segment(None)
-                segment.recompute_fn = _UnderPolicies(segment.recompute_fn, entered_now())
+                segment.recompute_fn = _UnderPolicies(segment.recompute_fn, tuple(RUNNING.entered.items()))
                 self.segments_inputs = segment.saved_args or None  # empty where they are in codes already
                 code_inputs(segment, lambda x: self.stash.code(x, "boundary"))
             self.stash.enter_segment(segment)
@@ -224,21 +223,6 @@ class TablePolicy(Controller):
     def details(self) -> tuple[str, ...]:
         """Return the lines of the policy's own in its report."""
         return ()
-
-
-class WholePolicy(TablePolicy):
-    """A policy whose codec tells tensors apart by their places in a whole forward of the model."""
-
-    warned = False
-
-    def call_part(self, part: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a part of the model as it is; the first one outside of the model's forward is named in a warning."""
-        inside = self in RUNNING.entered or in_backward() or not torch.is_grad_enabled()
-        if not (self.warned or torch.compiler.is_compiling() or inside):
-            self.warned = True
-            kept = f"what {type(part).__name__} keeps, called outside of it, stays exact (bfp acts there too)"
-            warnings.warn(f"policy {self.name!r} acts in the model's own forward alone: {kept}", stacklevel=4)
-        return run(*args, **kwargs)
 
 
 def stash_now() -> Stash:

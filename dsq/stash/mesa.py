@@ -26,7 +26,7 @@ from dsq.kernels.dispatch import affine_pack, affine_unpack, define
 from dsq.packing import Rounding
 from dsq.stash.codes import Code
 from dsq.stash.controller import Controller
-from dsq.stash.interception import WholePolicy, stash_now
+from dsq.stash.interception import TablePolicy, stash_now
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 
@@ -112,8 +112,10 @@ class RunningRanges:
         return affine_pack(values, MESA_BITS, groups, MovingRanges(ranges, self.decay), seed)
 
 
-class Mesa(WholePolicy):
-    """Running ranges, told apart by their turn in the forward."""
+class Mesa(TablePolicy):
+    """Running ranges, told apart by their turn in the model's whole forward."""
+
+    by_parts = False
 
     def __init__(self, model: nn.Module, kinds: frozenset[str], ranges: RunningRanges, heads: int) -> None:
         super().__init__(model)
@@ -125,7 +127,7 @@ class Mesa(WholePolicy):
     def details(self) -> tuple[str, ...]:
         return (f"8 bits: {', '.join(kind for kind in KINDS if kind in self.kinds)}",)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         ranges = {key: value.clone() for key, value in self.ranges.alpha_beta.items()}
         return {"ranges": ranges, "count": self.ranges.count}
 

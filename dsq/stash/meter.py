@@ -7,7 +7,6 @@ tensors in lists, tuples, dicts and dataclasses.
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from types import CellType
 from typing import Any
@@ -16,22 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from dsq.stash.codes import is_weight
 from dsq.stash.controller import Controller
-from dsq.stash.memory import parameter_storages
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """One storage kept for the backward, under the first (oldest) node that holds it."""
 
-    module: str  #: innermost module running when the node was made, from the outermost one; "" outside of any
     op: str  #: the autograd node, ReluBackward0 say
     name: str  #: the attribute that holds it: "result", "saved_tensors", or that of a ctx
     shape: tuple[int, ...]
     dtype: str
-    device: str
     nbytes: int  #: of the whole storage, which is what stays allocated
 
 
@@ -46,23 +42,11 @@ class Report:
         """Return the bytes held for the backward."""
         return sum(h.nbytes for h in self.held)
 
-    def by(self, field: str) -> dict[str, int]:
-        """Return the bytes by "module", "op", "dtype" or "device", largest first."""
-        sums: dict[str, int] = {}
-        for h in self.held:
-            key = str(getattr(h, field))
-            sums[key] = sums.get(key, 0) + h.nbytes
-        return dict(sorted(sums.items(), key=lambda item: -item[1]))
-
     def __str__(self) -> str:
-        lines = [f"{_mib(self.nbytes)} MiB kept for the backward"]
-        lines += [f"{_mib(n):>9}  {name or '(no module)'}" for name, n in list(self.by("module").items())[:20]]
-        lines += [f"{_mib(h.nbytes):>9}  {h.op}.{h.name} {h.shape} {h.dtype}  {h.module}" for h in self.held[:20]]
-        return "\n".join(lines)
-
-
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / 2**20:.2f}"
+        lines = [f"{self.nbytes / 2**20:.2f} MiB kept for the backward"]
+        return "\n".join(
+            lines + [f"{h.nbytes / 2**20:9.2f}  {h.op}.{h.name} {h.shape} {h.dtype}" for h in self.held[:20]]
+        )
 
 
 def measure(fn: Callable[[], Any]) -> Report:
@@ -72,21 +56,19 @@ def measure(fn: Callable[[], Any]) -> Report:
         fn: a forward without arguments, ``lambda: model(x).sum()``; whatever it returns (a tensor, or tensors in lists,
             tuples, dicts and dataclasses) must need a gradient.
     Returns:
-        Report. Bytes are those at the end of the forward; tensors that were there before it (weights, the caller's
-        batch) are not among them, nor are sparse ones.
+        Report. Bytes are those at the end of the forward; weights, and tensors that were there before it (the caller's
+        batch), are not among them, nor are sparse ones.
     Raises:
         TypeError: ``fn`` cannot be called. ValueError: nothing it returned needs a gradient.
     """
     if not callable(fn):
         raise TypeError(f"fn must be a function without arguments, got {type(fn).__name__}")
     before = [StorageWeakRef(tensor.untyped_storage()) for tensor in _live_tensors()]  # their addresses stay taken
-    with _modules_run() as runs:
-        result = fn()
-        roots = [tensor for tensor in reachable(result) if tensor.grad_fn is not None]
-        if not roots:
-            raise ValueError("fn must return a tensor that needs a gradient (is it under no_grad, or all frozen?)")
-        meter = GraphMeter(runs.weights | {ref.cdata for ref in before}, runs.module_at)
-        meter.add(roots)
+    roots = [tensor for tensor in reachable(fn()) if tensor.grad_fn is not None]
+    if not roots:
+        raise ValueError("fn must return a tensor that needs a gradient (is it under no_grad, or all frozen?)")
+    meter = GraphMeter({ref.cdata for ref in before})
+    meter.add(roots)
     return Report(tuple(sorted(meter.held, key=lambda held: -held.nbytes)))
 
 
@@ -101,35 +83,33 @@ def _live_tensors() -> Iterator[Tensor]:
 class GraphMeter:
     """Adds up what graphs hold for the backward; a storage counts once, however many graphs hold it.
 
-    weights: storages that exist anyway (parameters and buffers, the caller's batch), not counted.
-    module_at: the name of the module that made the node of a number.
+    others: storages that exist anyway (the caller's batch), not counted. Nor are parameters, and views of them.
     """
 
-    def __init__(self, weights: set[int], module_at: Callable[[int], str] = lambda number: "") -> None:
+    def __init__(self, others: Iterable[int] = ()) -> None:
         self.held: list[Held] = []
-        self._seen = set(weights)
-        self._module_at = module_at
+        self._seen = set(others)
         self._storages: list[StorageWeakRef] = []  # so that no later storage gets the address of one seen
 
-    def ignore(self, weights: set[int]) -> None:
+    def ignore(self, others: set[int]) -> None:
         """Count these storages no more."""
-        self._seen |= weights
+        self._seen |= others
 
     def add(self, roots: Iterable[Tensor], since: int = 0) -> None:
-        """Weigh the graph of these tensors; `since`: only nodes from this number on (``next_node``)."""
+        """Weigh the graph of these tensors; ``since``: only nodes from this number on (``_sequence_nr``)."""
         for node in _nodes(roots, since):
             for name, thing in _held_by(node):
                 for tensor in reachable(thing):
-                    self._add(self._module_at(node._sequence_nr()), node.name(), name, tensor)
+                    self._add(node.name(), name, tensor)
 
-    def _add(self, module: str, op: str, name: str, tensor: Tensor) -> None:
+    def _add(self, op: str, name: str, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        if isinstance(tensor, nn.Parameter) or storage._cdata in self._seen:
+        if is_weight(tensor) or storage._cdata in self._seen:
             return
         self._seen.add(storage._cdata)
         self._storages.append(StorageWeakRef(storage))
-        dtype, device = str(tensor.dtype).removeprefix("torch."), str(tensor.device)
-        self.held.append(Held(module, op, name, tuple(tensor.shape), dtype, device, storage.nbytes()))
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        self.held.append(Held(op, name, tuple(tensor.shape), dtype, storage.nbytes()))
 
 
 def _nodes(roots: Iterable[Tensor], since: int) -> list[Any]:
@@ -191,52 +171,3 @@ def reachable(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
         parts = [getattr(thing, field.name, None) for field in fields(thing)]
     for part in parts:
         yield from reachable(part, seen)
-
-
-# ---- which module made a node ----
-
-
-def next_node() -> int:
-    """Return the number that autograd gives the next node made in this thread."""
-    return torch._C._autograd._get_sequence_nr()
-
-
-class _ModuleRuns:
-    """(first sequence number, module) each time the innermost running module changes; autograd numbers its nodes."""
-
-    def __init__(self) -> None:
-        self.stack: list[nn.Module] = []
-        self.changes: list[tuple[int, nn.Module | None]] = []
-        self.names: dict[nn.Module, str] = {}
-        self.weights: set[int] = set()  #: storages of the parameters and buffers of the modules that ran
-
-    def enter(self, module: nn.Module, *_: Any) -> None:
-        if torch.compiler.is_compiling():  # a compiled block is one node, its own
-            return
-        if not self.stack:
-            self.names.update({m: name for name, m in module.named_modules() if m not in self.names})
-            self.weights |= parameter_storages(module)
-        self.stack.append(module)
-        self.changes.append((next_node(), module))
-
-    def leave(self, module: nn.Module, *_: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        while self.stack and self.stack.pop() is not module:
-            pass
-        self.changes.append((next_node(), self.stack[-1] if self.stack else None))
-
-    def module_at(self, sequence: int) -> str:
-        found = next((module for start, module in reversed(self.changes) if start <= sequence), None)
-        return "" if found is None else self.names.get(found, type(found).__name__)
-
-
-@contextmanager
-def _modules_run() -> Iterator[_ModuleRuns]:
-    runs = _ModuleRuns()
-    handles = register_module_forward_pre_hook(runs.enter), register_module_forward_hook(runs.leave, always_call=True)
-    try:
-        yield runs
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -30,7 +30,7 @@ class Observation:
     def begin(self) -> None:
         """Look again; until then ``metrics`` tells what was seen before."""
         self._before_that = self.metrics()
-        self._meter, self._seen = GraphMeter(set()), False
+        self._meter, self._seen = GraphMeter(), False
         if applied(self.model):
             return
         for layer in self.model.modules():

@@ -1,15 +1,15 @@
 """Every stash policy is a registered function that attaches to a model and hands back a controller.
 
-    @register("bfloat16", composes_with=("checkpoint",))
-    def attach(model: nn.Module, *, smallest: int = 256) -> Controller: ...
+    @register("mesa", composes_with=("checkpoint",), compiles=True)
+    def attach(model: nn.Module, *, decay: float = 0.9) -> Controller: ...
 
 A policy is a file or a folder of dsq/stash/, named in its __init__.py, which registers it. The keyword-only parameters
 ARE the policy's options: `apply` derives names, defaults and the error messages from the signature, so they are written
 once. No policy imports another's.
 
 A controller's ``around`` is entered while the model's forward runs (controller.py). For policies of the table that is a
-mode which runs the table's rows (interception.py): bfp, mesa, gact and bfloat16 differ in their codec alone, selective
-has rows of its own. wtacrs and checkpoint replace the class or the forward of modules besides, which ``restore`` takes
+mode which runs the table's rows (interception.py): bfp, mesa and gact differ in their codec alone, selective has
+rows of its own. wtacrs and checkpoint replace the class or the forward of modules besides, which ``restore`` takes
 back.
 
 Policies compose by being applied one after another, IN ANY ORDER:

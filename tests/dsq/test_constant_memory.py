@@ -10,13 +10,12 @@ import torch
 from torch import nn
 
 import dsq
-from analysis.stash.allocator import Count, compiler, figures
+from tests.allocator import Count, compiler, figures
 
 STEPS = 20_000
 SETTLED = 10_000  #: a model without a policy, too, comes to hold 15 KB more, once, in its first 7,500 steps
 BYTES_A_STEP = 4  #: what is held goes up and down by 20 KB; an object that each step left behind would take 16 and more
 POLICIES: dict[str, dict[str, Any]] = {
-    "bfloat16": {},
     "bfp": {"rounding": "stochastic"},
     "mesa": {},
     "gact": {"adapt_interval": 500},

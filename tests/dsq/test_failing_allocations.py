@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import dsq
-from analysis.stash.allocator import Count, compiler, figures
+from tests.allocator import Count, compiler, figures
 from tests.dsq.stash.held.cases import MODELS, POLICIES
 
 Step = Callable[[], list[Tensor]]

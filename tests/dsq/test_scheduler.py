@@ -49,11 +49,6 @@ def test_a_count_that_is_no_whole_number_is_refused(count):
     [
         ("levels", [None, [[2, 2]], 3]),
         ("level", [7, -1, 1.0, None]),
-        ("best", ["x", math.nan]),
-        ("stale", [None, -5]),
-        ("work", [None, [], [1, 2, 3], [(1, 2, 3), (1, 2), (0, 0)], [(0, 0)] * 4]),
-        ("updates", [-1]),
-        ("tokens", [1.5]),
     ],
 )
 def test_a_bad_state_is_refused_and_none_of_it_taken(key, values):
@@ -61,10 +56,8 @@ def test_a_bad_state_is_refused_and_none_of_it_taken(key, values):
     before = scheduler.state_dict()
     good = {**before, "level": 1, "best": 2.0, "stale": 3}
     for value in values:
-        work = {"updates": [(value, 0)] * 3, "tokens": [(0, value)] * 3}
-        bad = {**good, "work": work[key]} if key in work else {**good, key: value}
         with pytest.raises(ValueError, match=f"^{key} must be"):
-            scheduler.load_state_dict(bad)
+            scheduler.load_state_dict({**good, key: value})
         assert scheduler.state_dict() == before
 
 

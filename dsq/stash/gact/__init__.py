@@ -32,14 +32,16 @@ from dsq.stash.codes import Codec
 from dsq.stash.controller import RUNNING, Controller
 from dsq.stash.gact.plan import EXACT, WIDTHS, BitPlan, Sensitivities, factor
 from dsq.stash.gact.step import Dual, RecomputedForward, TrainingForward, differentiable, sensitivities, watched
-from dsq.stash.interception import WholePolicy, in_backward
+from dsq.stash.interception import TablePolicy, in_backward
 from dsq.stash.policy import apply, register
 
 LEVELS = ("L1", "CB1", "CB2")
 
 
-class Gact(WholePolicy):
+class Gact(TablePolicy):
     """The plan of bits of a whole forward's tensors, and the count of steps."""
+
+    by_parts = False
 
     def __init__(self, model: nn.Module, plan: BitPlan, adapt_interval: int | None, seed: int) -> None:
         super().__init__(model)
@@ -54,7 +56,7 @@ class Gact(WholePolicy):
 
     def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the model; where its tensors have two codes, measure them when the gradient comes back."""
-        if in_backward() or not torch.is_grad_enabled() or self in RUNNING.entered:
+        if in_backward() or not torch.is_grad_enabled() or RUNNING.suspended or self in RUNNING.entered:
             return super().call(module, run, *args, **kwargs)
         self.inputs = args, kwargs
         output = super().call(module, run, *args, **kwargs)
@@ -131,7 +133,7 @@ class Gact(WholePolicy):
             lines.append(f"tensor {index}: {size} values, {'exact' if bits == EXACT else f'{bits} bits'}{known}")
         return tuple(lines)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"step": self.step, "next_adaptation": self.next_adaptation, "plan": self.plan.state_dict()}
 
     def take(self, state: Mapping[str, Any]) -> None:

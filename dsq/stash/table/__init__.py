@@ -12,11 +12,12 @@ lines that keeps forms (dsq/stash/codes.py) and calls PyTorch's own backward of 
 
     operation                             kept                                      made again of it
     linear, dsq.functional.linear, addmm  x                                         x of another layer that reads it
-    matmul, bmm, @                        both operands
+    matmul, mm, bmm, @, einsum of two     both operands
+    grouped_mm                            x
     convolution                           x
     softmax                               its result, in more bits                  rows that sum to 1
     attention in one call                 q, k, v, in more bits                     its result, its sums
-    layer, RMS, batch and group norm      x^, and 1 / deviation exact               its result
+    layer, RMS, batch, group, instance norm  x^, and 1 / deviation exact               its result
     GELU, SiLU, tanh, ... , x ** 2, GLU   x                                         its result
     product of two tensors                both; a broadcast one exact               its result
     ReLU, leaky ReLU, ReLU6, hardtanh     a bit a value                             its result, where x is kept
@@ -50,7 +51,9 @@ def _rows() -> dict[Callable[..., Any], Row]:
         products.quantised_linear: (linear,),
         products.addmm: (torch.addmm,),
         products.matmul: (torch.matmul, Tensor.matmul, Tensor.__matmul__),
-        products.bmm: (torch.bmm, Tensor.bmm),
+        products.bmm: (torch.bmm, Tensor.bmm, torch.mm, Tensor.mm),
+        products.einsum: (torch.einsum,),
+        products.grouped_mm: (F.grouped_mm, torch._grouped_mm),
         attention.softmax: (F.softmax,),
         attention.torch_softmax: (torch.softmax, Tensor.softmax),
         attention.safe_softmax: (aten._safe_softmax,),
@@ -58,6 +61,7 @@ def _rows() -> dict[Callable[..., Any], Row]:
         norms.layer_norm: (F.layer_norm,),
         norms.rms_norm: (F.rms_norm,),
         norms.batch_norm: (F.batch_norm,),
+        norms.instance_norm: (F.instance_norm,),
         norms.group_norm: (F.group_norm,),
         pointwise.mul: (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.multiply),
         pointwise.power: (torch.pow, Tensor.pow),

@@ -195,6 +195,26 @@ def _channels(x: Tensor | None, like: Tensor) -> Any:
     return None if x is None else x.view(-1, *[1] * (like.dim() - 2))
 
 
+def instance_norm(
+    stash: Stash,
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Run F.instance_norm: a batch norm whose channels are those of each image, as PyTorch makes it of one."""
+    samples = input.shape[0]
+    if running_mean is not None or not use_input_stats or input.dim() < 3 or input.shape[2:].numel() <= 1:
+        return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    w, b = (None if it is None else it.repeat(samples) for it in (weight, bias))
+    x = input.reshape(1, -1, *input.shape[2:])
+    return batch_norm(stash, x, None, None, w, b, True, momentum, eps).view(input.shape)
+
+
 def group_norm(
     stash: Stash, input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Tensor:

@@ -16,8 +16,9 @@ from dsq.kernels.backend import LinearMatMuls
 from dsq.kernels.dispatch import pack
 from dsq.linear import linear
 from dsq.ops import linear_passes
+from dsq.ops.einsum import as_product
 from dsq.quantizers import Quantizers
-from dsq.stash.codes import Form, Kept, Stash, keep, kept
+from dsq.stash.codes import Form, Kept, Stash, is_weight, keep, kept
 
 
 def plain_linear(stash: Stash, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -123,24 +124,60 @@ def matmul(stash: Stash, input: Tensor, other: Tensor) -> Tensor:
 
 
 def bmm(stash: Stash, input: Tensor, mat2: Tensor) -> Tensor:
-    """Run torch.bmm."""
+    """Run torch.bmm, or torch.mm."""
     return matmul(stash, input, mat2)
+
+
+def einsum(stash: Stash, equation: Any, *operands: Any) -> Tensor:
+    """Run torch.einsum: of two operands by the row of its product, if it is one of matrices."""
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    made = as_product(equation, *operands) if isinstance(equation, str) and len(operands) == 2 else None
+    if made is None:
+        return torch.einsum(equation, *operands)
+    weights = tuple(map(is_weight, operands))  # arranged, they may be copies
+    return made.result(PlainMatMul.apply(stash, made.a, made.b.mT, weights))  # type: ignore[no-untyped-call]
 
 
 class PlainMatMul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, stash: Stash, a: Tensor, b: Tensor) -> Tensor:
-        a_wanted, b_wanted = ctx.needs_input_grad[1:]
-        keep(ctx, *(operand(stash, x, other) for x, other in ((a, b_wanted), (b, a_wanted))))
+    def forward(ctx: Any, stash: Stash, a: Tensor, b: Tensor, weights: tuple[bool, ...] = (False, False)) -> Tensor:
+        a_wanted, b_wanted = ctx.needs_input_grad[1:3]
+        each = zip((a, b), (b_wanted, a_wanted), weights, strict=True)
+        keep(ctx, *(stash.exact(x) if wanted and exact else operand(stash, x, wanted) for x, wanted, exact in each))
         ctx.shapes = a.shape, b.shape
         return torch.matmul(a, b)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         a, b = kept(ctx)
         da = None if b is None else (dy @ b.mT.to(dy.dtype)).sum_to_size(ctx.shapes[0])
         db = None if a is None else (a.mT.to(dy.dtype) @ dy).sum_to_size(ctx.shapes[1])
-        return None, da, db
+        return None, da, db, None
+
+
+def grouped_mm(stash: Stash, mat_a: Tensor, mat_b: Tensor, *, offs: Any = None, **others: Any) -> Tensor:
+    """Run F.grouped_mm of rows that lie together by group, each group by a matrix of ``mat_b``: an expert each."""
+    given = any(value is not None for value in others.values())
+    if given or offs is None or mat_a.dim() != 2 or mat_b.dim() != 3:
+        return F.grouped_mm(mat_a, mat_b, offs=offs, **others)
+    return GroupedMatMul.apply(stash, mat_a, mat_b, offs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class GroupedMatMul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, stash: Stash, x_TK: Tensor, w_GKN: Tensor, offs_G: Tensor) -> Tensor:
+        x_wanted, w_wanted = ctx.needs_input_grad[1:3]
+        keep(ctx, stash.code(x_TK, "linear") if w_wanted else None, stash.exact(w_GKN) if x_wanted else None, offs_G)
+        return F.grouped_mm(x_TK, w_GKN, offs=offs_G)
+
+    @staticmethod
+    def backward(ctx: Any, dy_TN: Tensor) -> tuple[Tensor | None, ...]:
+        x_TK, w_GKN, offs_G = kept(ctx)
+        dy_TN = dy_TN.contiguous()  # its kernel takes no expanded one
+        dx = None if w_GKN is None else F.grouped_mm(dy_TN, w_GKN.mT.to(dy_TN.dtype), offs=offs_G)
+        dw = None if x_TK is None else F.grouped_mm(x_TK.to(dy_TN.dtype).mT, dy_TN, offs=offs_G)
+        return None, dx, dw, None
 
 
 def operand(stash: Stash, x: Tensor, wanted: bool) -> Kept | None:

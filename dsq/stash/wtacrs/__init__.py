@@ -81,7 +81,7 @@ class WTACRS(Controller):
         )
         return Summary(self.name, self.attached, tally.raw_bytes, tally.kept_bytes, details)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the cached norms and the state of the random numbers, of this rank."""
         return {"generator": self.sampler.generator.get_state(), **self.sampler.cache.state_dict()}
 

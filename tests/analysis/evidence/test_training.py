@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.evidence import graphs, loop, problems, translation
+from analysis.evidence import graphs, loop, problems
 from analysis.evidence.suite import SUITE as SUITE_FILE
 from analysis.evidence.suite import Task, load_suite
 
@@ -173,12 +173,12 @@ def test_a_gcnii_layer_mixes_its_input_with_the_first_one(planetoid: Path) -> No
 
 def test_a_gcn_layer_is_the_normalised_adjacency_times_the_linear_layer(planetoid: Path) -> None:
     graph = graphs.read_planetoid(planetoid)
-    layer = graphs.GCNLayer(4, 3, graph)
+    linear, propagate = graphs.GraphModel(graph, 8, 3, 0, 0.0).layers[1]
     adjacency = torch.zeros(10, 10)
     adjacency[graph.target, graph.source] = 1
     scale = adjacency.sum(1).rsqrt()
-    expected = (scale[:, None] * adjacency * scale) @ layer.linear(graph.x)
-    torch.testing.assert_close(layer(graph.x), expected)
+    hidden = linear(torch.randn(10, 8))
+    torch.testing.assert_close(propagate(hidden), (scale[:, None] * adjacency * scale) @ hidden)
 
 
 def test_the_attention_of_gat_sums_to_one(planetoid: Path) -> None:
@@ -210,7 +210,7 @@ def test_translation(tmp_path: Path) -> None:
 
 def test_flags_of_a_translation() -> None:
     def given(setting: str) -> dict[str, str]:
-        words = translation.flags(small("enja", updates=900), SUITE.settings[setting], 3)
+        words = problems.flags(small("enja", updates=900), SUITE.settings[setting], 3)
         return {name: words[words.index(name) + 1] for name in words if name.startswith("--") and name != "--cpu"}
 
     fp32 = given("fp32")
@@ -218,7 +218,7 @@ def test_flags_of_a_translation() -> None:
     assert fp32["--seed"] == "3"
     usual = {"--dsq-stash": "all", "--dsq-format": "snvint", "--dsq-rounding": "nearest"}
     assert given("schedule all") == fp32 | usual | {"--dsq-rise-at": "0.8"}
-    assert given("bf16 autocast") == given("gact") == fp32 | {"--user-dir": str(translation.USER)}
+    assert given("bf16 autocast") == given("gact") == fp32 | {"--user-dir": str(problems.USER)}
 
 
 @pytest.mark.parametrize("task", PAPER.tasks.values(), ids=lambda task: task.name)
@@ -231,7 +231,7 @@ def test_dsq_train_takes_the_flags_of_the_papers_sizes(task: Task) -> None:
     setting = PAPER.settings["bfp [2,2,2,16] [16,4,4,16]"]
     words = ["data", "--task", "translation", "--arch", "transformer", "--optimizer", "adam"]
     words += ["--criterion", "label_smoothed_cross_entropy", "--dsq-levels", setting.levels]
-    words += translation.flags(task, setting, 1)
+    words += problems.flags(task, setting, 1)
     given = options.parse_args_and_arch(options.get_training_parser(), words)
     config = config_of(given, log=False)
     assert (config.tied, config.patience, config.format) == (True, 5, "bfp")

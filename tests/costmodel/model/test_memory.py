@@ -74,9 +74,9 @@ def test_zero_shares_out_the_state(setup, a_parameter):
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-124m", "llama", "bert", "opt", "t5", "vit", "mixtral"])
 def test_prediction_against_what_malloc_counted(name):
-    """The record of running models (python -m analysis.memory): bytes held after the forward, and at the peak."""
+    """The record of running models (running.py): bytes held after the forward, and at the peak."""
     pytest.importorskip("transformers")
-    from analysis.memory import compare
+    from tests.costmodel.model.running import compare
 
     held = json.loads(Path("analysis/results/memory.json").read_text())[name]
     for record in compare(name, held):
@@ -90,9 +90,8 @@ def test_prediction_against_what_malloc_counted(name):
 def test_what_a_policy_keeps_is_what_its_table_keeps(name, policy):
     """Beside dsq.stash's own count, which knows neither the loss nor what is looked up."""
     pytest.importorskip("transformers")
-    from analysis.attach import attach
-    from analysis.memory import workload_of
-    from analysis.models import transformer
+    from analysis.models import attach, transformer
+    from tests.costmodel.model.running import workload_of
 
     model, inputs = transformer(name, 64, 2, 4, 200, (4, 64))
     sides = {"t5": ("source_length", "target_length"), "bert": ("source_length",)}.get(name, ("target_length",))

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from analysis.models import encoder
 from dsq.stash.policy import compatible
 
-NAMES = ("bfloat16", "bfp", "checkpoint", "gact", "mesa", "selective", "wtacrs")
+NAMES = ("bfp", "checkpoint", "gact", "mesa", "selective", "wtacrs")
 PAIRS = [(a, b) for a, b in itertools.combinations(NAMES, 2) if compatible(a, b)]
 
 

@@ -107,10 +107,10 @@ def test_the_callers_batch_is_not_kept_by_the_forward():
     assert kept == measure(lambda: model(x.clone()).sum()).nbytes - x.nbytes
 
 
-def test_bytes_by_module_and_op():
+def test_each_storage_is_shown_with_the_operation_that_keeps_it():
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.GELU()), nn.Softmax(-1))
     report = measure(lambda: model(torch.randn(4, 8)).exp())
-    assert report.by("module") == {"0.0": 128, "0.1": 128, "1": 128, "": 128}
-    assert report.by("op")["GeluBackward0"] == 128
-    assert {h.module: h.name for h in report.held if h.op == "SoftmaxBackward0"} == {"1": "result"}
-    assert "0.1" in str(report)
+    kept = {(h.op, h.name): h.nbytes for h in report.held}
+    assert kept["GeluBackward0", "self"] == kept["SoftmaxBackward0", "result"] == 128
+    assert sum(kept.values()) == report.nbytes == 4 * 128
+    assert "SoftmaxBackward0.result (4, 8) float32" in str(report)

@@ -1,4 +1,4 @@
-"""A user directory of fairseq: criteria run under the setting that the environment names (translation.py sets it)."""
+"""A user directory of fairseq: criteria run under the setting that the environment names (problems.py sets it)."""
 
 import json
 import os

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from analysis.models import EncoderBlock, encoder, resnet20
-from analysis.stash.allocator import step_bytes
 from dsq import stash
+from tests.allocator import step_bytes
 
 Policies = tuple[tuple[str, dict[str, Any]], ...]
 

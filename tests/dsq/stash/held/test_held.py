@@ -1,4 +1,4 @@
-"""What policies claim against what the allocator holds (analysis/stash/allocator.py), in a process of its own.
+"""What policies claim against what the allocator holds (tests/allocator.py), in a process of its own.
 
 The tolerance is 3 %, or OVERHEAD where that is more: what is no tensor, the nodes of the graph and the objects that
 saved tensors are kept in, is 0.1 MiB in the transformers here and 0.2 in the ResNet, whatever their tensors' widths.
@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from analysis.stash.allocator import compiler, figures
+from tests.allocator import compiler, figures
 from tests.dsq.stash.held.cases import MODELS, POLICIES
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")]

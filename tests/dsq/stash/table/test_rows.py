@@ -1,5 +1,7 @@
 """Every row against the plain operation in float64: with values kept as they are, gradients are PyTorch's."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -33,6 +35,18 @@ CASES = {
     "matmul": (lambda a, b: a @ b, [(3, 4, 16, 32), (3, 4, 32, 16)]),
     "matmul, broadcast": (torch.matmul, [(3, 4, 16, 32), (32, 16)]),
     "bmm": (torch.bmm, [(4, 16, 32), (4, 32, 16)]),
+    "mm": (torch.mm, [(16, 32), (32, 24)]),
+    **{
+        f"einsum {equation}": (partial(torch.einsum, equation), [*shapes])
+        for equation, *shapes in (
+            ("bthd, bshd -> bhts", (2, 16, 4, 8), (2, 12, 4, 8)),
+            ("bhts,bshd->bthd", (2, 4, 16, 12), (2, 12, 4, 8)),
+            ("...td,...sd->...ts", (2, 4, 16, 8), (2, 4, 12, 8)),
+            ("...k,kn->...n", (2, 4, 16, 8), (8, 24)),
+            ("bijk,bjkl->bil", (3, 4, 8, 6), (3, 8, 6, 5)),
+            ("btd,btd->bt", (2, 16, 32), (2, 16, 32)),
+        )
+    },
     "softmax": (lambda x: F.softmax(x * 4, -1), [(3, 4, 16, 16)]),
     "softmax of another axis": (lambda x: torch.softmax(x, 1), [X]),
     "attention": (lambda q, k, v: attend(q, k, v), [(2, 4, 16, 32)] * 3),
@@ -58,6 +72,8 @@ CASES = {
         lambda x, w, b: F.batch_norm(x, torch.ones(8).to(x), torch.full((8,), 2.0).to(x), w, b, False),
         [(4, 8, 5, 6), (8,), (8,)],
     ),
+    "instance norm": (lambda x, w, b: F.instance_norm(x, None, None, w, b), [(4, 8, 5, 6), (8,), (8,)]),
+    "instance norm, plain": (F.instance_norm, [(4, 8, 30)]),
     "group norm": (lambda x, w, b: F.group_norm(x, 4, w, b), [(4, 8, 5, 6), (8,), (8,)]),
     "gelu": (F.gelu, [X]),
     "gelu, tanh": (lambda x: F.gelu(x, approximate="tanh"), [X]),
@@ -134,6 +150,17 @@ def test_a_row_is_the_plain_operation(case):
     torch.testing.assert_close(result, y, rtol=1e-12, atol=1e-12)
     for a, b in zip(ours, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+
+
+def test_grouped_products_of_experts():
+    """The operation takes no float64."""
+    ends = torch.tensor([10, 10, 36], dtype=torch.int32)  # of three groups, of which one is empty
+    inputs = [drawn(36, 32).float(), drawn(3, 32, 24).float()]
+    y, plain, _ = run(lambda x, w: F.grouped_mm(x, w, offs=ends), inputs, row=False)
+    result, ours, stash = run(lambda x, w: F.grouped_mm(x, w, offs=ends), inputs, row=True)
+    assert stash.kept_bytes > 0
+    assert torch.equal(result, y)
+    assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
 
 
 @pytest.mark.parametrize("case", ["index_add", "index_add in place, twice"])

@@ -66,7 +66,7 @@ def test_peaked_attention(deviation, least, attention):
         assert 1 / 1.5 < ours.norm() / exact.norm() < 1.5
 
 
-@pytest.mark.parametrize("policy", ["bfp", "gact", "mesa", "bfloat16"])
+@pytest.mark.parametrize("policy", ["bfp", "gact", "mesa"])
 @pytest.mark.parametrize("deviation", [6, 30])
 def test_attention_is_bounded_at_any_peak(deviation, policy):
     q, k, v = (scale * drawn(1, 1, 128, 32, seed=s) for s, scale in enumerate((deviation, deviation, 1)))
@@ -182,11 +182,14 @@ def test_a_softmax_whose_upstream_gradient_has_a_large_common_part():
 
 LSTM, GRU = nn.LSTM(32, 32), nn.GRU(32, 32)
 WITHOUT_A_ROW = {
-    "instance norm": lambda x: F.instance_norm(x, eps=1e-3),
     "local response norm": lambda x: F.local_response_norm(x, 3),
     "log_softmax": lambda x: F.log_softmax(x, -1),
     "cross_entropy": lambda x: F.cross_entropy(x.flatten(0, 1), torch.arange(120) % 32).expand(2),
-    "einsum": lambda x: torch.einsum("abi,aci->abc", x, x),
+    "einsum without a sum": lambda x: torch.einsum("abi,aci->abci", x, x),
+    "einsum of three": lambda x: torch.einsum("abi,aci,adi->abcd", x, x, x),
+    "einsum of an index that one alone has": lambda x: torch.einsum("abi,aij->aj", x, x[:, :1].mT.expand(-1, -1, 7)),
+    "einsum of a diagonal": lambda x: torch.einsum("abb,abi->ai", x[..., :4], x),
+    "of complex numbers": lambda x: torch.complex(x, x.flip(0)).matmul(torch.complex(x, -x).mT).square().abs(),
     "norm": lambda x: x.norm(dim=-1),
     "normalize": lambda x: F.normalize(x, dim=-1),
     "amax": lambda x: x.amax(-1),
@@ -204,7 +207,7 @@ WITHOUT_A_ROW = {
 }
 
 
-@pytest.mark.parametrize("policy", ["bfp", "mesa", "gact", "bfloat16"])
+@pytest.mark.parametrize("policy", ["bfp", "mesa", "gact"])
 @pytest.mark.parametrize("name", WITHOUT_A_ROW)
 def test_what_has_no_row_is_exact(name, policy):
     function = WITHOUT_A_ROW[name]

@@ -1,9 +1,9 @@
 """Memory as the ledger predicts it and as running models have it, on this machine's CPU.
 
-python -m analysis.memory [--measured analysis/results/memory.json]
+python -m tests.costmodel.model.running [--measured analysis/results/memory.json]
 
 Saved: what malloc has given out between forward and backward. Peak: the most during both. Every malloc of the process
-is counted (analysis.stash.allocator); parameters, gradients and batch are there before. Small models, dropout off.
+is counted (tests.allocator); parameters, gradients and batch are there before. Small models, dropout off.
 """
 
 import argparse
@@ -19,9 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from analysis.attach import attach
-from analysis.models import fairseq_transformer, transformer
-from analysis.stash.allocator import figures, step_bytes
+from analysis.models import attach, fairseq_transformer, transformer
 from costmodel.model.memory import peak_memory
 from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, POLICIES, Method, Setup
 from costmodel.model.operations import Workload
@@ -29,6 +27,7 @@ from costmodel.workloads.named import fairseq, load_workload
 from costmodel.workloads.transformer import build
 from dsq.command import OneLineParser, guarded, table
 from dsq.precision import Precision
+from tests.allocator import figures, step_bytes
 
 Record = dict[str, Any]
 MEGA = 1e6
@@ -118,7 +117,7 @@ class CheckedMethod:
 
     name: str
     predicted: Method
-    setup: str  #: a name that analysis/attach.py reads
+    setup: str  #: a name that analysis/models.py reads
     frozen: bool = False  #: its linear layers are not trained
 
 
@@ -194,7 +193,7 @@ def _forward(loss: Callable[[], Tensor], method: CheckedMethod) -> Callable[[], 
 def measurements(path: Path | None) -> dict[str, Any]:
     """Bytes of each model and method: a process for each model that ``path`` lacks."""
     known: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
-    known |= {name: figures("analysis.memory", "--held", name) for name in NAMES if name not in known}
+    known |= {name: figures("tests.costmodel.model.running", "--held", name) for name in NAMES if name not in known}
     if path:
         path.write_text(json.dumps(known, indent=1))
     return known
@@ -240,7 +239,7 @@ def run(measured: Path | None) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = OneLineParser(prog="python -m analysis.memory", description=__doc__)
+    parser = OneLineParser(prog="python -m tests.costmodel.model.running", description=__doc__)
     parser.add_argument("--measured", type=Path, metavar="FILE", help="measurements to read, or to write if not there")
     parser.add_argument("--held", choices=NAMES, help=argparse.SUPPRESS)  # of the process that is counted
     given = parser.parse_args(argv)

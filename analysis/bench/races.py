@@ -1,18 +1,29 @@
-"""The CPU kernels against copying the same values, and one product by each GEMM."""
+"""Races on this CPU: kernels against copies, one product by each GEMM, and training steps.
 
-from collections.abc import Iterator
+A contestant of a race of steps does what its name says (analysis/models.py). "fused": inside dsq.fused_attention, where
+converted models always are.
+"""
+
+import copy
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import dsq
+from analysis.models import attach, encoder
 from analysis.timing import Call, Race, keep_freed_memory, race
 from dsq.formats import BFP, FORMATS, FixedPoint, Format, Layout, options
 from dsq.kernels import dispatch
+from dsq.kernels.backend import GemmKernel, MatMul
 from dsq.kernels.cpu.backend import backend as cpu_backend
 from dsq.kernels.cpu.library import library
 from dsq.kernels.tuning import prepared
+from dsq.precision import DEFAULT_LEVELS
 from dsq.quantizers import Quantizers
 
 COLUMNS, LARGE, BOX = 4096, 1 << 24, 16
@@ -76,11 +87,76 @@ def product(rounds: int) -> Iterator[Race]:
         calls: dict[str, Call] = {"torch bf16": partial(torch.mm, x.bfloat16(), w.bfloat16().t())}
         for gemm in backend.gemms:
             if gemm.fits(matmul, x.dtype):
-
-                def whole(x: Tensor = x, w: Tensor = w, gemm: Any = gemm) -> Tensor:
-                    return gemm.run(matmul, *prepared(gemm, matmul, x, w, backend), None)
-
-                calls[gemm.name] = partial(gemm.run, matmul, *prepared(gemm, matmul, x, w, backend), None)
-                calls[f"{gemm.name}, operands made within"] = whole
+                made = partial(prepared, gemm, matmul, x, w, backend)
+                calls[gemm.name] = partial(gemm.run, matmul, *made(), None)
+                calls[f"{gemm.name}, operands made within"] = partial(_made_within, gemm, matmul, made)
         title = f"{rows} x {depth} x {columns}, {torch.get_num_threads()} threads"
         yield race(title, ("torch fp32", partial(torch.mm, x, w.t())), calls, rounds)
+
+
+def _made_within(gemm: GemmKernel, matmul: MatMul, made: Callable[[], tuple[Any, Any]]) -> Tensor:
+    return gemm.run(matmul, *made(), None)
+
+
+# ---- training steps
+
+Training = tuple[nn.Module, Callable[[nn.Module], Tensor]]  #: a model, and the loss of its batch
+AUTOCAST = "bf16 autocast"
+LEVELS = ("[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]", "[4,4,4,8]", "[4,3,3,8]", "[8,4,4,8]")
+
+
+def step(name: str, training: Training, warm: int = 0) -> Call:
+    """A contestant's forward and backward; gradients are dropped. The model is changed in place."""
+    model, loss_of = training
+    attach(model, name)
+    attention = dsq.fused_attention if name.startswith("[") or "fused" in name else nullcontext
+
+    def run() -> None:
+        with attention():
+            with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in name):
+                loss = loss_of(model)
+            loss.backward()
+        model.zero_grad()
+
+    for _ in range(warm):
+        run()
+    return run
+
+
+def blocks(width: int = 512, sequences: int = 8, length: int = 128) -> Training:
+    """Six pre-LN blocks; the loss is a mean of squares."""
+    torch.manual_seed(0)
+    heads = 8 if width == 512 else 4
+    x = torch.randn(sequences, length, width)
+    return encoder(6, width, heads, 4 * width, sdpa=True), partial(_squares, x)
+
+
+def _squares(x: Tensor, model: nn.Module) -> Tensor:
+    return model(x).float().square().mean()
+
+
+def _race(title: str, training: Training, names: Sequence[str], rounds: int, warm: int = 0) -> Race:
+    """The first name is the baseline."""
+    keep_freed_memory()
+    calls = {name: step(name, copy.deepcopy(training), warm) for name in names}
+    gc.freeze()  # a full collection goes through all that transformers made: a seventh of the step in which it falls
+    first = names[0]
+    return race(f"{title}, {torch.get_num_threads()} threads", (first, calls.pop(first)), calls, rounds)
+
+
+def six_blocks(rounds: int) -> Iterator[Race]:
+    """Six blocks against fp32 at two widths, with the whole stash and under autocast."""
+    names = ["fp32", AUTOCAST, f"{AUTOCAST} + fused", *LEVELS, *(f"{levels} whole" for levels in LEVELS[1:])]
+    names += [f"{levels} + autocast" for levels in ("[4,4,4,16]", "[4,4,4,8]", "[8,4,4,8]")]
+    more = [f"{levels} {name}" for levels in ("[4,4,4,16]", "[4,4,4,8]") for name in ("bfp", "sbfp")]
+    more += ["[4,4,4,16] fixed", "[2,2,2,16] stochastic", "[2,2,2,16] float32"]
+    yield _race("six blocks, d 512, 1024 tokens", blocks(), names + more, rounds)
+    yield _race("six blocks, d 128, 1024 tokens", blocks(128, 16, 64), names, rounds)
+
+
+def policies(rounds: int) -> Iterator[Race]:
+    """Race the policies that keep a whole model's stash in codes; at width 128 a policy weighs more."""
+    default = str(DEFAULT_LEVELS[0])
+    names = ["fp32", default, f"{default} whole", "bfp 4", "mesa", "gact 4 uniform"]
+    yield _race("six blocks, d 512, 1024 tokens", blocks(), names, rounds, warm=2)
+    yield _race("six blocks, d 128, 1024 tokens", blocks(128, 16, 64), names, rounds, warm=25)

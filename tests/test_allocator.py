@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from analysis.stash.allocator import Count, build, compiler, run
+from tests.allocator import Count, build, compiler, run
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")
 
 _KNOWN = """
 import ctypes, gc, json, numpy, torch
-from analysis.stash.allocator import Count
-from analysis.stash.allocator import step_bytes
+from tests.allocator import Count
+from tests.allocator import step_bytes
 from torch import nn
 
 count, found = Count(), {}

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import dsq
-from analysis.attach import attach
-from analysis.models import GPT
+from analysis.models import GPT, attach
 
 WORDS = (
     *("fp32", "bf16 autocast + fused", "[8,4,4,8] whole headless + around snvint 4", "[2,2,2,16] stochastic float32"),

@@ -73,7 +73,7 @@ class Count:
     def __init__(self) -> None:
         library = ctypes.CDLL(None)
         if not hasattr(library, "counting_malloc_live"):
-            raise RuntimeError("this process is not counted: start it by analysis.stash.allocator.run")
+            raise RuntimeError("this process is not counted: start it by tests.allocator.run")
         self._live, self._peak = library.counting_malloc_live, library.counting_malloc_peak
         self._live.restype = self._peak.restype = ctypes.c_int64
         self._reset_peak = library.counting_malloc_reset_peak

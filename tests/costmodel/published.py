@@ -1,27 +1,19 @@
-"""Trainings that others published, against dsq-cost's prediction of them.
-
-    python -m analysis.published judge    every prediction beside what was published; a picture
+"""Trainings that others published, as the cost model describes them.
 
 analysis/results/published_runs.csv: 108 trainings of MPT (table "mpt": mosaicml/llm-foundry) and 55 of others (table
 "others", second-hand). The rule of exclusion and the seed below were committed before `analysis.published fit` (commit
-42c1cfa6) fitted four constants of the hardware files to half of MPT's trainings.
+42c1cfa6) fitted four constants of the hardware files to half of MPT's trainings. `analysis.published judge` (commit
+2388cf1f) wrote published.csv and published.png beside the table.
 """
 
 import csv
 import random
 import re
-import sys
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
-from statistics import median
 from typing import Any
 
-import matplotlib.pyplot as plt
-import numpy as np
-
 from analysis import ROOT
-from analysis.figures import BLUE, GREY, ORANGE, look, save
 from costmodel.hardware.hardware import Hardware, load_hardware
 from costmodel.model.memory import peak_memory
 from costmodel.model.methods import BF16, Method
@@ -31,10 +23,8 @@ from costmodel.planning.step import step_time
 from costmodel.workloads.config_json import transformer_of
 from costmodel.workloads.named import ADAPTED
 from costmodel.workloads.transformer import build
-from dsq.command import OneLineParser, as_csv, guarded, table, write_text
 
 RUNS = ROOT / "analysis/results/published_runs.csv"
-RESULTS, PICTURE = (RUNS.with_name(f"published.{kind}") for kind in ("csv", "png"))
 #: draws the halves of the table "mpt": one is fitted, the other judges
 SEED = 20261125
 #: left out, because dsq-cost does not describe it: context parallelism, interleaved stages, 8-bit and 4-bit floats
@@ -185,87 +175,13 @@ def _profile(name: str) -> Hardware:
     return load_hardware(name)
 
 
-#: how the trainings are drawn: MPT's that were not fitted, the others', and those that were fitted
-HALVES = {"judging": (BLUE, "o"), "others": (ORANGE, "s"), "fitted": (GREY, "x")}
+#: MPT's that were not fitted, the others', and those that were fitted
+HALVES = ("judging", "others", "fitted")
 
 
 def judged(run: PublishedRun) -> dict[str, Any]:
-    """A row of the results: what was published, and what is predicted."""
-    hardware = _profile(run.hardware)
-    predicted, memory = run.predicted(hardware), run.peak
-    fields = ("model", "hardware", "devices", "layout", "recompute", "sequence", "micro_batch")
-    record: dict[str, Any] = {"half": run.half} | {name: run.row[name] for name in fields}
-    record |= {"published": run.published, "predicted": predicted, "ratio": predicted / run.published}
-    record |= {"peak_GB": memory / 1e9, "fits": "yes" if memory <= hardware.memory_bytes else "no"}
+    """Predicted throughput over published, whether the training is told to fit, and predicted memory over published."""
+    hardware, memory = _profile(run.hardware), run.peak
     known = float(run.row["memory"] or 0) * 2**30  # bytes that the allocator reserved; 0: not published
-    return record | {"published_GB": known / 1e9 or None, "of_peak": memory / known if known else None}
-
-
-def summary(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """How far off the predictions of throughput are, as ratios to what was published, and those of memory."""
-    ratios = sorted(record["ratio"] for record in records)
-    off = sorted(abs(ratio - 1) for ratio in ratios)
-    shares = {f"within {bound:.0%}": sum(one <= bound for one in off) / len(off) for bound in (0.15, 0.25)}
-    low, high = (float(np.quantile(ratios, share)) for share in (0.1, 0.9))
-    ends = {"least": ratios[0], "a tenth below": low, "a tenth above": high, "most": ratios[-1]}
-    fitting = sum(record["fits"] == "no" for record in records)
-    peaks = [abs(record["of_peak"] - 1) for record in records if record["of_peak"]]
-    memory = {"told not to fit": fitting, "peaks": len(peaks), "peaks off": median(peaks) if peaks else None}
-    return {"trainings": len(ratios), "median off": median(off)} | shares | ends | memory
-
-
-def draw(records: list[dict[str, Any]], path: Path) -> None:
-    """Predicted against published throughput, and their ratio; the five worst are numbered."""
-    with look():
-        figure, (both, ratio) = plt.subplots(2, 1, figsize=(6.4, 6.8), sharex=True, height_ratios=(3, 2))
-        ends, ones = np.array([200.0, 250_000.0]), np.ones(2)
-        for axes, middle in ((both, ends), (ratio, ones)):
-            axes.fill_between(ends, middle / 1.25, middle * 1.25, color=GREY, alpha=0.15, lw=0, label="within 25 %")
-            axes.plot(ends, middle, color=GREY, lw=0.8)
-        for half, (colour, marker) in HALVES.items():
-            mine = [record for record in records if record["half"] == half]
-            style = {"s": 18, "color": colour, "marker": marker, "alpha": 0.8, "label": half}
-            published = [record["published"] for record in mine]
-            both.scatter(published, [record["predicted"] for record in mine], **style)
-            ratio.scatter(published, [record["ratio"] for record in mine], **style)
-        for number, record in enumerate(worst(records)[:5], start=1):
-            place = (record["published"], record["ratio"])
-            ratio.annotate(str(number), place, xytext=(4, 4), textcoords="offset points", fontsize=8)
-        both.set(xscale="log", yscale="log", xlim=ends, ylim=ends, ylabel="predicted tokens a second of a device")
-        ratio.set(
-            yscale="log", ylim=(0.5, 2), ylabel="predicted / published", xlabel="published tokens a second of a device"
-        )
-        ratio.set_yticks([0.5, 0.8, 1, 1.25, 2], ["0.5", "0.8", "1", "1.25", "2"])
-        ratio.minorticks_off()
-        both.legend()
-        save(figure, path)
-
-
-def worst(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records, the farthest from what was published first."""
-    return sorted(records, key=lambda record: -abs(float(np.log(record["ratio"]))))
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = OneLineParser(prog="python -m analysis.published", description=__doc__)
-    parser.add_argument("task", choices=("judge",))
-    parser.parse_args(argv)
-    return guarded(parser.prog, judge)
-
-
-def judge() -> None:
-    """Write the results and the picture, and print how far off the predictions are."""
-    records = [judged(one) for one in runs()]
-    write_text(RESULTS, as_csv(records, ".4g"))
-    draw(records, PICTURE)
-    shown = {"half": "", "trainings": "", "median off": ".1%", "within 15%": ".0%", "within 25%": ".0%"}
-    shown |= dict.fromkeys(("least", "a tenth below", "a tenth above", "most"), ".2f") | {"told not to fit": ""}
-    shown |= {"peaks": "", "peaks off": ".1%"}
-    summaries = [{"half": kind} | summary([one for one in records if one["half"] == kind]) for kind in HALVES]
-    print(table(summaries, shown, markdown=True))
-    columns = dict.fromkeys(list(records[0])[:8], "") | {"published": ",.0f", "predicted": ",.0f", "ratio": ".2f"}
-    print("\nworst:\n" + table(worst(records)[:12], columns, markdown=True))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    found = {"half": run.half, "ratio": run.predicted(hardware) / run.published}
+    return found | {"fits": memory <= hardware.memory_bytes, "of_peak": memory / known if known else None}

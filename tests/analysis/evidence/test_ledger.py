@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from analysis.evidence import __main__ as command
-from analysis.evidence.ledger import enter, read_rows
-from analysis.evidence.session import Session
+from analysis.evidence.ledger import Session, enter, read_rows
 from analysis.evidence.suite import Run, load_suite
 
 SETTINGS = ("fp32", "[8,4,8,8]")

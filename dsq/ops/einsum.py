@@ -1,0 +1,65 @@
+"""torch.einsum of two operands as one product of matrices. Shape suffixes: M rows, K the contraction, N columns."""
+
+from math import prod
+from string import ascii_letters
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Einsum(NamedTuple):
+    """The result of an einsum is ``result(a @ b.mT)``; leading axes of both are a batch."""
+
+    a: Tensor  #: (..., M, K)
+    b: Tensor  #: (..., N, K)
+    rows: str  #: the indices that M stands for
+    sizes: tuple[int, ...]  #: of the axes that the product's stand for
+    order: tuple[int, ...]  #: of these axes in the result
+
+    def result(self, y: Tensor) -> Tensor:
+        """Return the einsum's result of the product ``y`` (..., M, N)."""
+        return y.reshape(self.sizes).permute(self.order)
+
+
+def as_product(equation: str, a: Tensor, b: Tensor, swapped: bool = False) -> Einsum | None:
+    """Return the einsum of ``a`` and ``b`` as a product of matrices; ``swapped``: of ``b`` by ``a``.
+
+    None if it is none: a diagonal, an index that one operand alone has and the result has not, no index to sum over,
+    axes that broadcast, or a result that the equation leaves open.
+    """
+    given, arrow, result = equation.replace(" ", "").partition("->")
+    if not arrow or given.count(",") != 1:
+        return None
+    left, right = given.split(",")
+    if swapped:
+        a, b, left, right = b, a, right, left
+    if "." in equation:
+        free = [letter for letter in ascii_letters if letter not in equation]
+        dims = [x.dim() - len(names.replace("...", "")) for x, names in ((a, left), (b, right))]
+        leading = "".join(free[: max(dims)])
+        left, right = (it.replace("...", leading[len(leading) - n :]) for it, n in ((left, dims[0]), (right, dims[1])))
+        result = result.replace("...", leading)
+    size = dict(zip(left + right, (*a.shape, *b.shape), strict=False))
+    if any(len(set(names)) < len(names) for names in (left, right, result)):
+        return None
+    if [*a.shape, *b.shape] != [size[i] for i in left + right]:
+        return None
+    batch = [i for i in left if i in right and i in result]
+    summed = [i for i in left if i in right and i not in result]
+    rows, columns = [i for i in left if i not in right], [i for i in right if i not in left]
+    order = [*batch, *rows, *columns]
+    if not summed or sorted(order) != sorted(result):
+        return None
+    return Einsum(
+        _arranged(a, left, (*batch, rows, summed), size),
+        _arranged(b, right, (*batch, columns, summed), size),
+        "".join(rows),
+        tuple(size[i] for i in order),
+        tuple(order.index(i) for i in result),
+    )
+
+
+def _arranged(x: Tensor, names: str, axes: tuple[str | list[str], ...], size: dict[str, int]) -> Tensor:
+    """Return ``x``, whose axes are ``names``, with the given axes, each of them one or several of these."""
+    x = x.permute([names.index(i) for axis in axes for i in axis])
+    return x if len(axes) == x.dim() else x.reshape([prod([size[i] for i in axis]) for axis in axes])
