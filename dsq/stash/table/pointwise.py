@@ -100,7 +100,9 @@ ACTIVATIONS: dict[Any, Any] = {
     F.gelu: activation(F.gelu, aten.gelu_backward, approximate="none"),
     F.silu: activation(F.silu, aten.silu_backward),
     F.mish: activation(F.mish, aten.mish_backward),
-    F.elu: activation(F.elu, lambda dy, x, alpha: aten.elu_backward(dy, alpha, 1.0, 1.0, False, x), SATURATED, alpha=1.0),
+    F.elu: activation(
+        F.elu, lambda dy, x, alpha: aten.elu_backward(dy, alpha, 1.0, 1.0, False, x), SATURATED, alpha=1.0
+    ),
     F.selu: activation(
         F.selu, lambda dy, x: aten.elu_backward(dy, 1.6732632423543772, 1.0507009873554805, 1.0, False, x), SATURATED
     ),
