@@ -78,9 +78,9 @@ class Quantizers:
     @staticmethod
     def parse(text: str) -> "Quantizers":
         """Return the quantizers whose ``text`` this is."""
-        *formats, rounding, box_axis, units = text.split()
-        words: Any = rounding, box_axis, units
-        return Quantizers(*map(parse_format, formats), *words)
+        q0, q1, q2, q3, *words = text.split()
+        options: Any = words
+        return Quantizers(parse_format(q0), parse_format(q1), parse_format(q2), parse_format(q3), *options)
 
     @staticmethod
     def of(precision: "Precision | str | Quantizers") -> "Quantizers":
