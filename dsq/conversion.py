@@ -324,4 +324,4 @@ def _set(module: Any, name: str, value: Any) -> None:
 
 
 #: what ``convert`` puts on a layer
-FIELDS = ("quantizers", "eval_full_precision", "conversion", "idle", "small")
+FIELDS = ("formats", "eval_full_precision", "conversion", "idle", "small")

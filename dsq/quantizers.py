@@ -10,13 +10,17 @@ import torch
 from torch import nn
 
 from dsq.arguments import choice
-from dsq.formats import DEFAULT, NARROWEST, Format, format_class
+from dsq.formats import DEFAULT, NARROWEST, Format, format_class, parse_format
 from dsq.kernels.backend import LinearMatMuls, MatMul, Operand
 from dsq.ops.products import ProductMatMuls, product_matmuls
 from dsq.packing import Rounding
 from dsq.precision import Precision
 
 Units = Literal["exact", "float32"]
+
+
+#: those that layers were given, by their text
+_BY_TEXT: dict[str, "Quantizers"] = {}
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Quantizers:
     units: Units = "exact"
     matmuls: LinearMatMuls = field(init=False, repr=False, compare=False)
     products: ProductMatMuls = field(init=False, repr=False, compare=False)  #: of two activations
+    text: str = field(init=False, repr=False, compare=False)  #: all of the above
 
     def __post_init__(self) -> None:
         choice("rounding", self.rounding, get_args(Rounding))
@@ -50,6 +55,8 @@ class Quantizers:
         )
         object.__setattr__(self, "matmuls", matmuls)
         object.__setattr__(self, "products", product_matmuls(self.q0, self.q1, self.q2))
+        named = *map(str, (self.q0, self.q1, self.q2, self.q3)), self.rounding, self.units
+        object.__setattr__(self, "text", " ".join(named))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Quantizers":
         return self  # a copied model keeps the plans of its layers
@@ -64,6 +71,13 @@ class Quantizers:
             return None
         seed: Any = torch.randint(2**62, (), device="cpu").item()  # int() is no node of an exported graph
         return seed  # type: ignore[no-any-return]
+
+    @staticmethod
+    def parse(text: str) -> "Quantizers":
+        """Return the quantizers whose ``text`` this is."""
+        q0, q1, q2, q3, *words = text.split()
+        options: Any = words
+        return Quantizers(parse_format(q0), parse_format(q1), parse_format(q2), parse_format(q3), *options)
 
     @staticmethod
     def of(precision: "Precision | str | Quantizers") -> "Quantizers":
@@ -86,10 +100,26 @@ class Quantised:
     """The mixin of every converted layer, before the class that the layer had."""
 
     plain: ClassVar[type[nn.Module]]  #: the class before conversion: ``dsq.unconvert`` goes back to it
-    quantizers: Quantizers
+    formats: str  #: the text of ``quantizers``
     eval_full_precision: bool = False
     conversion: Mapping[str, Any] = MappingProxyType({})  #: the options of ``dsq.convert`` that it alone acts on
     training: bool
+
+    @property
+    def quantizers(self) -> Quantizers:
+        """Return the formats of the layer now.
+
+        A layer holds their text: of an object that it held, and that changed, a compiler would take the widths for
+        symbols where FSDP2 shards the layer, and no format can be made of symbols.
+        """
+        if self.formats not in _BY_TEXT:  # unpickled in another process
+            _BY_TEXT[self.formats] = Quantizers.parse(self.formats)
+        return _BY_TEXT[self.formats]
+
+    @quantizers.setter
+    def quantizers(self, value: Quantizers) -> None:
+        self.formats = value.text
+        _BY_TEXT.setdefault(value.text, value)
 
     @property
     def evaluates_plain(self) -> bool:

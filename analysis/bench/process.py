@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dsq
-from analysis.figures import BLUE, GREY, ORANGE, look, save
+from analysis.figures import BLUE, GREY, ORANGE, save
 from analysis.models import GPT, attach
 from analysis.timing import host_clock
 from dsq.command import as_csv, count, write_text
@@ -165,7 +165,6 @@ DRAWN = {
 }
 
 
-@look()
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Draw memory against time of a step, from the rows of the README: batch 16, freed memory given back."""
     figure, axes = plt.subplots(figsize=(7, 3.4))

@@ -52,18 +52,6 @@ class Propagation(nn.Module):
         return gather(x_NF[self.graph.source] * self.weight_E1, self.graph.target, len(x_NF))
 
 
-class GCNLayer(nn.Module):
-    """The propagation of W x."""
-
-    def __init__(self, inner: int, outer: int, graph: Graph) -> None:
-        super().__init__()
-        self.linear, self.propagate = nn.Linear(inner, outer), Propagation(graph)
-
-    def forward(self, x_NF: Tensor) -> Tensor:
-        propagated: Tensor = self.propagate(self.linear(x_NF))
-        return propagated
-
-
 class GATLayer(nn.Module):
     """Sum over neighbours j of a_ij W x_j, with a_ij the softmax over j of LeakyReLU(s_i + t_j), by heads."""
 
@@ -85,7 +73,7 @@ class GATLayer(nn.Module):
 
 
 class GraphModel(nn.Module):
-    """Two layers with dropout before each: GCN, or GAT where there are heads."""
+    """Two layers with dropout before each: GCN's, the propagation of W x, or GAT's where there are heads."""
 
     def __init__(self, graph: Graph, width: int, classes: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -94,7 +82,8 @@ class GraphModel(nn.Module):
             first: nn.Module = GATLayer(features, width // heads, heads, dropout, graph)
             self.layers = nn.ModuleList([first, GATLayer(width, classes, 1, dropout, graph)])
         else:
-            self.layers = nn.ModuleList([GCNLayer(features, width, graph), GCNLayer(width, classes, graph)])
+            sizes = (features, width), (width, classes)
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(*size), Propagation(graph)) for size in sizes)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_NF: Tensor) -> Tensor:

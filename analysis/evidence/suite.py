@@ -60,15 +60,11 @@ class Task:
     config: Mapping[str, Any] = field(default_factory=dict)  #: of images: transformers' AutoConfig.for_model's fields
     sizes: Mapping[str, int] = field(default_factory=dict)  #: of the model and of the cut of the data
 
-    @property
-    def score(self) -> str:
-        return "BLEU" if self.kind == "translation" else "accuracy, %"
-
 
 @dataclass(frozen=True)
 class Tier:
-    tasks: tuple[str, ...] = ()  #: none: all
-    settings: tuple[str, ...] = ()  #: none: all
+    tasks: Sequence[str] = ()  #: none: all
+    settings: Sequence[str] = ()  #: none: all
     noise: float | None = None  #: the first seed alone, where it differs from fp32's by more than this
 
 
@@ -121,7 +117,7 @@ def load_suite(path: Path = SUITE) -> Suite:
         tables = {kind: {table["name"]: table for table in content[kind]} for kind in ("tasks", "settings")}
         tasks = {name: Task(**{**table, "files": tuple(table["files"])}) for name, table in tables["tasks"].items()}
         settings = {name: Setting(**table) for name, table in tables["settings"].items()}
-        tiers = tuple(Tier(**{k: _frozen(v) for k, v in table.items()}) for table in content["tiers"])
+        tiers = tuple(Tier(**table) for table in content["tiers"])
         for task in tasks.values():
             if task.kind not in KINDS:
                 raise ValueError(f"{task.name}: kind {task.kind!r} is none of {', '.join(KINDS)}")
@@ -145,10 +141,6 @@ def locate(task: Task, roots: Sequence[Path]) -> list[Path]:
             raise ValueError(f"{name} is not under {places}. Get {task.get}")
         found.append(path)
     return found
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _digest(tables: list[dict[str, Any]]) -> str:

@@ -4,7 +4,7 @@ import itertools
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,7 @@ from dsq.command import Record
 from dsq.formats import BFP, FixedPoint, Format, Layout, SignedNVInt
 from dsq.kernels.backend import GemmKernel
 from dsq.kernels.conformance import (
+    CodecCase,
     Product,
     affine_disagreements,
     cases,
@@ -46,19 +47,21 @@ def agreement(machine: Machine) -> Iterator[Trial]:
     for wide in (False, True):
         yield Trial(f"masks{_offsets(wide)}", partial(_all, mask_disagreements(TRITON, device), wide))
     yield Trial("bytes that no kernel packed", partial(_all, foreign_disagreements(TRITON, device)))
-    for case in every:
-        yield Trial(str(case), partial(_told, partial(disagreements, TRITON, case, device)))
+    yield from _codec(device, every)
     for product in _products(machine):
         yield Trial(str(product), partial(_told, partial(product_disagreements, TRITON, product, device)))
     for gemm in TRITON.gemms[:: 1 if machine.is_gpu else 3]:
         yield Trial(f"layer by {gemm.name}, pass by pass and product by product", partial(_layers, gemm, machine))
-    for case in every[:: 7 if machine.is_gpu else 17]:
-        yield Trial(f"{case}{_offsets(True)}", partial(_told, partial(disagreements, TRITON, case, device), wide=True))
+    yield from _codec(device, every[:: 7 if machine.is_gpu else 17], wide=True)
     if machine.is_gpu:
-        for case in cases(TRITON, rows=200, columns=1100):
-            yield Trial(str(case), partial(_told, partial(disagreements, TRITON, case, device)))
+        yield from _codec(device, cases(TRITON, rows=200, columns=1100))
         yield Trial("beyond 32 bits", _beyond_32_bits)
         yield Trial("affine codes", partial(_all, affine_disagreements(TRITON, device)))
+
+
+def _codec(device: torch.device, every: Iterable[CodecCase], wide: bool = False) -> Iterator[Trial]:
+    for case in every:
+        yield Trial(f"{case}{_offsets(wide)}", partial(_told, partial(disagreements, TRITON, case, device), wide))
 
 
 def _products(machine: Machine) -> Iterator[Product]:

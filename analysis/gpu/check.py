@@ -29,11 +29,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from datetime import date
-from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from pkgutil import resolve_name
+from typing import NamedTuple
 
 import torch
 
@@ -44,23 +43,22 @@ PROG = "python -m analysis.gpu.check"
 
 
 class Part(NamedTuple):
-    module: str
-    function: str  #: (machine) -> its trials
+    trials: str  #: MODULE:FUNCTION, (machine) -> its trials; imported in its own process
     share: float  #: of the minutes
     processes: int = 1  #: on a GPU, each with a part of the trials: compiling takes most of their time
 
 
 #: in the order of their worth
 PARTS = {
-    "agreement": Part("agreement", "agreement", 0.25, processes=6),
-    "steps": Part("training", "steps", 0.2),
-    "bandwidth": Part("speed", "bandwidth", 0.15),
-    "products": Part("speed", "multiply", 0.1),
-    "graphs": Part("training", "graphs", 0.1),
-    "learning": Part("training", "learning", 0.05),
-    "sanitizer": Part("agreement", "sanitizer", 0.05),
-    "batches": Part("training", "largest_batches", 0.05),
-    "devices": Part("training", "two_devices", 0.05),
+    "agreement": Part("agreement:agreement", 0.25, processes=6),
+    "steps": Part("training:steps", 0.2),
+    "bandwidth": Part("speed:bandwidth", 0.15),
+    "products": Part("speed:multiply", 0.1),
+    "graphs": Part("training:graphs", 0.1),
+    "learning": Part("training:learning", 0.05),
+    "sanitizer": Part("agreement:sanitizer", 0.05),
+    "batches": Part("training:largest_batches", 0.05),
+    "devices": Part("training:two_devices", 0.05),
 }
 #: what says nothing without a GPU
 TIMES = ("ms", "us", "copy us", "share of copy", "GB/s", "TFLOP/s", "tokens/s", "with quantising ms", "MB moved")
@@ -141,10 +139,7 @@ def _work(name: str, out: Path, worker: int, trials: int | None) -> None:
     torch.set_num_threads(1 if _workers(name) > 1 else torch.get_num_threads())
     file, machine = _file(out, name, worker), this_machine()
     known = {row["name"] for row in _lines(file) if "name" in row}
-    made: Callable[..., Iterator[Any]] = getattr(
-        import_module(f"analysis.gpu.{PARTS[name].module}"), PARTS[name].function
-    )
-    for number, trial in enumerate(made(machine)):
+    for number, trial in enumerate(resolve_name(f"analysis.gpu.{PARTS[name].trials}")(machine)):
         if number % _workers(name) != worker or trial.name in known:
             continue
         if trials is not None and number >= trials:
@@ -152,7 +147,7 @@ def _work(name: str, out: Path, worker: int, trials: int | None) -> None:
         _append(file, {"begun": trial.name})
         begun, row = time.perf_counter(), {"name": trial.name, "machine": machine.name}
         try:
-            _rehearsed_failure(name, number, out)
+            _rehearsed_failure(name, number)
             row |= trial.call()
         except Exception as error:  # whatever a row dies of, the next ones are wanted
             said = str(error).strip().splitlines() or [""]
@@ -165,7 +160,7 @@ def _work(name: str, out: Path, worker: int, trials: int | None) -> None:
     _append(file, {"done": True})
 
 
-def _rehearsed_failure(name: str, number: int, out: Path) -> None:
+def _rehearsed_failure(name: str, number: int) -> None:
     """For a test: DSQ_CHECK_FAILS="raise", "kill" or "hang" befalls the second trial of each part."""
     how = os.environ.get("DSQ_CHECK_FAILS")
     if not how or number != 1:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from analysis.figures import BLUE, GREY, look, save
+from analysis.figures import BLUE, GREY, save
 from analysis.translation.text import read_pairs
 from analysis.translation.training import SPLITS, Text, Trained, prepare, train
 from dsq.command import OneLineParser, as_csv, guarded, make_folder, table, write_text
@@ -90,7 +90,6 @@ def _show_translations(text: Text, found: dict[str, Trained], count: int = 3) ->
             print(f"    {name:9}  {one.translations[number]}")
 
 
-@look()
 def draw(found: dict[str, Trained], kept_mib: dict[str, float], path: Path) -> None:
     """Write the picture of the two trainings to ``path``: losses on the left, what a step keeps on the right."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), width_ratios=(3, 2))
