@@ -241,6 +241,7 @@ def at_32_bits(layers: list[Any], but_stash: bool = False) -> Iterator[None]:
             stashing = replace(wide, q1=q.q1)
             matmuls = stashing.matmuls._replace(input_gradient=wide.matmuls.input_gradient)  # w is no stash
             object.__setattr__(stashing, "matmuls", matmuls)
+            object.__setattr__(stashing, "text", f"{stashing.text} exact weights")  # layers know formats by their text
             layer.quantizers = stashing if but_stash else wide
         yield
     finally:

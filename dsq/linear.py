@@ -85,7 +85,8 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            raise RuntimeError("dsq.functional.linear is differentiable once: create_graph=True is not supported")
+            once = "dsq.functional.linear is differentiable once: create_graph=True is not supported"
+            raise RuntimeError(f"{once}; leave the layers plain by DSQConfig(exclude=...) or dsq.unconvert(model)")
         w_NK, *stash = ctx.saved_tensors
         dx, dw_NK = linear_passes.backward(ctx.plan, dy, w_NK, stash, ctx.seed)
         db_N = linear_passes.matrix(dy).sum(0) if ctx.needs_input_grad[2] else None

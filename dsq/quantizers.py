@@ -10,13 +10,17 @@ import torch
 from torch import nn
 
 from dsq.arguments import choice
-from dsq.formats import DEFAULT, NARROWEST, BoxAxis, Format, format_class
+from dsq.formats import DEFAULT, NARROWEST, Format, format_class, parse_format
 from dsq.kernels.backend import LinearMatMuls, MatMul, Operand
 from dsq.ops.products import ProductMatMuls, product_matmuls
 from dsq.packing import Rounding
 from dsq.precision import Precision
 
 Units = Literal["exact", "float32"]
+
+
+#: those that layers were given, by their text
+_BY_TEXT: dict[str, "Quantizers"] = {}
 
 
 @dataclass(frozen=True)
@@ -31,28 +35,28 @@ class Quantizers:
     q2: Format  #: the gradient dy entering the product for dx
     q3: Format  #: the gradient dy entering the product for dw, and dx leaving the layer
     rounding: Rounding = "nearest"
-    box_axis: BoxAxis = "contraction"
     units: Units = "exact"
     matmuls: LinearMatMuls = field(init=False, repr=False, compare=False)
     products: ProductMatMuls = field(init=False, repr=False, compare=False)  #: of two activations
+    text: str = field(init=False, repr=False, compare=False)  #: all of the above
 
     def __post_init__(self) -> None:
         choice("rounding", self.rounding, get_args(Rounding))
-        choice("box_axis", self.box_axis, get_args(BoxAxis))
         choice("units", self.units, get_args(Units))
         for q in (self.q0, self.q1, self.q2, self.q3):
             if not isinstance(q, Format):
                 raise TypeError(f"q0, q1, q2 and q3 must be formats, as dsq.BFP(4), got {q!r}")
         q0, q1, q2, q3 = (q if q.packs else None for q in (self.q0, self.q1, self.q2, self.q3))
-        tokens = 0 if self.box_axis == "contraction" else -1
         exact = self.units == "exact"
         matmuls = LinearMatMuls(  # each operand has a seed offset of its own, so that no two share random numbers
             MatMul(Operand(q0, -1, seed=0), Operand(q0, -1, transposed=True, seed=1), exact=exact),
-            MatMul(Operand(q2, -1, seed=4), Operand(q1, tokens, seed=3), result=q3, result_seed=6, exact=exact),
-            MatMul(Operand(q3, tokens, transposed=True, seed=5), Operand(q1, tokens, seed=2), exact=exact),
+            MatMul(Operand(q2, -1, seed=4), Operand(q1, 0, seed=3), result=q3, result_seed=6, exact=exact),
+            MatMul(Operand(q3, 0, transposed=True, seed=5), Operand(q1, 0, seed=2), exact=exact),
         )
         object.__setattr__(self, "matmuls", matmuls)
         object.__setattr__(self, "products", product_matmuls(self.q0, self.q1, self.q2))
+        named = *map(str, (self.q0, self.q1, self.q2, self.q3)), self.rounding, self.units
+        object.__setattr__(self, "text", " ".join(named))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Quantizers":
         return self  # a copied model keeps the plans of its layers
@@ -67,6 +71,13 @@ class Quantizers:
             return None
         seed: Any = torch.randint(2**62, (), device="cpu").item()  # int() is no node of an exported graph
         return seed  # type: ignore[no-any-return]
+
+    @staticmethod
+    def parse(text: str) -> "Quantizers":
+        """Return the quantizers whose ``text`` this is."""
+        q0, q1, q2, q3, *words = text.split()
+        options: Any = words
+        return Quantizers(parse_format(q0), parse_format(q1), parse_format(q2), parse_format(q3), *options)
 
     @staticmethod
     def of(precision: "Precision | str | Quantizers") -> "Quantizers":
@@ -89,10 +100,26 @@ class Quantised:
     """The mixin of every converted layer, before the class that the layer had."""
 
     plain: ClassVar[type[nn.Module]]  #: the class before conversion: ``dsq.unconvert`` goes back to it
-    quantizers: Quantizers
+    formats: str  #: the text of ``quantizers``
     eval_full_precision: bool = False
     conversion: Mapping[str, Any] = MappingProxyType({})  #: the options of ``dsq.convert`` that it alone acts on
     training: bool
+
+    @property
+    def quantizers(self) -> Quantizers:
+        """Return the formats of the layer now.
+
+        A layer holds their text: of an object that it held, and that changed, a compiler would take the widths for
+        symbols where FSDP2 shards the layer, and no format can be made of symbols.
+        """
+        if self.formats not in _BY_TEXT:  # unpickled in another process
+            _BY_TEXT[self.formats] = Quantizers.parse(self.formats)
+        return _BY_TEXT[self.formats]
+
+    @quantizers.setter
+    def quantizers(self, value: Quantizers) -> None:
+        self.formats = value.text
+        _BY_TEXT.setdefault(value.text, value)
 
     @property
     def evaluates_plain(self) -> bool:

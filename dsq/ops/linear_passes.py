@@ -71,7 +71,7 @@ def plan(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | None,
     ``dsq.functional.linear`` promises.
     """
     autocast = autocast_dtype(x) if _any_autocast() else None
-    dense = x.layout is w_NK.layout is torch.strided
+    dense = x.layout is w_NK.layout is torch.strided and not x.is_nested
     if not dense or not plain(x, w_NK, bias_N):
         _check(x, w_NK, bias_N, autocast is not None)
         dtypes = Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype)
@@ -140,7 +140,8 @@ def backward(
     fused = plan.fused
     if fused is not None and len(stash) != 1 and plain(dy, w_NK):
         if x1 is not None and (x1.codes.shape, x1.codes.dtype, x1.scales.shape, x1.scales.dtype) != fused.stash:
-            _refuse_codes(plan, x1)  # saved-tensor hooks may give back anything
+            assert plan.stash.format is not None  # saved-tensor hooks may give back anything
+            check_codes(x1.codes, x1.scales, plan.stash.format, layout_of(plan.x_matrix, plan.stash.axis))
         wanted = w_NK is not None, x1 is not None
         if wanted not in fused.backward:
             fused.backward[wanted] = _backward_call(fused, *wanted)
@@ -217,16 +218,13 @@ def _keep(key: Any, plan: LinearPlan) -> LinearPlan:
     return plan
 
 
-def _refuse_codes(plan: LinearPlan, x1: Codes) -> None:
-    check_codes(x1.codes, x1.scales, plan.stash.quantised_to, layout_of(plan.x_matrix, plan.stash.axis))
-
-
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, autocast: bool) -> None:
     dtypes = FLOATS - {torch.float64} if autocast else {x.dtype}  # that may meet
     if x.dtype not in FLOATS or weight.dtype not in dtypes:
         raise TypeError(f"x and weight must share a floating dtype, got {x.dtype} and {weight.dtype}")
-    if x.layout != torch.strided or weight.layout != torch.strided:
-        raise TypeError(f"x and weight must be dense tensors, got ones of {x.layout} and {weight.layout}")
+    if x.layout != torch.strided or weight.layout != torch.strided or x.is_nested:
+        nested = "; of a nested tensor give x.to_padded_tensor(0.0)" if x.is_nested else ""
+        raise TypeError(f"x and weight must be dense tensors, got ones of {x.layout} and {weight.layout}{nested}")
     if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"x must be (..., K) and weight (N, K), got {tuple(x.shape)} and {tuple(weight.shape)}")
     if x.device != weight.device:

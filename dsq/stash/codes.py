@@ -11,6 +11,7 @@ A Stash codes a piece of memory once, whatever views of it are saved: it remembe
 span. The operations that are coded, and why, are in dsq/stash/table.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -63,10 +64,10 @@ class _Exact:
 EXACT = _Exact()  #: the codec that keeps every tensor exact
 
 
-def in_boxes(values: Tensor, fmt: Format, seed: int | None) -> Code:
-    """Return the Code of values in boxes of neighbours; ``seed`` None rounds to nearest."""
+def in_boxes(values: Tensor, fmt: Format) -> Code:
+    """Return the Code of values in boxes of neighbours, rounded to nearest."""
     sizes = (values.numel(),)
-    codes = pack(values.reshape(-1), fmt, 0, seed)
+    codes = pack(values.reshape(-1), fmt, 0)
     return codes, lambda saved, dtype: unpack(saved[0], saved[1], fmt, sizes, 0, dtype)
 
 
@@ -116,13 +117,18 @@ class Stash:
         self.codec = self._of_forward if segment is None else getattr(self._of_forward, "recomputed", self._of_forward)
         self._made = self._outside if segment is None else {}
 
-    def code(self, x: Tensor, what: What) -> Kept:
-        """Return ``x`` in the policy's codes; ``x`` itself if it is a weight, of few values, or no plain float."""
+    def code(self, x: Tensor, what: What, infinity: float | None = None) -> Kept:
+        """Return ``x`` in the policy's codes; ``x`` itself if it is a weight, of few values, or no plain float.
+
+        ``infinity`` stands for the infinite values of ``x``, which no code has.
+        """
         if x.dtype not in FLOATS or x.numel() <= FEW or is_weight(x):
             return self.exact(x)
         key, order, values = place(x)
         if not _compiling() and key in self._made:
             return self._made[key].seen_as(order)
+        if infinity is not None and not _surely_finite(values):
+            values = values.nan_to_num(math.nan, infinity, -infinity)
         encoded, dtype = self.codec.encode(values, order, what), x.dtype
         if encoded is None:
             return self.exact(x)
@@ -249,8 +255,13 @@ def refuse_create_graph() -> None:
     if torch.is_grad_enabled() and not _compiling():
         raise RuntimeError(
             "dsq.stash keeps this model's activations in a form that is differentiable once: create_graph=True is not "
-            "supported"
+            "supported; call dsq.unconvert(model), or remove() on the controller of a policy applied by hand, first"
         )
+
+
+def _surely_finite(x: Tensor) -> bool:
+    """Return whether ``x`` has no infinite value, if that is quick to say: on a CPU, outside of graphs."""
+    return x.device.type == "cpu" and not _compiling() and math.isfinite(x.sum())
 
 
 def is_weight(x: Tensor) -> bool:

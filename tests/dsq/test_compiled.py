@@ -1,12 +1,16 @@
 """Compilers, torch.func and torch.export: one graph, the same bits; or one clear line."""
 
+import copy
+
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch._dynamo.utils import counters
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import dsq
-from tests.dsq.gradients import same, step
+from tests.dsq.gradients import error, same, step
 
 CONFIG = dsq.DSQConfig(levels=("[4,4,4,16]", "[16,4,4,16]"))
 STOCHASTIC = dsq.DSQConfig(levels="[4,4,4,16]", rounding="stochastic")
@@ -47,6 +51,31 @@ def test_compiled_in_one_graph_to_the_same_bits_and_once_more_for_a_level():
         assert same(step(net, x, run=compiled), step(net, x))
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]
+
+
+@pytest.fixture
+def one_process():
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("stash", ["linears", "all"])
+def test_blocks_compiled_before_fully_shard_follow_a_level(one_process, stash):
+    config = dsq.DSQConfig(levels="[4,4,4,16] [16,6,4,16]", stash=stash)
+    torch.manual_seed(0)
+    plain = nn.Sequential(SharedInput(), SharedInput())
+    net, eager = (dsq.convert(copy.deepcopy(plain), config) for _ in range(2))
+    torch._dynamo.reset()
+    for name, inner in list(net.named_children()):
+        net.register_module(name, torch.compile(inner, backend="aot_eager", fullgraph=True))
+        fully_shard(net[int(name)], mesh=init_device_mesh("cpu", (1,)))
+    for level in (0, 1):
+        dsq.set_level(net, config, level)
+        dsq.set_level(eager, config, level)
+        x = torch.randn(2, 32, 32)
+        for ours, exact in zip(gradients(net, net, x), gradients(eager, eager, x), strict=True):
+            assert error(getattr(ours, "to_local", lambda ours=ours: ours)(), exact) < 1e-5 + 0.1 * (stash == "all")
 
 
 def test_a_compiled_model_stashes_packed_and_once_for_layers_of_one_input():

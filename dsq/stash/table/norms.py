@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.ops.products import autocast_dtype
-from dsq.stash.codes import Kept, Stash, keep, kept
+from dsq.stash.codes import Kept, Stash, is_weight, keep, kept
 
 aten = torch.ops.aten
 _any_autocast = torch._C._is_any_autocast_enabled
@@ -141,7 +141,8 @@ def batch_norm(
 ) -> Tensor:
     """Run F.batch_norm."""
     running = running_mean, running_var
-    if input.dim() < 2 or (training and input.numel() == input.shape[1]):
+    too_few = input.dim() < 2 or (training and input.numel() == input.shape[1])
+    if too_few or is_weight(input):  # weights are standardised by it: they exist anyway
         return F.batch_norm(input, *running, weight, bias, training, momentum, eps)
     return BatchNorm.apply(stash, input, weight, bias, running, training, momentum, eps)  # type: ignore[no-any-return, no-untyped-call]
 

@@ -23,9 +23,15 @@ from dsq.stash.codes import Kept, Stash, keep, kept, spare
 aten = torch.ops.aten
 
 
-def activation(function: Callable[..., Tensor], backward: Callable[..., Tensor], **options: Any) -> Any:
-    """Return the row of an activation. backward: (dy, x, options) -> dx; options: by name, in PyTorch's order, at their
-    defaults."""
+#: an input at which what saturates has all but the gradient of an infinite one: 1e-7 of a sigmoid, 0 of a tanh
+SATURATED = 16.0
+
+
+def activation(
+    function: Callable[..., Tensor], backward: Callable[..., Tensor], infinity: float | None = None, **options: Any
+) -> Any:
+    """Return the row of an activation. backward: (dy, x, options) -> dx; infinity: what stands for infinite inputs, at
+    which the function is finite; options: by name, in PyTorch's order, at their defaults."""
     usual = partial(function, **options), partial(backward, **options)
     writes = isinstance(backward, torch._ops.OpOverloadPacket) and "grad_input" in backward.overloads()
 
@@ -34,12 +40,12 @@ def activation(function: Callable[..., Tensor], backward: Callable[..., Tensor],
         if args or named:
             given = options | dict(zip((*options, "inplace"), args, strict=False)) | named
             if given.pop("inplace", False):
-                form = stash.code(input, "activation")  # before the values change, and held until they have
+                form = stash.code(input, "activation", infinity)  # before the values change, and held until they have
                 if isinstance(form, Tensor):
                     return function(input, *args, **named)
                 return in_place(stash, input, activate(stash, input, **given))
             run, gradient = partial(function, **given), partial(backward, **given)
-        return Activation.apply(stash, input, run, gradient, None, writes)  # type: ignore[no-any-return, no-untyped-call]
+        return Activation.apply(stash, input, run, gradient, None, writes, infinity)  # type: ignore[no-any-return, no-untyped-call]
 
     return activate
 
@@ -69,9 +75,10 @@ class Activation(torch.autograd.Function):
         gradient: Callable[[Tensor, Tensor], Tensor],
         limits: tuple[float, float] | None,
         writes: bool = False,
+        infinity: float | None = None,
     ) -> Tensor:
         y = run(x)
-        form = stash.code(x, "activation") if limits is None else stash.bits(x, *limits, nan_is_open=False)
+        form = stash.code(x, "activation", infinity) if limits is None else stash.bits(x, *limits, nan_is_open=False)
         keep(ctx, form)
         stash.derive(y, (form if limits is None else stash.find(x),), run)
         ctx.gradient, ctx.writes = gradient, writes
@@ -82,22 +89,24 @@ class Activation(torch.autograd.Function):
         (x,) = kept(ctx)
         (over,) = spare(ctx, dy, x)
         if over is not None and ctx.writes and (dy.dtype, dy.shape) == (x.dtype, x.shape):
-            return None, ctx.gradient(dy, x, grad_input=over), None, None, None, None
-        return None, ctx.gradient(dy, x.to(dy.dtype)), None, None, None, None
+            return None, ctx.gradient(dy, x, grad_input=over), *[None] * 5
+        return None, ctx.gradient(dy, x.to(dy.dtype)), *[None] * 5
 
 
-tanh = activation(torch.tanh, lambda dy, x: aten.tanh_backward(dy, x.tanh()))
-sigmoid = activation(torch.sigmoid, lambda dy, x: aten.sigmoid_backward(dy, x.sigmoid()))
+tanh = activation(torch.tanh, lambda dy, x: aten.tanh_backward(dy, x.tanh()), SATURATED)
+sigmoid = activation(torch.sigmoid, lambda dy, x: aten.sigmoid_backward(dy, x.sigmoid()), SATURATED)
 square = activation(torch.square, lambda dy, x: 2 * dy * x)
 ACTIVATIONS: dict[Any, Any] = {
     F.gelu: activation(F.gelu, aten.gelu_backward, approximate="none"),
     F.silu: activation(F.silu, aten.silu_backward),
     F.mish: activation(F.mish, aten.mish_backward),
-    F.elu: activation(F.elu, lambda dy, x, alpha: aten.elu_backward(dy, alpha, 1.0, 1.0, False, x), alpha=1.0),
-    F.selu: activation(
-        F.selu, lambda dy, x: aten.elu_backward(dy, 1.6732632423543772, 1.0507009873554805, 1.0, False, x)
+    F.elu: activation(
+        F.elu, lambda dy, x, alpha: aten.elu_backward(dy, alpha, 1.0, 1.0, False, x), SATURATED, alpha=1.0
     ),
-    F.softplus: activation(F.softplus, aten.softplus_backward, beta=1.0, threshold=20.0),
+    F.selu: activation(
+        F.selu, lambda dy, x: aten.elu_backward(dy, 1.6732632423543772, 1.0507009873554805, 1.0, False, x), SATURATED
+    ),
+    F.softplus: activation(F.softplus, aten.softplus_backward, SATURATED, beta=1.0, threshold=20.0),
     F.glu: activation(F.glu, aten.glu_backward, dim=-1),  # a product of one half and a sigmoid of the other
     **dict.fromkeys((F.tanh, torch.tanh, Tensor.tanh), tanh),
     **dict.fromkeys((F.sigmoid, torch.sigmoid, Tensor.sigmoid), sigmoid),

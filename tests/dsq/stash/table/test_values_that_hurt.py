@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dsq.stash import apply
+from dsq.stash import apply, measure
 
 LEAST = 0.95  #: cosine of every gradient
 
@@ -215,3 +215,28 @@ def test_what_has_no_row_is_exact(name, policy):
     exact = gradients(model, x)
     apply(model, policy)
     assert all(torch.equal(ours, true) for ours, true in zip(gradients(model, x), exact, strict=True))
+
+
+@pytest.mark.parametrize(("policy", "least"), [("bfp", LEAST), ("gact", 0.6), ("mesa", LEAST), ("bfloat16", LEAST)])
+@pytest.mark.parametrize("function", [torch.sigmoid, torch.tanh, F.softplus, F.elu])
+def test_infinite_inputs_of_what_saturates(policy, least, function):
+    """The scores of experts that were not chosen, which a router's sigmoid takes to 0."""
+    masked = torch.arange(64) % 4 != 1
+    model = Model(lambda x, w: function((x * w).masked_fill(masked, -math.inf)).square(), torch.ones(64))
+    exact = gradients(model, drawn(64, 64))
+    apply(model, policy)
+    for ours, true in zip(gradients(model, drawn(64, 64)), exact, strict=True):
+        assert cosine(ours, true) > least
+
+
+def test_a_weight_that_is_standardised_costs_nothing():
+    """As in a network without norms: batch_norm of a weight keeps the weight, which exists anyway."""
+    function = lambda x, w: x @ F.batch_norm(w[None], None, None, training=True)[0].T  # noqa: E731
+    model = Model(function, drawn(64, 64, seed=1))
+    before = measure(lambda: model(drawn(32, 64)).sum()).nbytes
+    exact = gradients(model, drawn(32, 64))
+    controller = apply(model, "bfp", bits=4)
+    assert measure(lambda: model(drawn(32, 64)).sum()).nbytes <= before
+    assert controller.report().kept_bytes > 0
+    for ours, true in zip(gradients(model, drawn(32, 64)), exact, strict=True):
+        assert cosine(ours, true) > 0.99
