@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -73,11 +74,12 @@ def measure(fn: Callable[[], Any]) -> Report:
 
 
 def _live_tensors() -> Iterator[Tensor]:
-    """Yield every tensor with a storage that Python's collector knows; a compiler's have none."""
+    """Yield every tensor with a storage that Python's collector knows; a compiler's have none, nor have vmap's."""
     for thing in gc.get_objects():
         kind = type(thing)
         if issubclass(kind, Tensor) and not issubclass(kind, FakeTensor) and thing.layout is torch.strided:
-            yield thing
+            if not is_functorch_wrapped_tensor(thing):
+                yield thing
 
 
 class GraphMeter:
