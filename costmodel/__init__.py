@@ -62,13 +62,13 @@ def predicted(config: Mapping[str, Any], workload: dict[str, Any], total_updates
     from costmodel.workloads import workload_file
     from dsq.precision import Precision
 
-    if not isinstance(config, Mapping) or not {"levels", "format", "box_axis", "rise_at"}.issubset(config):
+    if not isinstance(config, Mapping) or not {"levels", "format", "rise_at"}.issubset(config):
         raise ValueError(f"config must be a DSQConfig's as_dict(), got {config!r}")
     if not workload_file.is_workload(workload):
         raise ValueError(f"workload must be what dsq.workload.trace gives, got {type(workload)}")
     worked = rising_shares(config["rise_at"], total_updates)
     levels, fmt = [Precision(*level) for level in config["levels"]], template(config["format"], config)
-    setups = [Setup(fmt, level, config["box_axis"]) for level in levels]
+    setups = [Setup(fmt, level) for level in levels]
     costs = level_costs(workload_file.parse(workload, "of the run"), setups)
     of_run = [weighed(costs, worked)] if worked else [costs[0], costs[-1]]
     lines = []

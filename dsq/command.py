@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import shutil
-import stat
 import sys
 import tempfile
 import tomllib
@@ -219,13 +218,12 @@ _LONG_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){50}""")
 
 def read_text(path: str | Path, most: int = MOST_BYTES, label: str = "") -> str:
     """Return the text of a regular file of at most ``most`` bytes, in UTF-8; errors name ``label``, or its path."""
-    label = label or str(path)
+    label, file = label or str(path), Path(path)
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO without a writer does not wait
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ValueError(f"{label} cannot be read: accepted are regular files")
-            content = file.read(most + 1)
+        if file.exists() and not file.is_file():
+            raise ValueError(f"{label} cannot be read: accepted are regular files")
+        with file.open("rb") as opened:
+            content = opened.read(most + 1)
     except OSError as error:
         raise ValueError(f"{label} cannot be read: {error.strerror}") from None
     if len(content) > most:

@@ -9,7 +9,6 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from dsq import formats
 from dsq.arguments import choice, flag, pattern
-from dsq.formats import BoxAxis
 from dsq.packing import Rounding
 from dsq.precision import DEFAULT_LEVELS, Level, Precision, RiseAt, damage, parse_levels, parse_rise_at
 from dsq.quantizers import Quantizers, Units
@@ -66,11 +65,6 @@ class DSQConfig:
         None, "static binary point of fixed: the step is 2^-N; absent: placed by each largest value", "N", kind=int
     )
     rounding: Rounding = _option("nearest", "rounding: nearest (ties to even) or stochastic", words=Rounding)
-    box_axis: BoxAxis = _option(
-        "contraction",
-        "axis of boxes: contraction (that of the GEMM that reads them) or last (of the tensor)",
-        words=BoxAxis,
-    )
     units: Units = _option(
         "exact", "each GEMM on the fastest units that hold its products exactly, or all in float32", words=Units
     )
@@ -117,7 +111,7 @@ class DSQConfig:
     def at(self, level: int) -> Quantizers:
         """Return the quantizers of every converted layer at ``level`` (0 is the first)."""
         q0, q1, q2, q3 = (self._format(bits) for bits in self.levels[level])
-        return Quantizers(q0, q1, q2, q3, self.rounding, self.box_axis, self.units)
+        return Quantizers(q0, q1, q2, q3, self.rounding, self.units)
 
     @property
     def follows_validation(self) -> bool:

@@ -3,7 +3,7 @@
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -92,9 +92,9 @@ def unconvert(model: Model) -> Model:
         for name in FIELDS:
             layer.__dict__.pop(name, None)
         set_class(layer, layer.plain)
-    changed: list[Any] = list(model.modules())
-    for module in changed:
-        undo_changes(module)
+    for module in list(model.modules()):
+        for name, value in module.__dict__.pop(_BEFORE, {}).items():
+            _set(module, name, value)
     return model
 
 
@@ -113,7 +113,7 @@ def as_plain(model: nn.Module) -> Iterator[None]:
     finally:
         for layer, kind, fields in own:
             layer.__class__ = kind
-            take_fields(layer, fields)
+            layer.__dict__.update({name: fields[name] for name in FIELDS if name in fields})
         for module, changed in settings:
             for name, value in changed.items():
                 change(module, name, value)
@@ -223,12 +223,10 @@ def quantised_class(module: nn.Module) -> type[nn.Module] | None:
 
 
 def quantise_attention(model: nn.Module) -> None:
-    """Let the attentions of torch and of transformers take quantised products."""
+    """Let the attentions of transformers, and those that call PyTorch's function, take quantised products."""
     inside, modules = set[nn.Module](), list[Any](model.modules())
     for module in modules:
-        if isinstance(module, MultiheadAttention):
-            module.quantised_products = True
-        elif not isinstance(module, Quantised) and calls_attention(module, class_of(module)):
+        if not isinstance(module, Quantised) and calls_attention(module, class_of(module)):
             change(module, "class", mixed(OwnAttention, class_of(module)))
         elif hasattr(module, "set_attn_implementation") and module not in inside:
             from dsq.layers.of_transformers import NAME  # needs transformers
@@ -281,12 +279,6 @@ def changes(module: nn.Module) -> dict[str, Any]:
     return {name: _get(module, name) for name in module.__dict__.get(_BEFORE, ())}
 
 
-def undo_changes(module: nn.Module) -> None:
-    """Set what was changed back to what it was."""
-    for name, value in module.__dict__.pop(_BEFORE, {}).items():
-        _set(module, name, value)
-
-
 def class_of(module: nn.Module) -> type[nn.Module]:
     """Return the class of ``module``, without what fully_shard or a parametrization put before it."""
     fsdp, kind = sys.modules.get("torch.distributed.fsdp"), type(module)
@@ -332,8 +324,4 @@ def _set(module: Any, name: str, value: Any) -> None:
 
 
 #: what ``convert`` puts on a layer
-FIELDS = ("formats", "eval_full_precision", "quantised_products", "conversion", "idle", "small")
-
-
-def take_fields(layer: nn.Module, fields: Mapping[str, Any]) -> None:
-    layer.__dict__.update({name: fields[name] for name in FIELDS if name in fields})
+FIELDS = ("formats", "eval_full_precision", "conversion", "idle", "small")

@@ -21,7 +21,7 @@ from dsq.conversion import check_conversion, convert, converted, set_level
 from dsq.gradient_check import GradientCheck, compare
 from dsq.process_memory import resident
 from dsq.scheduler import updates_left
-from dsq.stash.observation import Observation
+from dsq.stash.meter import Observation
 
 _KEYS = {"config", "scheduler"}
 _MANY = 1000  #: updates after which a validation is missed
@@ -120,7 +120,7 @@ class DynamicPrecision:
 
     def metrics(self) -> dict[str, float]:
         """Return figures for a logger: "dsq/level", "dsq/bits" (q1, at which it stashes), "dsq/stale" (validations
-        without improvement), "dsq/stash_mib" (dsq/stash/observation.py). On Linux also MiB of the process,
+        without improvement), "dsq/stash_mib" (dsq/stash/meter.py). On Linux also MiB of the process,
         "dsq/process_resident_mib" and "dsq/process_peak_mib"; after ``check`` "dsq/gradient_error",
         "dsq/gradient_error_of_stash" and "dsq/gradient_cosine", the worst of a parameter.
         """

@@ -24,7 +24,7 @@ What = Literal[
 ]
 
 FEW = 256  #: values up to which a tensor is kept exact
-#: bits that policy bfp gives to some tensors beside q1's (dsq/stash/bfp.py has the measurements)
+#: bits that policy bfp gives to some tensors beside q1's (docs/stash-policies.md has the measurements)
 MORE: Mapping[What, int] = MappingProxyType(
     dict.fromkeys(("attention", "softmax", "activation", "layernorm", "groupnorm", "batchnorm"), 2)
 )

@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass
 from itertools import pairwise
 from typing import Any
 
-from dsq.formats.base import NARROWEST, WIDEST
+from dsq.formats import NARROWEST, WIDEST
 
 ACCEPTED = f"four whole numbers in {NARROWEST}..{WIDEST}, as in [16,4,4,16]"
 ACCEPTED_LEVELS = "precisions that never decrease, as in [4,3,3,8] [8,4,4,8]"
@@ -138,18 +138,13 @@ _FIXED_Q3 = 16
 
 def damage(levels: Iterable[Precision], format: str, rounding: str) -> Iterator[str]:
     """Yield a line for each way in which ``levels`` in ``format``, rounded so, may damage training."""
-    levels = list(levels)
-    enough = _ENOUGH.get(format, ())
-    low = [level for level in levels if any(a < b for a, b in zip(level, enough, strict=False))]
-    if low:
+    levels, enough = list(levels), _ENOUGH.get(format, ())
+    if low := [level for level in levels if any(a < b for a, b in zip(level, enough, strict=False))]:
         lost = ", ".join(f"{bits} bits {lost}" for bits, lost in LOST[format].items())
         needed = "{}, {} and {} bits at q0, q1 and q2".format(*enough)
         yield f"{levels_text(low)} may damage training, which needed {needed}: of {BLEU} BLEU {format} lost with {lost}"
-    low = [level for level in levels if format == "fixed" and level.q3 < _FIXED_Q3]
-    if low:
-        why = "training can fail, the paper's Appendix C finds"
-        yield f"{levels_text(low)}: under {_FIXED_Q3} bits of fixed for q3 {why}"
-    low = [level for level in levels if rounding == "stochastic" and format in STOCHASTIC and level.q0 <= 4]
-    if low:
+    if low := [level for level in levels if format == "fixed" and level.q3 < _FIXED_Q3]:
+        yield f"{levels_text(low)}: under {_FIXED_Q3} bits of fixed for q3 training can fail (the paper's Appendix C)"
+    if low := [level for level in levels if rounding == "stochastic" and format in STOCHASTIC and level.q0 <= 4]:
         lost = f"{STOCHASTIC[format]} of {BLEU} BLEU, to nearest {LOST[format][4]}"
         yield f"{levels_text(low)}: rounding='stochastic' may damage training: 4 bits of {format} lost {lost}"

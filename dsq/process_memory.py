@@ -2,17 +2,9 @@
 
 glibc (before 2.38 above all) does not give a freed block to a request of the same size: the heap keeps most of the
 floats that a forward frees beside its codes. M_MMAP_THRESHOLD gives large blocks mappings of their own, which go back,
-for page faults; huge pages take most of these away. PyTorch asks for huge pages if a variable says so before its first
-tensor: ``import dsq`` sets it. A whole stash on an AMD EPYC (Zen 5), glibc 2.36, 2026-11-25, one thread: ms of CPU time
-a step, and MiB of the process's peak above an empty one's (420):
-
-                                  neither      huge pages    both, from 1 MiB    both, from 4 MiB    4 MiB, small pages
-    d 128, 64 x 49 tokens       186,  150      203,  140         387,   25           201,  150             230, 140
-    d 512, 16 x 128             941,  690      851,  450       1,223,  310         1,157,  325           1,810, 315
-    GPT, d 512, 16 x 256      2,820,  510                                          3,190,  290
-
-So dsq.convert and stash.apply make both settings, from 4 MiB on, where huge pages are to be had, and leave the process
-as it is elsewhere.
+for page faults; huge pages take most of these away (docs/performance.md has the measurements). PyTorch asks for huge
+pages if a variable says so before its first tensor: ``import dsq`` sets it. dsq.convert and stash.apply make both
+settings where huge pages are to be had, and leave the process as it is elsewhere.
 """
 
 import ctypes

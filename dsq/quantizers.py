@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dsq.arguments import choice
-from dsq.formats import DEFAULT, NARROWEST, BoxAxis, Format, format_class, parse_format
+from dsq.formats import DEFAULT, NARROWEST, Format, format_class, parse_format
 from dsq.kernels.backend import LinearMatMuls, MatMul, Operand
 from dsq.ops.products import ProductMatMuls, product_matmuls
 from dsq.packing import Rounding
@@ -35,7 +35,6 @@ class Quantizers:
     q2: Format  #: the gradient dy entering the product for dx
     q3: Format  #: the gradient dy entering the product for dw, and dx leaving the layer
     rounding: Rounding = "nearest"
-    box_axis: BoxAxis = "contraction"
     units: Units = "exact"
     matmuls: LinearMatMuls = field(init=False, repr=False, compare=False)
     products: ProductMatMuls = field(init=False, repr=False, compare=False)  #: of two activations
@@ -43,22 +42,20 @@ class Quantizers:
 
     def __post_init__(self) -> None:
         choice("rounding", self.rounding, get_args(Rounding))
-        choice("box_axis", self.box_axis, get_args(BoxAxis))
         choice("units", self.units, get_args(Units))
         for q in (self.q0, self.q1, self.q2, self.q3):
             if not isinstance(q, Format):
                 raise TypeError(f"q0, q1, q2 and q3 must be formats, as dsq.BFP(4), got {q!r}")
         q0, q1, q2, q3 = (q if q.packs else None for q in (self.q0, self.q1, self.q2, self.q3))
-        tokens = 0 if self.box_axis == "contraction" else -1
         exact = self.units == "exact"
         matmuls = LinearMatMuls(  # each operand has a seed offset of its own, so that no two share random numbers
             MatMul(Operand(q0, -1, seed=0), Operand(q0, -1, transposed=True, seed=1), exact=exact),
-            MatMul(Operand(q2, -1, seed=4), Operand(q1, tokens, seed=3), result=q3, result_seed=6, exact=exact),
-            MatMul(Operand(q3, tokens, transposed=True, seed=5), Operand(q1, tokens, seed=2), exact=exact),
+            MatMul(Operand(q2, -1, seed=4), Operand(q1, 0, seed=3), result=q3, result_seed=6, exact=exact),
+            MatMul(Operand(q3, 0, transposed=True, seed=5), Operand(q1, 0, seed=2), exact=exact),
         )
         object.__setattr__(self, "matmuls", matmuls)
         object.__setattr__(self, "products", product_matmuls(self.q0, self.q1, self.q2))
-        named = *map(str, (self.q0, self.q1, self.q2, self.q3)), self.rounding, self.box_axis, self.units
+        named = *map(str, (self.q0, self.q1, self.q2, self.q3)), self.rounding, self.units
         object.__setattr__(self, "text", " ".join(named))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Quantizers":

@@ -52,7 +52,7 @@ DSQFlags: Any = dataclasses.make_dataclass("DSQFlags", _fields(), bases=(Fairseq
 
 
 def flag_of(name: str) -> str:
-    """``box_axis`` -> ``--dsq-box-axis``."""
+    """``rise_at`` -> ``--dsq-rise-at``."""
     return "--dsq-" + name.replace("_", "-")
 
 

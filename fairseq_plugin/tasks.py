@@ -16,7 +16,7 @@ from fairseq.tasks import FairseqTask
 import dsq
 from costmodel import predicted
 from dsq.precision import levels_text
-from dsq.stash.observation import Observation
+from dsq.stash.meter import Observation
 from fairseq_plugin.flags import config_of
 from fairseq_plugin.record import write_history, write_workload
 from fairseq_plugin.state import DSQState, prepare, state_of

@@ -7,14 +7,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TypeAlias, get_args
+from typing import TypeAlias
 
 from costmodel.hardware.hardware import DEFAULT_HARDWARE, profile_names
 from costmodel.model.methods import all_sizes, format_names
 from costmodel.workloads.named import ADAPTED, DEFAULT_MODEL, names
 from dsq import __version__
 from dsq.command import OneLineParser, check_writable, guarded, write_text
-from dsq.formats import DEFAULT, BoxAxis
+from dsq.formats import DEFAULT
 
 #: arguments of each command that its help shows; the first of each is shown by dsq-cost --help
 EXAMPLES = {
@@ -211,8 +211,6 @@ def _format(command: argparse.ArgumentParser) -> None:
     for field, defaults in all_sizes().items():
         stated = ", ".join(f"{default} in {name}" for name, default in defaults.items())
         _int(group, field.replace("_", "-"), None, f"{field.replace('_', ' ')} (default: {stated})")
-    text = "axis of the boxes (default: contraction)"
-    group.add_argument("--box-axis", default="contraction", choices=get_args(BoxAxis), help=text)
     _text(group, "exclude", "REGEX", "layers left unconverted, e.g. output_projection")
     text = "bits of what no quantiser touches (default: 16 where q0..q3 fit); 32: a model in float32 around the layers"
     group.add_argument("--container", type=int, choices=(16, 32), help=text)

@@ -7,38 +7,30 @@ tensors a policy codes, and as what, the ledger says; how many bits it gives the
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, get_args
+from typing import Any
 
 from costmodel.model.ledger import Stored
 from costmodel.model.operations import Gemm, Operation
 from dsq import formats
 from dsq.arguments import choice
-from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity, Layout
+from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity
 from dsq.kept import FEW, GACT_GROUP, MESA_BITS, MORE, What
 from dsq.precision import Precision, parse_levels
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A quantisation that is costed. Raises ValueError for an unknown box axis."""
+    """A quantisation that is costed."""
 
     format: Format  #: its own bits do not matter: the precision has them
     precision: Precision
-    box_axis: str = "contraction"  #: "contraction": the axis the consuming GEMM sums over; "last": the last axis
     container: int = 0  #: bits of what no quantiser touches; 0: as few as the precision allows
     autocast: bool = False  #: torch.autocast: parameters and the residual stream stay in fp32, products cast them
-
-    def __post_init__(self) -> None:
-        choice("box_axis", self.box_axis, get_args(formats.BoxAxis))
 
     @cached_property
     def container_bits(self) -> int:
         """Width `a` of tensors no quantiser touches (norms, softmax...): 16 if q0..q3 fit, else 32, unless told."""
         return self.container or (MAX_PACKED_BITS if max(self.precision) <= MAX_PACKED_BITS else WIDEST)
-
-    def layout(self, outer: int, rows: int, columns: int) -> Layout:
-        """The layout of an (outer, rows, columns) stash, which a product sums over its rows."""
-        return Layout(outer, rows, columns, along_rows=self.box_axis == "contraction")
 
     def __str__(self) -> str:
         return f"{self.format.name} {self.precision}"
@@ -86,12 +78,12 @@ def template(name: str, described: Mapping[str, Any]) -> Format:
 
 
 def parse_setups(text: str, described: Mapping[str, Any]) -> list[Setup]:
-    """One setup, or those of a schedule: "[16,4,4,16]", "bfp:[4,4,4,8]", "[4,3,3,8] [8,4,4,8]"; in the format, sizes,
-    axis of boxes and container that `described` has, by the options' names. Raises ValueError."""
+    """One setup, or those of a schedule: "[16,4,4,16]", "bfp:[4,4,4,8]", "[4,3,3,8] [8,4,4,8]"; in the format, sizes
+    and container that `described` has, by the options' names. Raises ValueError."""
     name, colon, widths = text.rpartition(":")
     levels = parse_levels(widths) if widths.count("[") > 1 else [Precision.parse(widths)]
     fmt = template(name.strip().lower() if colon else described["format"], described)
-    return [Setup(fmt, level, described["box_axis"], described.get("container") or 0) for level in levels]
+    return [Setup(fmt, level, described.get("container") or 0) for level in levels]
 
 
 # ---- policies of dsq.stash

@@ -17,7 +17,7 @@ from costmodel.model import ledger
 from costmodel.model.ledger import BEFORE, STATE_BITS, UPDATE, Stored
 from costmodel.model.methods import Setup, at_width
 from costmodel.model.operations import Gemm, Group, Pointwise, Workload
-from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity
+from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity, Layout
 
 #: the operand of Gemm.on_chip -> its shape
 _ON_CHIP = {"x": "MK", "y": "MN", "": ""}
@@ -83,14 +83,14 @@ def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, i
     bits = widths[stored.width]
     if not stored.width.startswith("q"):
         return outer * rows * columns * bits // 8
-    return at_width(setup.format, bits).nbytes(setup.layout(outer, rows, columns))
+    return at_width(setup.format, bits).nbytes(Layout(outer, rows, columns, along_rows=True))
 
 
 def stash_bytes(gemm: Gemm, setup: Setup) -> int:
     """Bytes that a converted layer keeps of its input for the backward; of floats the input itself."""
     if isinstance(setup.format, Identity):
         return gemm.batch * gemm.M * gemm.K * setup.container_bits // 8
-    return at_width(setup.format, setup.precision.q1).nbytes(setup.layout(gemm.batch, gemm.M, gemm.K))
+    return at_width(setup.format, setup.precision.q1).nbytes(Layout(gemm.batch, gemm.M, gemm.K, along_rows=True))
 
 
 def total_stash_bytes(workload: Workload, setup: Setup) -> int:

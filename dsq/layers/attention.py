@@ -26,7 +26,6 @@ class MultiheadAttention(Quantised, nn.MultiheadAttention):
     """
 
     plain = nn.MultiheadAttention
-    quantised_products: bool = False  #: of queries by keys, and of weights by values: DSQConfig.attention
 
     def forward(
         self,
@@ -106,7 +105,7 @@ class MultiheadAttention(Quantised, nn.MultiheadAttention):
         self, q_BHLD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, mask: Tensor | None, causal: bool, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         dropout = self.dropout if self.training else 0.0
-        if self.quantised_products and not self.evaluates_plain:
+        if self.conversion.get("attention", False) and not self.evaluates_plain:
             products, seed = self.quantizers.products, self.quantizers.seed()
             y, weights = attention(q_BHLD, k_BHSD, v_BHSD, products, mask, dropout, causal, seed=seed)
             return y, weights if need_weights else None

@@ -140,7 +140,8 @@ def backward(
     fused = plan.fused
     if fused is not None and len(stash) != 1 and plain(dy, w_NK):
         if x1 is not None and (x1.codes.shape, x1.codes.dtype, x1.scales.shape, x1.scales.dtype) != fused.stash:
-            _refuse_codes(plan, x1)  # saved-tensor hooks may give back anything
+            assert plan.stash.format is not None  # saved-tensor hooks may give back anything
+            check_codes(x1.codes, x1.scales, plan.stash.format, layout_of(plan.x_matrix, plan.stash.axis))
         wanted = w_NK is not None, x1 is not None
         if wanted not in fused.backward:
             fused.backward[wanted] = _backward_call(fused, *wanted)
@@ -215,11 +216,6 @@ def _keep(key: Any, plan: LinearPlan) -> LinearPlan:
         _plans.clear()
     _plans[key] = plan
     return plan
-
-
-def _refuse_codes(plan: LinearPlan, x1: Codes) -> None:
-    assert plan.stash.format is not None
-    check_codes(x1.codes, x1.scales, plan.stash.format, layout_of(plan.x_matrix, plan.stash.axis))
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, autocast: bool) -> None:

@@ -275,16 +275,7 @@ def _operator(
     return _multiply(parse_matmul(matmul), a, operand, bias, seed, dtype)
 
 
-def _fake(
-    a: Tensor,
-    b: Tensor,
-    scales: Tensor | None,
-    shape: Any,
-    bias: Tensor | None,
-    matmul: str,
-    seed: int | None,
-    dtype: torch.dtype,
-) -> Tensor:
+def _fake(a: Tensor, b: Tensor, scales: Any, shape: Any, bias: Any, matmul: str, seed: Any, dtype: Any) -> Tensor:
     if "torch.onnx" in sys.modules and torch.onnx.is_in_onnx_export():  # else nothing imported it
         raise RuntimeError("ONNX has no quantised product: call dsq.unconvert(model) before torch.onnx.export")
     b_shape = b.shape if shape is None else shape

@@ -4,34 +4,20 @@ The policy has the name of the paper's format, block floating point. Boxes run o
 memory, so all views of a tensor share one code: 4.5 bits a value at q1 = 4. What has no row is as PyTorch keeps it
 (dsq/stash/table).
 
-Some operations keep more bits than q1 (MORE), by the error of the whole gradient. A GPT of 4 blocks, d 192, on
-WikiText's characters, after 700 updates (analysis.stash.bits of commit 42c1cfa6, Zen 4, 2026-11-25): error of the
-gradient of all parameters, products exact, and bits of a token, a unit of width and a block.
-
-    linears' inputs alone at 4                                  .032
-    all at 4                                             46.5   .077
-    attention 6                                          52.5   .043
-    attention 6, activations 6                           60.5   .039
-    attention 6, activations 6, norms 5                  62.8   .028
-    attention 6, activations 6, norms 6 (as below)       65.0   .025
-    all at 5                                             56.8   .040
-
-Attention is where few bits hurt most, the more the longer a model has trained. A norm's x^ serves the linear layer
-behind it too: its bits are the cheapest.
+Some operations keep more bits than q1 (MORE), by the error of the whole gradient (docs/stash-policies.md): attention
+is where few bits hurt most, the more the longer a model has trained; a norm's x^ serves the linear layer behind it too.
 """
 
 from collections.abc import Mapping
 from functools import lru_cache
-from itertools import count
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from dsq.arguments import choice, whole_number
-from dsq.formats import DEFAULT, FORMATS, NARROWEST, WIDEST, Format, named
+from dsq.formats import DEFAULT, FORMATS, MAX_PACKED_BITS, NARROWEST, WIDEST, Format, named
 from dsq.kept import MORE, What
-from dsq.packing import Rounding
 from dsq.quantizers import Quantised
 from dsq.stash.codes import Code, in_boxes
 from dsq.stash.controller import Controller
@@ -41,7 +27,6 @@ from dsq.stash.policy import register
 
 #: bits of what no linear layer reads, whatever its q1: with 3 the generated corpus lost 2 BLEU, with 4 none
 LEAST = 4
-_MOST = 16  #: the widest code
 
 
 @register("bfp", composes_with=("selective", "wtacrs", "checkpoint"), compiles=True)
@@ -51,8 +36,6 @@ def attach(
     bits: int | None = None,
     format: str | None = None,
     box: int | None = None,
-    rounding: Rounding = "nearest",
-    seed: int = 0,
 ) -> Controller:
     """Pack what the table lets it at q1.
 
@@ -62,7 +45,6 @@ def attach(
         format: a name of dsq.formats.FORMATS, "bfp" the paper's. None: the format of the model's dsq.Linear layers at
             q1; without any, snvint, which loses least (docs/formats.md). Wider codes than it is useful to are bfp's.
         box: values that share a scale. None: as in the layers, where their format is taken, else 16.
-        rounding: nearest or stochastic; seed: of stochastic rounding, with the step and the tensor's turn mixed in.
     Raises:
         ValueError: an option out of range.
     """
@@ -70,21 +52,17 @@ def attach(
         bits = whole_number("bits", bits, NARROWEST, WIDEST)
     if format is not None:
         choice("format", format, FORMATS)
-    choice("rounding", rounding, get_args(Rounding))
-    controller = Bfp(model, bits, format, box, rounding, whole_number("seed", seed))
+    controller = Bfp(model, bits, format, box)
     controller.format_now()  # refuses a box that the format has not
     return controller
 
 
 class Bfp(TablePolicy):
-    """The format now, and the count of forwards: it seeds stochastic rounding."""
-
-    more: Mapping[What, int] = MORE  #: bits over q1, by what is kept
+    """The format now."""
 
     def __init__(self, model: nn.Module, *options: Any) -> None:
         super().__init__(model)
-        self.bits, self.format_name, self.box, self.rounding, self.seed = options
-        self.forwards = 0
+        self.bits, self.format_name, self.box = options
 
     def format_now(self) -> Format:
         """Return the format of a forward that began now: as told, else as the linear layers have it, else the default.
@@ -101,24 +79,14 @@ class Bfp(TablePolicy):
         return make(self.bits, self.format_name, self.box, q1)
 
     def codec(self, module: nn.Module) -> "BoxCodec":
-        self.forwards += 1
         self._format = self.format_now()
-        seed = None if self.rounding == "nearest" else (self.seed << 36) + (self.forwards << 16)
-        return BoxCodec(_formats(self._format, tuple(self.more.items())), seed)
+        return BoxCodec(_formats(self._format))
 
-    def traced_codec(self) -> "BoxCodec | None":
-        if self.rounding == "stochastic":
-            return None
-        return BoxCodec(_formats.__wrapped__(self.format_now(), tuple(self.more.items())), None)
+    def traced_codec(self) -> "BoxCodec":
+        return BoxCodec(_formats.__wrapped__(self.format_now()))
 
     def details(self) -> tuple[str, ...]:
         return (f"format {self._format}",)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"forwards": self.forwards}
-
-    def take(self, state: Mapping[str, Any]) -> None:
-        self.forwards = whole_number("forwards", state["forwards"], 0)
 
 
 @lru_cache(maxsize=64)  # asked for in each forward
@@ -134,26 +102,19 @@ def _format(bits: int | None, name: str | None, box: int | None, q1: Format | No
 
 
 @lru_cache(maxsize=64)
-def _formats(fmt: Format, more: tuple[tuple[What, int], ...]) -> dict[What, Format]:
+def _formats(fmt: Format) -> dict[What, Format]:
     """Return the format of each thing that is kept; nothing if they stay as they are."""
     if not fmt.packs:
         return {}
-    bits = {what: min(fmt.bits + dict(more).get(what, 0), _MOST) for what in get_args(What)}
-    return {what: fmt.at(bits[what]) for what in bits}
+    return {what: fmt.at(min(fmt.bits + MORE.get(what, 0), MAX_PACKED_BITS)) for what in get_args(What)}
 
 
 class BoxCodec:
-    """Codes in boxes of neighbours; ``seed`` None rounds to nearest."""
+    """Codes in boxes of neighbours."""
 
-    def __init__(self, formats: Mapping[What, Format], seed: int | None) -> None:
-        self.formats, self.seed, self.turns = formats, seed, count(1)
+    def __init__(self, formats: Mapping[What, Format]) -> None:
+        self.formats = formats
 
     def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
-        fmt, seed = self.formats.get(what), cast(Any, self.seed)
-        if fmt is None:
-            return None
-        if seed is not None and torch.compiler.is_compiling():
-            seed = torch.randint(2**62, (), device="cpu").item()
-        elif seed is not None:
-            seed += next(self.turns)
-        return in_boxes(values, fmt, seed)
+        fmt = self.formats.get(what)
+        return None if fmt is None else in_boxes(values, fmt)

@@ -163,5 +163,5 @@ def _packed(x: Tensor, fmt: Format) -> Form:
     key = place_of_x, order, fmt
     found = _inputs.get(key)
     if found is None:
-        found = _inputs[key] = _Packed(*in_boxes(values, fmt, None), order, x.dtype, weak(x))
+        found = _inputs[key] = _Packed(*in_boxes(values, fmt), order, x.dtype, weak(x))
     return Form(found.codes, found.value)

@@ -64,10 +64,10 @@ class _Exact:
 EXACT = _Exact()  #: the codec that keeps every tensor exact
 
 
-def in_boxes(values: Tensor, fmt: Format, seed: int | None) -> Code:
-    """Return the Code of values in boxes of neighbours; ``seed`` None rounds to nearest."""
+def in_boxes(values: Tensor, fmt: Format) -> Code:
+    """Return the Code of values in boxes of neighbours, rounded to nearest."""
     sizes = (values.numel(),)
-    codes = pack(values.reshape(-1), fmt, 0, seed)
+    codes = pack(values.reshape(-1), fmt, 0)
     return codes, lambda saved, dtype: unpack(saved[0], saved[1], fmt, sizes, 0, dtype)
 
 

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import _checkpoint_hook
 
 from dsq.layers import not_compiled_alone
 from dsq.stash.codes import EXACT, Codec, Form, Kept, Stash, refuse_create_graph
-from dsq.stash.controller import RUNNING, Controller, Summary, enter_mode, run_under
+from dsq.stash.controller import RUNNING, Controller, Summary, run_under
 from dsq.stash.table import TABLE, Row
 
 _PLAIN = (Tensor, nn.Parameter)
@@ -28,12 +28,6 @@ Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]  # pack, unpack
 
 #: () -> the (pack, unpack) that a tensor saved now would go through; None: PyTorch keeps it as it is
 innermost_hooks: Callable[[], Hooks | None] = partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
-
-
-def in_checkpoint() -> bool:
-    """Return whether a segment of torch.utils.checkpoint runs, or is recomputed: it counts what is saved."""
-    top = innermost_hooks()
-    return top is not None and getattr(top[0], "__module__", "") == "torch.utils.checkpoint"
 
 
 def in_backward() -> bool:
@@ -99,9 +93,9 @@ class Interception(TorchFunctionMode):
         """Let a segment of torch.utils.checkpoint be recomputed under the policies that it runs under now."""
         if segment is not self.stash.segment:
             self.segments_inputs = None
-            if segment is not None and not isinstance(segment.recompute_fn, _UnderPolicies):
+            if segment is not None and getattr(segment.recompute_fn, "func", None) is not run_under:
                 self.stash.enter_segment(None)
-                segment.recompute_fn = _UnderPolicies(segment.recompute_fn, tuple(RUNNING.entered.items()))
+                segment.recompute_fn = partial(run_under, tuple(RUNNING.entered.items()), segment.recompute_fn)
                 self.segments_inputs = segment.saved_args or None  # empty where they are in codes already
                 code_inputs(segment, lambda x: self.stash.code(x, "boundary"))
             self.stash.enter_segment(segment)
@@ -164,21 +158,9 @@ class _Inputs:
         return item
 
 
-@dataclass(frozen=True)
-class _UnderPolicies:
-    """A checkpoint's recomputation, under the policies of its forward."""
-
-    run: Callable[..., Any]
-    entered: tuple[tuple[Controller, nn.Module], ...]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return run_under(self.entered, self.run, *args, **kwargs)
-
-
 class TablePolicy(Controller):
     """A policy that codes what the table lets it. Subclasses give the codec of a forward."""
 
-    by_parts = True
     latest: Stash | None = None  #: of the latest training forward
     rows: Mapping[Callable[..., Any], Row] = TABLE  #: of the operations that it acts on
 
@@ -200,14 +182,12 @@ class TablePolicy(Controller):
 
     @contextmanager
     def around(self, module: nn.Module) -> Iterator[None]:
-        recomputing = in_backward()
-        goes_on = len(self.parts) > 1 and not recomputing
-        stash = self.latest if goes_on and self.latest else Stash(self.codec(module))
-        if not recomputing:
+        stash = Stash(self.codec(module))
+        if not in_backward():  # else a checkpoint is recomputed
             self.latest = stash
         RUNNING.stashes.append(stash)
         mode = Interception(stash, self.rows)
-        enter_mode(mode)
+        torch._C._push_on_torch_function_stack(mode)
         try:
             yield
         finally:

@@ -13,7 +13,6 @@ norm its normalised input beside the exact deviation where the paper keeps the i
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import torch
@@ -77,9 +76,8 @@ def attach(
     number("decay", decay, least=0, below=1)
     groups = None if groups is None else whole_number("groups", groups, 1)
     choice("rounding", rounding, get_args(Rounding))
-    ranges = RunningRanges(decay, rounding, whole_number("seed", seed))
-    controller = Mesa(model, frozenset(kinds), ranges, groups or _most_named_heads(model))
-    return controller
+    seeded = whole_number("seed", seed) if rounding == "stochastic" else None
+    return Mesa(model, frozenset(kinds), groups or _most_named_heads(model), decay, seeded)
 
 
 def _most_named_heads(model: nn.Module) -> int:
@@ -88,64 +86,57 @@ def _most_named_heads(model: nn.Module) -> int:
     return heads.most_common(1)[0][0] if heads else _DEFAULT_GROUPS
 
 
-@dataclass
-class RunningRanges:
-    """Ranges by tensor, and the count of codes made.
+class Mesa(TablePolicy):
+    """Running ranges, told apart by their turn in the model's whole forward, and the count of codes made.
 
     The range that a tensor was coded in is kept with its codes: a later forward moves the running one.
     """
 
-    decay: float
-    rounding: Rounding
-    seed: int
-    count: int = 0  #: seeds the rounding, with `seed`
-    alpha_beta: dict[str, Tensor] = field(default_factory=dict)  #: (2, groups); NaN until a finite tensor was seen
+    def __init__(self, model: nn.Module, kinds: frozenset[str], heads: int, decay: float, seed: int | None) -> None:
+        super().__init__(model)
+        self.kinds, self.heads, self.decay, self.seed = kinds, heads, decay, seed
+        self.count = 0  #: seeds the rounding, with `seed`; which is None where that is to nearest
+        self.alpha_beta: dict[str, Tensor] = {}  #: (2, groups); NaN until a finite tensor was seen
+
+    def codec(self, module: nn.Module) -> "RangeCodec":
+        return RangeCodec(self)
 
     def pack(self, key: str, values: Tensor, groups: Groups) -> AffineCodes:
         """Update the range of `key` by `values`, and code them in it."""
         ranges, dtype = self.alpha_beta.get(key), torch.promote_types(values.dtype, torch.float32)
         if ranges is None or ranges.shape[1] != groups.number:
-            ranges = torch.full((2, groups.number), math.nan, dtype=dtype, device=values.device)
+            ranges = _unseen(values, groups)
         self.alpha_beta[key] = ranges = ranges.to(values.device, dtype)
-        seed = None if self.rounding == "nearest" else self.seed + self.count
+        seed = None if self.seed is None else self.seed + self.count
         self.count += 1
         return affine_pack(values, MESA_BITS, groups, MovingRanges(ranges, self.decay), seed)
-
-
-class Mesa(TablePolicy):
-    """Running ranges, told apart by their turn in the model's whole forward."""
-
-    by_parts = False
-
-    def __init__(self, model: nn.Module, kinds: frozenset[str], ranges: RunningRanges, heads: int) -> None:
-        super().__init__(model)
-        self.kinds, self.ranges, self.heads = kinds, ranges, heads
-
-    def codec(self, module: nn.Module) -> "RangeCodec":
-        return RangeCodec(self.kinds, self.ranges, self.heads)
 
     def details(self) -> tuple[str, ...]:
         return (f"8 bits: {', '.join(kind for kind in KINDS if kind in self.kinds)}",)
 
     def state_dict(self) -> dict[str, Any]:
-        ranges = {key: value.clone() for key, value in self.ranges.alpha_beta.items()}
-        return {"ranges": ranges, "count": self.ranges.count}
+        return {"ranges": {key: value.clone() for key, value in self.alpha_beta.items()}, "count": self.count}
 
     def take(self, state: Mapping[str, Any]) -> None:
-        self.ranges.alpha_beta = {key: value.clone() for key, value in state["ranges"].items()}
-        self.ranges.count = state["count"]
+        self.alpha_beta = {key: value.clone() for key, value in state["ranges"].items()}
+        self.count = state["count"]
+
+
+def _unseen(values: Tensor, groups: Groups) -> Tensor:
+    wide = torch.promote_types(values.dtype, torch.float32)
+    return torch.full((2, groups.number), math.nan, dtype=wide, device=values.device)
 
 
 class RangeCodec:
     """8 bits in groups along an axis, in ranges told apart by the kind of operation, the width and the turn."""
 
-    def __init__(self, kinds: frozenset[str], ranges: RunningRanges, heads: int) -> None:
-        self.kinds, self.ranges, self.heads = kinds, ranges, heads
+    def __init__(self, mesa: Mesa) -> None:
+        self.mesa = mesa
         self.turns: Counter[str] = Counter()
 
     def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
         kind, axis = _PLACES[what]
-        if kind not in self.kinds:
+        if kind not in self.mesa.kinds:
             return None
         groups, width = self._groups(order, axis)
         count, key = values.numel(), f"{kind}:{width}"
@@ -159,7 +150,7 @@ class RangeCodec:
         """Code the values in the next range of that key."""
         turn = self.turns[key]
         self.turns[key] += 1
-        return self.ranges.pack(f"{key}:{turn}", values, groups)
+        return self.mesa.pack(f"{key}:{turn}", values, groups)
 
     def _groups(self, order: MemoryOrder, axis: int) -> tuple[Groups, int]:
         """Return the groups of values in memory order, and the size of the axis along which they lie."""
@@ -169,26 +160,23 @@ class RangeCodec:
         position = order.axes.index(axis)
         size = order.sizes[position]
         if by_head and dims == 3:  # (batch heads, rows, columns), as bmm has it: the batch may vary, its heads do not
-            size = number = math.gcd(size, self.heads)
+            size = number = math.gcd(size, self.mesa.heads)
             inner = 1
         elif by_head:
             number, inner = size, 1
         else:
-            number = math.gcd(size, self.heads)
+            number = math.gcd(size, self.mesa.heads)
             inner = size // number
         return Groups(inner * math.prod(order.sizes[position + 1 :]), number), size
 
 
 def _pack(values: Tensor, run: int, number: int, key: str) -> tuple[Tensor, Tensor]:
-    codec = stash_now().codec
-    if not isinstance(codec, RangeCodec):  # a block called by itself: a tensor's own range serves
-        codec = RangeCodec(frozenset(), RunningRanges(0.0, "nearest", 0), 1)
-    packed = codec.pack(key, values.contiguous(), Groups(run, number))
+    codec, values, groups = stash_now().codec, values.contiguous(), Groups(run, number)
+    if isinstance(codec, RangeCodec):
+        packed = codec.pack(key, values, groups)
+    else:  # a block called by itself: a tensor's own range serves
+        packed = affine_pack(values, MESA_BITS, groups, MovingRanges(_unseen(values, groups), 0.0), None)
     return packed.codes, packed.ranges
-
-
-def _unpack(codes: Tensor, ranges: Tensor, run: int, number: int, count: int, dtype: torch.dtype) -> Tensor:
-    return affine_unpack(AffineCodes(codes, ranges), MESA_BITS, Groups(run, number), count, dtype)
 
 
 def _fake_pack(values: Tensor, run: int, number: int, key: str) -> tuple[Tensor, Tensor]:
@@ -196,14 +184,12 @@ def _fake_pack(values: Tensor, run: int, number: int, key: str) -> tuple[Tensor,
     return values.new_empty(values.numel(), dtype=torch.uint8), values.new_empty((2, number), dtype=wide)
 
 
-def _fake_unpack(codes: Tensor, ranges: Tensor, run: int, number: int, count: int, dtype: torch.dtype) -> Tensor:
-    return codes.new_empty(count, dtype=dtype)
-
-
 # an operator asks the codec of the forward that runs: ranges are no part of a graph
 define("pack_in_range(Tensor values, SymInt run, int number, str key) -> (Tensor, Tensor)", _pack, _fake_pack)
 define(
     "unpack_in_range(Tensor codes, Tensor ranges, SymInt run, int number, SymInt count, ScalarType dtype) -> Tensor",
-    _unpack,
-    _fake_unpack,
+    lambda codes, ranges, run, number, *rest: affine_unpack(
+        AffineCodes(codes, ranges), MESA_BITS, Groups(run, number), *rest
+    ),
+    lambda codes, ranges, run, number, count, dtype: codes.new_empty(count, dtype=dtype),
 )

@@ -2,12 +2,13 @@
 
 The autograd graph is weighed from the outputs back. A node holds bytes in two ways, and both are counted: saved tensors
 (as they are, or as the object into which a saved-tensor hook packed them) and what a custom Function put on its ctx,
-tensors in lists, tuples, dicts and dataclasses.
+tensors in lists, tuples, dicts and dataclasses. Observation has the bytes of a model in training, for loggers.
 """
 
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from types import CellType
 from typing import Any
 
@@ -16,9 +17,12 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.hooks import RemovableHandle
 
+from dsq.quantizers import Quantised
 from dsq.stash.codes import is_weight
-from dsq.stash.controller import Controller
+from dsq.stash.controller import Controller, applied
+from dsq.stash.memory import parameter_storages
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +147,8 @@ def _held_by(node: Any) -> Iterator[tuple[str, Any]]:
                     hook = saved.unpack_hook
                     if getattr(hook, "__module__", None) == "torch.utils.checkpoint":
                         frame = next(found for found in _cells(hook) if hasattr(found, "saved_args"))
-                        again = getattr(frame.recompute_fn, "run", frame.recompute_fn)
+                        again = frame.recompute_fn
+                        again = again.args[-1] if isinstance(again, partial) else again  # under policies
                         yield "checkpoint", (frame.saved_args, frame.get_inputs, _cells(again))
     yield from getattr(node, "__dict__", {}).items()
 
@@ -173,3 +178,55 @@ def reachable(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
         parts = [getattr(thing, field.name, None) for field in fields(thing)]
     for part in parts:
         yield from reachable(part, seen)
+
+
+class Observation:
+    """The first training forward of each converted layer after ``begin``, weighed right after it.
+
+    A tensor that several layers keep counts once. Then the layers run without hooks again.
+    """
+
+    paused = False  #: whether forwards pass unseen
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._handles: dict[nn.Module, RemovableHandle] = {}
+        self._weighed: dict[str, float] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Look again; until then ``metrics`` tells what was seen before."""
+        self._meter = GraphMeter()
+        if applied(self.model):
+            return
+        for layer in self.model.modules():
+            if isinstance(layer, Quantised) and layer not in self._handles:  # hooks that wait stay: others compile anew
+                self._handles[layer] = layer.register_forward_hook(self._after, with_kwargs=True)
+
+    def metrics(self) -> dict[str, float]:
+        """Return "stash_mib", the MiB kept between forward and backward: by the model's stash policies, as they report
+        them; without one by the converted layers, once they were seen. A compiled graph gives no figure."""
+        if policies := applied(self.model).values():
+            kept = sum(policy.report().kept_bytes for policy in policies)
+            return {"stash_mib": kept / 2**20} if kept else {}
+        return self._weighed
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy: the hooks that the layers of a copied or saved model carry along do nothing."""
+        return {"model": self.model, "_weighed": self.metrics(), "_handles": {}}
+
+    def _after(self, layer: Any, args: Any, kwargs: Any, output: Any = None) -> None:
+        if output is None:  # a copy's old hook ran, and took this one's handle away
+            return
+        if torch.compiler.is_compiling() or self.paused or layer not in self._handles:  # a graph is not looked into
+            return
+        y = output[0] if isinstance(output, tuple) else output
+        plain = not isinstance(layer, Quantised)  # as dsq.report runs it too, or after dsq.unconvert
+        if plain or y.grad_fn is None or not layer.training:
+            return
+        self._meter.ignore(parameter_storages(layer))  # now: fully_shard gathers weights for the forward
+        made = [x.grad_fn for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        newest = max((node._sequence_nr() for node in made if node is not None), default=-1)
+        self._meter.add([y], newest + 1)  # the nodes that were made since its inputs
+        self._weighed = {"stash_mib": sum(held.nbytes for held in self._meter.held) / 2**20}
+        self._handles.pop(layer).remove()

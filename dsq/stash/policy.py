@@ -118,15 +118,11 @@ def compatible(one: str, other: str) -> bool:
 
 def _check_others(model: nn.Module, entry: Policy) -> None:
     around = [root for root in _ROOTS if root is not model and any(module is model for module in root.modules())]
-    places = [(model, "this model")]
-    places += [(module, f"this submodule {name!r} of the model") for name, module in model.named_modules() if name]
-    places += [(root, "a model around this one") for root in around]
-    for other, where in ((other, where) for module, where in places for other in applied(module)):
-        if other == entry.name:
-            raise ValueError(f"policy {other!r} is already applied to {where}; call remove() on its controller first")
+    for other in (other for place in (*model.modules(), *around) for other in applied(place)):
         if not compatible(entry.name, other):
             goes_with = ", ".join(p for p in policies() if compatible(entry.name, p)) or "none"
-            raise ValueError(f"policy {entry.name!r} cannot share a model with {other!r}; it goes with {goes_with}")
+            there = f"{other!r}, already applied to this model, a part of it or a model around it"
+            raise ValueError(f"policy {entry.name!r} cannot share a model with {there}; it goes with {goes_with}")
 
 
 def _check_compiled(model: nn.Module, entry: Policy) -> None:

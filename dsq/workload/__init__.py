@@ -3,8 +3,7 @@
 workload = dsq.workload.trace(model, tokens)
 json.dump(workload, open("model.json", "w"))      # dsq-cost estimate "[16,4,4,16]" --workload model.json
 
-recorder.py         sees the linears and the operations that a forward runs
-operations.py       what each operation is recorded as
+recorder.py         sees the linears and the operations that a forward runs, and what each is recorded as
 of_transformers.py  the workload of a config.json
 calibration.py      times of this machine
 """
@@ -18,7 +17,6 @@ from torch.func import functional_call
 
 from dsq.arguments import as_called
 from dsq.conversion import as_plain
-from dsq.workload.operations import OPERATIONS
 from dsq.workload.recorder import Entry, Recorder
 
 #: version of the workload schema (costmodel/workloads/workload_file.py)
@@ -55,7 +53,7 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
     if not first.numel():
         raise ValueError(f"trace needs a batch with at least one token, got a tensor of shape {tuple(first.shape)}")
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}  # BatchNorm counts what it sees
-    recorder = Recorder(model, OPERATIONS)
+    recorder = Recorder(model)
     with as_plain(model), recorder.hooks(model), recorder, torch.enable_grad():
         name = type(model).__name__  # its own, which a conversion may change
         functional_call(model, buffers, inputs, keywords)

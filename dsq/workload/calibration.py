@@ -29,10 +29,6 @@ from dsq.precision import Precision
 COPIED = 1 << 26
 #: and of an addition that stays within one
 ADDED = 1 << 14
-#: products and passes are measured so often, and the quickest of each counts: what else runs on a machine only slows
-ROUNDS = 2
-#: what they are compared by: a product's operations, and values
-TYPICAL_FLOPS, TYPICAL_VALUES = 2e8, 5e5
 
 
 def measure_hardware(device: torch.device) -> dict[str, Any]:
@@ -43,26 +39,15 @@ def measure_hardware(device: torch.device) -> dict[str, Any]:
     copied = seconds(lambda: y.copy_(x))
     a, b = x[:ADDED], y[:ADDED].clone()
     added = seconds(lambda: b.add_(a))
-    rounds = [(units(device), passes(device)) for _ in range(ROUNDS)]
-    peaks, passed = (
-        [min(alike, key=_seconds) for alike in zip(*found, strict=True)] for found in zip(*rounds, strict=True)
-    )
     return {
         "name": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         "measured": f"{date.today().isoformat()}, {threads}torch {torch.__version__}",
         "bandwidth": {"gb_per_s": 8e-9 * COPIED / copied, "source": "measured: copy of 256 MiB, read and written"},
         "memory": {"gb": _memory(device) * 1e-9, "source": "as the machine reports it"},
         "vector": {"tflops": 1e-12 * ADDED / added, "source": "measured: addition of 16,384 float32 values"},
-        "peak": peaks,
-        "pass": passed,
+        "peak": units(device),
+        "pass": passes(device),
     }
-
-
-def _seconds(found: dict[str, Any]) -> float:
-    """Return the seconds that a product or a pass of a typical size takes."""
-    product = TYPICAL_FLOPS / (1e12 * found["tflops"]) if "tflops" in found else 0.0
-    passing = TYPICAL_VALUES * 1e-9 * found.get("ns_per_value", 0.0) + 1e-6 * found.get("us_per_call", 0.0)
-    return float(product + passing)
 
 
 def _memory(device: torch.device) -> int:
@@ -74,7 +59,7 @@ def _memory(device: torch.device) -> int:
 # ---- the one way to time
 
 #: that a timing lasts; its quickest block of calls counts, since other work on the machine only slows
-SECONDS = 0.05
+SECONDS = 0.1
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -216,19 +201,22 @@ def passes(device: torch.device) -> list[dict[str, Any]]:
     """Return the [[pass]] tables."""
     found = []
     for bits, dtype in ((32, torch.float32), (16, torch.bfloat16)):
-        times: dict[tuple[str, str], list[float]] = {}
-        for size in SIZES:
-            for kind, (forward, wanted) in _kinds(device, dtype, *size).items():
-                times.setdefault((kind, "forward"), []).append(seconds(forward))
-                taken = times[kind, "forward"][-1] if kind in COPYING else backward_seconds(forward(), wanted)
-                times.setdefault((kind, "backward"), []).append(taken)
-        counts = [rows * width for rows, width in SIZES]
-        found += [_pass(kind, bits, phase, counts, taken) for (kind, phase), taken in times.items()]
-        found += _both_phases("loss", bits, LOSS_SIZES, partial(_loss_seconds, device, dtype))
+        for sizes, made in ((SIZES, _kinds), (LOSS_SIZES, _loss)):
+            times: dict[tuple[str, str], list[float]] = {}
+            for size in sizes:
+                for kind, (forward, wanted) in made(device, dtype, *size).items():
+                    times.setdefault((kind, "forward"), []).append(seconds(forward))
+                    taken = times[kind, "forward"][-1] if kind in COPYING else backward_seconds(forward(), wanted)
+                    times.setdefault((kind, "backward"), []).append(taken)
+            counts = [rows * width for rows, width in sizes]
+            found += [_pass(kind, bits, phase, counts, taken) for (kind, phase), taken in times.items()]
         adam = [_adam_seconds(device, count) for count in ADAM_SIZES]
         found.append(_pass("adam", bits, "update", ADAM_SIZES, adam))
     for bits in STASHES:
-        found += _both_phases("pack", bits, SIZES, partial(_packing_seconds, device, BFP(bits)))
+        counts, inputs = [rows * width for rows, width in SIZES], [torch.randn(size, device=device) for size in SIZES]
+        packing = [seconds(partial(pack, x, BFP(bits))) for x in inputs]
+        unpacking = [seconds(pack(x, BFP(bits)).unpack) for x in inputs]
+        found += [_pass("pack", bits, "forward", counts, packing), _pass("pack", bits, "backward", counts, unpacking)]
     return found
 
 
@@ -281,35 +269,16 @@ def _kinds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> d
     }
 
 
-def _loss_seconds(device: torch.device, dtype: torch.dtype, rows: int, classes: int) -> tuple[float, float]:
+def _loss(device: torch.device, dtype: torch.dtype, rows: int, classes: int) -> dict[str, Forward]:
     logits = torch.randn(rows, classes, device=device, dtype=dtype, requires_grad=True)
     labels = torch.randint(classes, (rows,), device=device)
-
-    def forward() -> list[Tensor]:
-        return [F.cross_entropy(logits.float(), labels)]
-
-    return seconds(forward), backward_seconds(forward(), [logits])
+    return {"loss": (lambda: [F.cross_entropy(logits.float(), labels)], [logits])}
 
 
 def _adam_seconds(device: torch.device, count: int) -> float:
     parameter = torch.randn(count, device=device, requires_grad=True)
     parameter.grad = torch.randn_like(parameter)
     return seconds(torch.optim.Adam([parameter], fused=True).step)
-
-
-def _packing_seconds(device: torch.device, fmt: BFP, rows: int, width: int) -> tuple[float, float]:
-    """Packing is the "forward", unpacking the "backward"; `bits` are the code's."""
-    x = torch.randn(rows, width, device=device)
-    packed = pack(x, fmt)
-    return seconds(partial(pack, x, fmt)), seconds(packed.unpack)
-
-
-def _both_phases(
-    kind: str, bits: int, sizes: Sequence[tuple[int, int]], timed: Callable[[int, int], tuple[float, float]]
-) -> Iterator[dict[str, Any]]:
-    times = zip(*(timed(rows, width) for rows, width in sizes), strict=True)
-    for phase, taken in zip(("forward", "backward"), times, strict=True):
-        yield _pass(kind, bits, phase, [rows * width for rows, width in sizes], taken)
 
 
 def _pass(kind: str, bits: int, phase: str, counts: Sequence[int], taken: Sequence[float]) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
-from dsq.formats.fixed_point import BIAS
+from dsq.formats import BFP, BIAS, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
 from dsq.kernels.backend import AffineCodes, Groups, MovingRanges
 from dsq.kernels.cpu.library import SEED_MASK, Library
 from dsq.kernels.cpu.memory import addresses

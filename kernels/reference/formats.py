@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
-from dsq.formats.fixed_point import BIAS
+from dsq.formats import BFP, BIAS, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
 
 
 class Scaling(NamedTuple):

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
-from dsq.formats.fixed_point import BIAS
+from dsq.formats import BFP, BIAS, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.reference.codec import BLOCK
 from dsq.kernels.reference.formats import NAN_EXPONENT

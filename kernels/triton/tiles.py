@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
+from dsq.formats import BIAS as _BIAS
 from dsq.formats import SignedBFP as _SignedBFP
 from dsq.formats import SignedNVInt as _SignedNVInt
-from dsq.formats.fixed_point import BIAS as _BIAS
 from dsq.kernels.reference import codec as _codec
 from dsq.kernels.reference import formats as _formats
 

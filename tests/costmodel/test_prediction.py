@@ -14,7 +14,7 @@ LOW, HIGH = "arithmetic 0.0148 at [2,2,2,16], 0.0983 at [16,4,4,16]", "DRAM 0.20
 
 
 def config(*levels: list[int], rise_at: tuple[float, ...] = ()) -> dict[str, Any]:
-    return {"levels": list(levels), "rise_at": list(rise_at), "format": "bfp", "box": 16, "box_axis": "contraction"}
+    return {"levels": list(levels), "rise_at": list(rise_at), "format": "bfp", "box": 16}
 
 
 @pytest.mark.parametrize(("rise", "total"), [(0.25, 0), (0.25, 400), (100, 400)])

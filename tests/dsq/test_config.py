@@ -52,11 +52,11 @@ def test_a_low_q3_of_fixed_point_is_allowed_with_one_warning(recwarn):
 
 def test_quantizers_of_a_level():
     levels = "[4,4,4,16] [16,4,4,16]"
-    config = dsq.DSQConfig(levels=levels, format="fixed", fraction_bits=4, rounding="stochastic", box_axis="last")
+    config = dsq.DSQConfig(levels=levels, format="fixed", fraction_bits=4, rounding="stochastic", units="float32")
     q = config.at(1)
     assert q.precision == dsq.Precision(16, 4, 4, 16)
     assert q.q1 == dsq.FixedPoint(4, 4)
-    assert (q.rounding, q.box_axis) == ("stochastic", "last")
+    assert (q.rounding, q.units) == ("stochastic", "float32")
     assert dsq.DSQConfig(levels="[8,8,8,16]", box=32).at(0).q0 == dsq.BFP(8, box=32)
 
 

@@ -51,10 +51,10 @@ def pack() -> Step:
     return lambda: [dsq.pack(x, fmt, dim).unpack() for fmt in formats for dim in (0, 1)]
 
 
-def converted(box_axis: str, stash: str) -> Step:
+def converted(stash: str) -> Step:
     """Two linear layers at [4,4,4,16]."""
     model = nn.Sequential(nn.Linear(48, 64), nn.GELU(), nn.Linear(64, 16))
-    dsq.convert(model, dsq.DSQConfig("[4,4,4,16]", box_axis=box_axis, stash=stash))
+    dsq.convert(model, dsq.DSQConfig("[4,4,4,16]", stash=stash))
     x = torch.randn(40, 48)
     return training(model, lambda: model(x).square().sum())
 
@@ -78,9 +78,8 @@ def under_policies(model_name: str, policies_name: str) -> Step:
 
 CASES: dict[str, Callable[[], Step]] = {
     "pack": pack,
-    "linear": lambda: converted("contraction", "linears"),
-    "linear, boxes last": lambda: converted("last", "linears"),
-    "linear, all stashed": lambda: converted("contraction", "all"),
+    "linear": lambda: converted("linears"),
+    "linear, all stashed": lambda: converted("all"),
     **{f"encoder/{policies}": lambda p=policies: under_policies("encoder", p) for policies in POLICIES},
 }
 

@@ -56,7 +56,7 @@ def test_generation_runs_at_the_level_trained_at(data, trained, calls, checkpoin
 
 def test_exclude_and_fixed_point_reach_the_model(data: Path, tmp_path: Path, calls) -> None:
     run("train", data, *MODEL, "--max-update", 1, "--disable-validation", "--save-dir", tmp_path, "--no-save",
-        "--dsq-levels", "[8,8,8,16]", "--dsq-format", "fixed", "--dsq-fraction-bits", 4, "--dsq-box-axis", "last",
+        "--dsq-levels", "[8,8,8,16]", "--dsq-format", "fixed", "--dsq-fraction-bits", 4,
         "--dsq-exclude", r"output_projection|decoder\.", "--dsq-rounding", "stochastic")  # fmt: skip
     fmt = dsq.FixedPoint(8, 4)
     expected = dsq.Quantizers(fmt, fmt, fmt, dsq.FixedPoint(16, 4), "stochastic", "last")

@@ -146,7 +146,6 @@ def _layer(draw: random.Random) -> tuple[Tensor, Tensor, Tensor | None, Quantize
         config = dsq.DSQConfig(
             [dsq.Precision(*(draw.randint(2, 20) for _ in range(4)))],
             format=name,
-            box_axis=draw.choice(["contraction", "last"]),
             **box,
         )
     return x.detach(), w.detach(), bias, config.at(0)

@@ -50,7 +50,7 @@ def _precisions(arguments: argparse.Namespace) -> list[str]:
         raise ValueError(f"workload is given twice: {given}; a precision is written as in [8,4,8,8]")
     arguments.workload = names[0] if names else arguments.workload
     if not precisions:
-        refuse_idle(arguments, ("format", "box_axis", "container", *all_sizes()), "without a precision")
+        refuse_idle(arguments, ("format", "container", *all_sizes()), "without a precision")
     return precisions
 
 
@@ -67,7 +67,7 @@ def parse_bytes(text: str) -> float:
 #: options that change nothing in the paper profile, which costs linear layers and knows no hardware
 IGNORED_BY_PAPER = (
     *("hardware", "exclude", "freeze", "lora", "lora_layers", "fused_attention"),
-    *("eager_attention", "chunked_loss", "box_axis", "container"),
+    *("eager_attention", "chunked_loss", "container"),
 )
 
 

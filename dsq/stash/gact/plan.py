@@ -1,9 +1,10 @@
 """The codes of GACT, and how many bits each saved tensor gets: the integer program (equation 4), solved greedily."""
 
 import heapq
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -13,8 +14,6 @@ from dsq.kernels.dispatch import affine_pack, affine_unpack
 from dsq.stash.codes import Code
 
 EXACT = 32  #: the width that stands for "kept as it is"
-
-
 #: bits that a code may have, narrowest first
 WIDTHS = tuple(range(1, 9))
 
@@ -35,12 +34,11 @@ def factor(bits: int) -> float:
 Sizes = tuple[int, ...]  #: values of each tensor that one kind of input makes the model save, in order
 
 
-@dataclass(frozen=True)
-class Sensitivities:
+class Sensitivities(NamedTuple):
     """Sensitivities c_l of the tensors of a forward, and the sizes those had."""
 
     c: tuple[float, ...]
-    sizes: tuple[int, ...]
+    sizes: Sizes
 
 
 @dataclass
@@ -50,8 +48,6 @@ class BitPlan:
     bits: float
     measured: dict[int, Sensitivities] = field(default_factory=dict)
     layouts: dict[str, Sizes] = field(default_factory=dict)
-    #: allocations by layout, and what they were made of
-    _allocated: dict[Sizes, tuple[Sensitivities, tuple[int, ...]]] = field(default_factory=dict)
 
     @property
     def uniform(self) -> int:
@@ -67,31 +63,21 @@ class BitPlan:
         measured = None if sizes is None else self.measured.get(len(sizes))
         if sizes is None or measured is None:
             return None
-        made_of, bits = self._allocated.get(sizes, (None, ()))
-        if made_of is not measured:
-            # c_l is a sum over the tensor's values: a longer batch scales it
-            c = [c * d / max(size, 1) for c, d, size in zip(measured.c, sizes, measured.sizes, strict=True)]
-            bits = allocate(c, sizes, self.bits * sum(sizes), (*WIDTHS, EXACT))
-            self._allocated[sizes] = measured, bits
-        return bits
+        # c_l is a sum over the tensor's values: a longer batch scales it
+        c = tuple(c * d / max(size, 1) for c, d, size in zip(measured.c, sizes, measured.sizes, strict=True))
+        return allocate(c, sizes, self.bits * sum(sizes), (*WIDTHS, EXACT))
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "measured": {count: asdict(measured) for count, measured in self.measured.items()},
-            "layouts": dict(self.layouts),
-        }
+        measured = {count: tuple(found) for count, found in self.measured.items()}
+        return {"measured": measured, "layouts": dict(self.layouts)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.measured = {count: Sensitivities(**measured) for count, measured in state["measured"].items()}
-        self.layouts = {key: tuple(sizes) for key, sizes in state["layouts"].items()}
+        self.measured = {count: Sensitivities(*found) for count, found in state["measured"].items()}
+        self.layouts = dict(state["layouts"])
 
 
-def allocate(
-    sensitivities: Sequence[float],
-    sizes: Sequence[int],
-    budget: float,
-    widths: Sequence[int],
-) -> tuple[int, ...]:
+@lru_cache(maxsize=64)  # of the kinds of input that training has
+def allocate(sensitivities: tuple[float, ...], sizes: Sizes, budget: float, widths: tuple[int, ...]) -> tuple[int, ...]:
     """Minimise sum_l c_l S(b_l) subject to sum_l b_l D_l <= budget.
 
     All tensors start at the narrowest width; then the widening that lowers the variance most for each bit it costs is

@@ -30,9 +30,7 @@ def relu(stash: Stash, input: Tensor, inplace: bool = False) -> Tensor:
     return ReLU.apply(stash, input, inplace)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def relu_in_place(stash: Stash, input: Tensor) -> Tensor:
-    """Run torch.relu_."""
-    return relu(stash, input, True)
+relu_in_place = partial(relu, inplace=True)
 
 
 class ReLU(torch.autograd.Function):

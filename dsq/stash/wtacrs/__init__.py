@@ -1,14 +1,20 @@
 """WTA-CRS: linears keep a sample of their input's rows for the weight gradient (Liu et al., 2023, arXiv 2305.15265).
 
-sampling.py   which rows, at which scale: the estimator
-rows.py       one draw for all layers that read one activation; gradient norms of each sample of the data set
-layers.py     linear layers, products of two activations (an option)
+    forward    Z  = H W^T + b                             exact; stash k rows of H, their numbers and their scales
+    backward   dH = dZ W                                  exact
+               db = sum of dZ over tokens                 exact
+               dW = sum_t scale_t dZ[row_t]^T H[row_t]    unbiased (algorithm 1)
+
+rows.py: one draw for all layers that read one activation; gradient norms of each sample of the data set; the estimator.
 
 What the paper leaves open, and our choice:
 - A row's scale stays beside it until the backward. Scaling in the forward (algorithm 2) would spread the magnitudes of
   the kept rows, and cost precision where another policy packs them.
 - Norms are cached a sample, as in the paper, so the tokens of a sample share one; without sample ids, p_i ~ ||H_i||.
-- A cached norm counts as at least a tenth of the batch's mean (sampling.NORM_FLOOR): last epoch's zero may be wrong.
+- A cached norm counts as at least a tenth of the batch's mean (rows.NORM_FLOOR): last epoch's zero may be wrong.
+- Products of two activations stay exact: their gradients flow on, and everything before would see the noise.
+
+Shapes: T tokens (all leading dimensions), K in-features, N out-features, k kept rows.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,26 +23,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dsq.arguments import flag, number, pattern, whole_number
+from dsq.arguments import number, whole_number
 from dsq.quantizers import Quantised
-from dsq.stash.controller import Controller, Summary, enter_mode
-from dsq.stash.interception import Interception, in_backward, stash_now
+from dsq.stash.codes import keep, kept
+from dsq.stash.controller import RUNNING, Controller, Summary
+from dsq.stash.interception import in_backward, stash_now
 from dsq.stash.policy import register
-from dsq.stash.wtacrs.layers import SampledLinear, Site, sampled_products
-from dsq.stash.wtacrs.rows import RowSampler, Tally
+from dsq.stash.wtacrs.rows import RowSampler, Tally, budget, norms_of, samples_of, scales_of
 
 
 @dataclass(eq=False)
 class WTACRS(Controller):
     """The policy at work. Told the samples of each batch, it draws by their gradient norms of the epoch before."""
 
-    by_parts = True
-    sees_first = True
-
     sampler: RowSampler = field(kw_only=True)
-    products: bool = field(kw_only=True)  #: of two activations are sampled too
     latest: Tally = field(default_factory=Tally)
 
     def set_sample_ids(self, ids: Iterable[int] | Tensor | None) -> None:
@@ -55,20 +58,16 @@ class WTACRS(Controller):
         recomputing = in_backward()
         if not recomputing:
             self.sampler.tally = Tally()
-        mode = Interception(stash_now(), sampled_products(self.sampler) if self.products else {})
-        if self.products:
-            enter_mode(mode)
         try:
             yield
         finally:
-            mode.is_over = True
             if not recomputing:
                 self.sampler.close()
                 self.latest = replace(self.sampler.tally)
 
     def restore(self, module: nn.Module) -> None:
         if isinstance(module, SampledLinear):
-            object.__setattr__(module, "__class__", module.plain)
+            object.__setattr__(module, "__class__", nn.Linear)
             del module.__dict__["_wtacrs"]
 
     def report(self) -> Summary:
@@ -77,7 +76,6 @@ class WTACRS(Controller):
             f"{tally.kept} of {tally.tokens} rows kept in {tally.draws} draws, read by {tally.readers} linears",
             f"{tally.cached} draws used cached gradient norms; {known} sample ids known",
             f"{tally.exact} linears kept whole: no more tokens than the budget",
-            f"{tally.products} operands of other products sampled",
         )
         return Summary(self.name, self.attached, tally.raw_bytes, tally.kept_bytes, details)
 
@@ -91,14 +89,7 @@ class WTACRS(Controller):
 
 
 @register("wtacrs", composes_with=("bfp", "checkpoint"))
-def attach(
-    model: nn.Module,
-    *,
-    ratio: float = 0.3,
-    products: bool = False,
-    exclude: str | None = None,
-    seed: int = 0,
-) -> WTACRS:
+def attach(model: nn.Module, *, ratio: float = 0.3, seed: int = 0) -> WTACRS:
     """Estimate weight gradients of linears from round(ratio * tokens) rows of their input.
 
     Covers nn.Linear. Left alone: its subclasses (dsq.convert's among them, which pack their input), parametrised
@@ -107,31 +98,22 @@ def attach(
 
     Args:
         ratio: part of the rows to keep, in (0, 1].
-        products: sample the operands of batched matrix products of two activations too (figure 4's TensorMul):
-            attention that is written with matmul or bmm (not scaled_dot_product_attention, which keeps no
-            probabilities). Input gradients are exact without it and unbiased with it, but their noise flows on: small
-            classifiers trained on SST-2 from random weights lost 1.7 and 3.1 points of accuracy to it, hence the
-            default. Inside torch.utils.checkpoint products stay exact.
-        exclude: regular expression; modules whose name it matches anywhere stay exact.
         seed: of the policy's own random numbers; a rank of a process group adds its number.
     Raises:
         TypeError, ValueError: an option that is not what it must be. ValueError: the model has none of these layers.
     """
     number("ratio", ratio, above=0, most=1)
-    products = flag("products", products)
-    excluded = None if exclude is None else pattern("exclude", exclude)
     sampler = RowSampler(ratio, whole_number("seed", seed) + _rank())
-    controller = WTACRS(model, sampler=sampler, products=products)
+    controller = WTACRS(model, sampler=sampler)
     linears = [(name, module) for name, module in model.named_modules() if type(module) is nn.Linear]
-    changed = [(name, module) for name, module in linears if not (excluded and excluded.search(name))]
-    if not changed:
+    if not linears:
         packed = any(isinstance(module, Quantised) for module in model.modules())
-        others = "those that dsq.convert converted, which pack their input" if packed else "those excluded"
-        raise ValueError(f"nothing to stash: the model has no nn.Linear besides {others}")
-    for name, module in changed:
+        others = " besides those that dsq.convert converted, which pack their input" if packed else ""
+        raise ValueError(f"nothing to stash: the model has no nn.Linear{others}")
+    for name, module in linears:
         module.__class__ = SampledLinear
-        module.__dict__["_wtacrs"] = Site(name, sampler)
-    controller.attached = tuple(name for name, _ in changed)
+        module.__dict__["_wtacrs"] = sampler, name
+    controller.attached = tuple(name for name, _ in linears)
     return controller
 
 
@@ -139,3 +121,53 @@ def _rank() -> int:
     """Return this process's number, so that the ranks of a DDP run draw apart."""
     ready = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_rank() if ready else 0
+
+
+class SampledLinear(nn.Linear):
+    """nn.Linear with an estimated weight gradient; as it was where the weight is frozen or k = T."""
+
+    _wtacrs: tuple[RowSampler, str]  #: and the name of the layer, under which its gradient norms are cached
+
+    def forward(self, input: Tensor) -> Tensor:  # the name is nn.Linear's
+        if not torch.is_grad_enabled() or RUNNING.suspended or not self.weight.requires_grad:
+            return F.linear(input, self.weight, self.bias)
+        (sampler, reader), rows = self._wtacrs, input.shape[:-1].numel()
+        if rows == 0 or budget(rows, sampler.ratio) >= rows:
+            sampler.tally.exact += 1
+            return F.linear(input, self.weight, self.bias)
+        z: Tensor = _SampledLinear.apply(input, self.weight, self.bias, sampler, reader)  # type: ignore[no-untyped-call]
+        return z
+
+
+class _SampledLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w_NK: Tensor, bias: Tensor | None, sampler: RowSampler, reader: str) -> Tensor:
+        z = F.linear(x, w_NK, bias)
+        sample = sampler.sample(x, z.dtype, reader)
+        # all through save_for_backward: a checkpoint's recomputation then replaces rows, numbers and scales together
+        assert sample.rows is not None
+        keep(ctx, w_NK if ctx.needs_input_grad[0] else None, stash_now().code(sample.rows, "linear"), sample.index)
+        ctx.sampler, ctx.sample, ctx.reader, ctx.samples = sampler, sample, reader, samples_of(x)
+        ctx.dtypes = x.dtype, w_NK.dtype, None if bias is None else bias.dtype
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
+        w_NK, h_kK, index_2k = kept(ctx)
+        x_dtype, w_dtype, bias_dtype = ctx.dtypes
+        ctx.sample.close()
+        dz_TN = dz.reshape(-1, dz.shape[-1])
+        dx = dw_NK = db_N = None
+        if ctx.needs_input_grad[0]:
+            dx = (dz @ w_NK.to(dz.dtype)).to(x_dtype)
+        if ctx.needs_input_grad[1]:
+            dz_norm_T = norms_of(dz_TN)
+            ctx.sampler.record(ctx.sample, ctx.reader, dz_norm_T, ctx.samples)
+            # an infinity in a row that was not drawn must still reach a loss scaler: it makes every scale NaN
+            scale_k = scales_of(index_2k) + 0 * dz_norm_T.sum()
+            # H takes the scale: p_i ~ ||H_i|| evens its rows out, where scaled rows of dZ could leave float16's range
+            scaled_kK = (h_kK * scale_k[:, None]).to(dz.dtype)
+            dw_NK = (dz_TN.index_select(0, index_2k[0]).t() @ scaled_kK).to(w_dtype)
+        if ctx.needs_input_grad[2]:
+            db_N = dz_TN.sum(0).to(bias_dtype)
+        return dx, dw_NK, db_N, None, None

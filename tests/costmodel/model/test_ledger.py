@@ -53,7 +53,7 @@ def random_workload(rng: random.Random) -> Workload:
 def random_setup(rng: random.Random) -> Setup:
     template = rng.choice((BFP(32), BFP(32, box=8), FixedPoint(32), Identity()))
     widths = (16, 32) if isinstance(template, Identity) else (2, 3, 4, 8, 16, 32)
-    return Setup(template, Precision(*(rng.choice(widths) for _ in range(4))), rng.choice(("contraction", "last")))
+    return Setup(template, Precision(*(rng.choice(widths) for _ in range(4))))
 
 
 @pytest.mark.parametrize("seed", range(40))

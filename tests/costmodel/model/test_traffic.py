@@ -5,7 +5,7 @@ import pytest
 from costmodel.model.ledger import POINTWISE
 from costmodel.model.methods import Setup
 from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.model.traffic import arithmetic_cost, matmuls, total_stash_bytes, transfers
+from costmodel.model.traffic import arithmetic_cost, matmuls, stash_bytes, total_stash_bytes, transfers
 from costmodel.workloads.named import load_workload
 from dsq.formats import BFP, FixedPoint, Identity
 from dsq.precision import Precision
@@ -181,11 +181,7 @@ def test_every_pointwise_kind_of_the_workloads_is_known():
 
 
 def test_a_setup_lays_boxes_along_the_axis_that_is_summed_over():
-    along, last = Setup(BFP(32), PRECISION), Setup(BFP(32), PRECISION, "last")
-    assert BFP(4).nbytes(along.layout(1, 16, 1)) == 16 + 1  # a bitstream a row, one exponent
-    assert BFP(4).nbytes(last.layout(1, 16, 1)) == 16 + 16
-    with pytest.raises(ValueError, match="box_axis must be one of contraction, last, got 'columns'"):
-        Setup(BFP(32), PRECISION, "columns")
+    assert stash_bytes(Gemm("l", 16, 1, 1), SETUP) == 16 + 1  # a bitstream a row, one exponent
 
 
 def test_the_container_is_wide_only_if_a_width_is():

@@ -100,9 +100,7 @@ def trace_of(shape):
 @pytest.mark.parametrize("setup", SETUPS, ids=str)
 def test_stash_bytes_equal_what_the_running_model_stashes(shape, setup):
     box = {"box": setup.format.box} if setup.format.box else {}
-    config = dsq.DSQConfig(
-        levels=(setup.precision,), format=setup.format.name, box_axis=setup.box_axis, tied=True, **box
-    )
+    config = dsq.DSQConfig(levels=(setup.precision,), format=setup.format.name, tied=True, **box)
     model = dsq.convert(Model(shape), config)
     measured = measured_stash(model, *ids(shape))
     workload = build(shape).converting_tied()

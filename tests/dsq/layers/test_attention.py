@@ -110,4 +110,4 @@ def test_its_products_are_quantised_where_the_config_asks():
         assert (found.forward.share, found.backward.share) == pytest.approx(expected)
     torch.testing.assert_close(outputs[2], plain(x, x, x)[0], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(outputs[0], outputs[1])
-    assert "quantised_products" not in dsq.unconvert(ours).__dict__
+    assert "conversion" not in dsq.unconvert(ours).__dict__

@@ -44,7 +44,7 @@ def test_nothing_to_stash(name):
 def test_a_policy_around_a_submodule_counts_as_one_inside_does():
     model = nn.Sequential(small(), small())
     controller = apply(model, "bfp")
-    with pytest.raises(ValueError, match="policy 'bfp' is already applied to a model around this one; call remove"):
+    with pytest.raises(ValueError, match="policy 'bfp' cannot share a model with 'bfp', already applied"):
         apply(model[0], "bfp")
     with pytest.raises(ValueError, match="'gact' cannot share a model with 'bfp'"):
         apply(model[0], "gact")

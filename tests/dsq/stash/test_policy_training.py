@@ -159,7 +159,6 @@ def test_the_users_random_stream_is_untouched(name):
 
 
 STOCHASTIC = {
-    "bfp": {"rounding": "stochastic"},
     "gact": {"bits": 3, "adapt_interval": 2},
     "mesa": {},
     "wtacrs": {},

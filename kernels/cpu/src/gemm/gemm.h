@@ -16,7 +16,7 @@ struct Bfloat16Operand {
   int64_t vector_stride, depth_stride;
 };
 
-// Packed codes (dsq/formats/base.py says how codes and scales lie).
+// Packed codes (dsq/formats.py says how codes and scales lie).
 struct PackedOperand {
   const uint8_t *codes, *scales;
   int kind;  // enum Scales

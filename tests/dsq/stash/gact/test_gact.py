@@ -20,7 +20,7 @@ def test_allocation_is_the_best_there_is_on_small_cases() -> None:
     widths, sizes = (1, 2, 3, 4), (100, 100, 100, 100)
     for seed in range(5):
         c = torch.rand(4, generator=torch.Generator().manual_seed(seed)).pow(4).tolist()
-        bits = allocate(c, sizes, 2.5 * 400, widths)
+        bits = allocate(tuple(c), tuple(sizes), 2.5 * 400, tuple(widths))
         schemes = (s for s in itertools.product(widths, repeat=4) if sum(s) <= 10)
         best = min(sum(a * factor(b) for a, b in zip(c, s, strict=True)) for s in schemes)
         assert sum(a * factor(b) for a, b in zip(c, bits, strict=True)) == pytest.approx(best)
@@ -31,7 +31,7 @@ def test_allocation_never_exceeds_the_budget_and_uses_it() -> None:
     for average in (1.0, 2.0, 2.7, 4.0, 7.9):
         c = torch.rand(30, generator=generator).pow(8).tolist()
         sizes = torch.randint(1, 5000, (30,), generator=generator).tolist()
-        bits = allocate(c, sizes, average * sum(sizes), tuple(range(1, 9)))
+        bits = allocate(tuple(c), tuple(sizes), average * sum(sizes), tuple(range(1, 9)))
         used = sum(b * d for b, d in zip(bits, sizes, strict=True)) / sum(sizes)
         assert average - 0.15 < used <= average
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dsq import stash
-from dsq.stash.gact.step import Dual
+from dsq.stash.gact import Dual
 from dsq.stash.interception import innermost_hooks
 from tests.dsq.gradients import all_gradients, error
 from tests.dsq.stash.gact.models import Encoder, Sensitive, bits_used, make, rows, step, tokens

@@ -134,7 +134,6 @@ _CHECKPOINT: tuple[str, dict[str, Any]] = ("checkpoint", {})
 _SELECTIVE: tuple[str, dict[str, Any]] = ("selective", {})
 _BFP: tuple[str, dict[str, Any]] = ("bfp", {})
 _WTACRS: tuple[str, dict[str, Any]] = ("wtacrs", {})
-_PRODUCTS: tuple[str, dict[str, Any]] = ("wtacrs", {"products": True})
 _MESA: tuple[str, dict[str, Any]] = ("mesa", {})
 
 POLICIES: dict[str, Policies] = {
@@ -148,10 +147,8 @@ POLICIES: dict[str, Policies] = {
     "gact CB1": (_gact(level="CB1"),),
     "selective": (_SELECTIVE,),
     "wtacrs": (_WTACRS,),
-    "wtacrs products": (_PRODUCTS,),
     "checkpoint": (_CHECKPOINT,),
     "wtacrs + bfp": (_WTACRS, _BFP),
-    "wtacrs products + bfp": (_PRODUCTS, _BFP),
     "selective + bfp": (_SELECTIVE, _BFP),
     "checkpoint + bfp": (_CHECKPOINT, _BFP),
     "checkpoint + mesa": (_CHECKPOINT, _MESA),

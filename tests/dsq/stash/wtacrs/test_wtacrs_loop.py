@@ -146,12 +146,12 @@ def test_tied_and_shared_modules_and_the_state_dict():
 @pytest.mark.parametrize("order", [("wtacrs", "bfp"), ("bfp", "wtacrs")])
 def test_another_policy_packs_the_rows_once(order):
     model, x = attention(), tokens(1, 8, 40)
-    alone = dsq.stash.apply(model, "wtacrs", products=True)
+    alone = dsq.stash.apply(model, "wtacrs")
     model(x)
     rows = alone.report().kept_bytes
     alone.remove()
     for name in order:
-        dsq.stash.apply(model, name, **({"bits": 4, "format": "bfp"} if name == "bfp" else {"products": True}))
+        dsq.stash.apply(model, name, **({"bits": 4, "format": "bfp"} if name == "bfp" else {}))
     report = dsq.stash.measure(lambda: model(x))
     linears = [h for h in report.held if "SampledLinear" in h.op]
     assert not [h for h in linears if h.dtype == "float32"]

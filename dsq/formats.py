@@ -1,13 +1,13 @@
 """Every number format states its bits, its grid, what it stores and what it costs; and how a tensor lies in memory. No
-tensors, no torch.
+tensors, no torch: the cost model has them too.
 
-To add a format, write a dataclass with ``@register`` (blocks.py), and its codec in kernels/reference/formats.py.
+To add a format, write a dataclass with ``@register``, and its codec in kernels/reference/formats.py.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from math import prod
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from dsq.arguments import whole_number
 
@@ -23,10 +23,6 @@ SCALE_BITS = 8
 #: the format of a DSQConfig, a layer and every flag, unless told: of those measured the one that loses least at 2 to 4
 #: bits, at the same bytes (docs/formats.md)
 DEFAULT = "snvint"
-
-
-#: along which axis boxes run: the contraction axis of the GEMM that consumes the tensor, or the tensor's last axis
-BoxAxis = Literal["contraction", "last"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +162,7 @@ class Format:
     def __str__(self) -> str:
         """Return the text that ``parse_format`` reads back."""
         return f"{self.name}:" + ",".join(
-            f"{field.name}={getattr(self, field.name)}"
-            for field in fields(self)
-            if getattr(self, field.name) is not None
+            f"{it.name}={getattr(self, it.name)}" for it in fields(self) if getattr(self, it.name) is not None
         )
 
 
@@ -208,7 +202,7 @@ def register(format_class: F) -> F:
 
 def options(name: str) -> dict[str, Any]:
     """Return the fields of the format besides ``bits``, with their defaults. Raises ValueError for an unknown name."""
-    return {field.name: field.default for field in fields(format_class(name)) if field.name != "bits"}
+    return {it.name: it.default for it in fields(format_class(name)) if it.name != "bits"}
 
 
 def format_class(name: str) -> type[Format]:
@@ -239,3 +233,139 @@ def parse_format(text: str) -> Format:
         return format_class(name)(**arguments)
     except (ValueError, TypeError) as error:
         raise ValueError(f"format must be written as in bfp:bits=4,box=16, got {text!r} ({error})") from None
+
+
+# ---- block formats: BFP is the format of DSQ; the signed ones waste no code
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class BFP(BoxFormat):
+    """Block floating point: along one axis, ``box`` values share one exponent (DSQ, section 4; MX's INT grid).
+
+    With E = max floor(log2|x|) over the box, the step is ``2**(E - (bits - 2))`` and the largest code
+    ``2**(bits - 1) - 1``. Raises ValueError for bits or box out of range.
+    """
+
+    name: ClassVar[str] = "bfp"
+    #: from the two all-equal BFP rows of the paper's table 1
+    law: ClassVar[Law] = Law(
+        0.56 / 32 ** (2 * 0.82),
+        0.82,
+        "table 1's BFP [32,32,32,32] 0.56x and [16,16,16,16] 0.18x; p = ln(0.56/0.18)/ln 4 to two digits",
+    )
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class SignedBFP(BoxFormat):
+    """Block floating point with a signed scale: the codes are all of two's complement, -2^(bits-1)..2^(bits-1) - 1.
+
+    BFP never uses -2^(bits-1): at 2 bits a quarter of the codes. Here the value of largest magnitude in a box, x_M,
+    takes the negative side, which is one code longer, by the sign of the box's step:
+
+        step = -sign(x_M) 2^(E - (bits - 2)),   E = floor(log2(|x_M| / (1 + 2^(1-bits))))
+
+    A scale is a byte: the step's sign and E in 7 bits, clipped to -96..30. Of two values of the same largest magnitude
+    the positive one counts. Raises ValueError for bits or box out of range.
+    """
+
+    name: ClassVar[str] = "sbfp"
+    law: ClassVar[Law] = BFP.law
+    signed_scale: ClassVar[bool] = True
+    useful_to: ClassVar[int] = 8
+    #: the lowest and the highest that the 7 bits of a scale hold; NaN takes the code after
+    exponents: ClassVar[tuple[int, int]] = (-96, 30)
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class SignedNVInt(BoxFormat):
+    """NVINT with a signed scale: two's complement codes, an E4M3 scale a box, and an exponent a tensor.
+
+    As in SignedBFP the value of largest magnitude in a box, x_M, takes the negative side, which is one code longer; and
+    as in NVFP4 and NVINT4 the scale has a mantissa (3 bits), so that the largest value lies on the grid's end:
+
+        E    = floor(log2 max|x|) over the tensor, clipped to -90..120
+        step = -sign(x_M) e4m3(|x_M| / 2^(bits-1) / T) T,   T = 2^(E - bits - 6)
+
+    A scale is a byte, the sign and E4M3; one byte more a tensor holds E + 127. A value has bits + 3 significant bits at
+    most, so that bfloat16 holds it up to 5 bits. One NaN or infinity makes the whole tensor NaN. Of two values of the
+    same largest magnitude the positive one counts. Raises ValueError for bits or box out of range.
+    """
+
+    name: ClassVar[str] = "snvint"
+    law: ClassVar[Law] = BFP.law
+    signed_scale: ClassVar[bool] = True
+    tensor_bytes: ClassVar[int] = 1
+    #: the tensor's exponent is clipped to these, so that no step is subnormal, nor the inverse of one
+    exponents: ClassVar[tuple[int, int]] = (-90, 120)
+    useful_to: ClassVar[int] = 6  # above, the clipping that its rounded scale causes outweighs what it gains
+
+    @property
+    def significand_bits(self) -> int:
+        return self.bits + 3  # E4M3 has 4, and a code of the largest magnitude is a power of two
+
+    def scale_shape(self, layout: Layout) -> tuple[int, ...]:
+        """Return the shape of one scale a box, and the tensor's last."""
+        return (layout.boxes(self.box) + 1,)
+
+
+# ---- formats without boxes: fixed point, the paper's baseline, and no quantisation
+
+#: the exponent of a value's step is stored in 8 bits, biased by this, so it spans -BIAS .. 254 - BIAS
+BIAS = 127
+
+
+@register
+@dataclass(frozen=True, slots=True)
+class FixedPoint(Format):
+    """Fixed point: one binary point for the whole tensor.
+
+    ``fraction_bits`` None places it by the tensor's largest value (dynamic: the grid of BFP with one box); a number
+    leaves it there for good (static: step ``2**-fraction_bits``, values beyond the range are clipped). The paper does
+    not say which it takes; six bits that stay come nearest to its rows (docs/results.md). Raises ValueError for bits or
+    fraction bits out of range.
+    """
+
+    name: ClassVar[str] = "fixed"
+    law: ClassVar[Law] = Law(
+        1 / 32**2,
+        1.0,
+        "array multiplier: one cell for each pair of operand bits; table 1's 16x16 row, 0.25 = (16*16)/(32*32)",
+    )
+
+    fraction_bits: int | None = None  #: the static binary point; None: placed by the largest value
+
+    def __post_init__(self) -> None:
+        Format.__post_init__(self)
+        if self.fraction_bits is not None:  # the exponent has to be one that is stored
+            low, high = self.bits - 2 - BIAS, self.bits - 2 + BIAS
+            object.__setattr__(self, "fraction_bits", whole_number("fraction_bits", self.fraction_bits, low, high))
+
+    @property
+    def static_exponent(self) -> int | None:
+        """Return the exponent E of the largest values, where it does not follow them."""
+        return None if self.fraction_bits is None else self.bits - 2 - self.fraction_bits
+
+
+@dataclass(frozen=True, slots=True)
+class Identity(Format):
+    """Values as they are, in a floating type of ``bits`` bits."""
+
+    name: ClassVar[str] = "float"
+    law: ClassVar[Law] = FixedPoint.law  #: of the significands
+
+    bits: int = field(default=WIDEST, repr=False)  #: 16 or 32, as of the types float16 and float32
+
+    @property
+    def packs(self) -> bool:
+        return False
+
+    @property
+    def significand_bits(self) -> int:
+        return 24 if self.bits > 16 else min(self.bits, 11)
+
+    @property
+    def multiplier_bits(self) -> int:
+        return self.significand_bits
