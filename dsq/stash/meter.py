@@ -81,9 +81,9 @@ def _live_tensors() -> Iterator[Tensor]:
     """Yield every tensor with a storage that Python's collector knows; a compiler's have none, nor have vmap's."""
     for thing in gc.get_objects():
         kind = type(thing)
-        if issubclass(kind, Tensor) and not issubclass(kind, FakeTensor) and thing.layout is torch.strided:
-            if not is_functorch_wrapped_tensor(thing):
-                yield thing
+        strided = issubclass(kind, Tensor) and not issubclass(kind, FakeTensor) and thing.layout is torch.strided
+        if strided and not is_functorch_wrapped_tensor(thing):
+            yield thing
 
 
 class GraphMeter:
