@@ -81,6 +81,12 @@ class Operand:
     transposed: bool = False  #: its transpose is multiplied
     seed: int = 0  #: added to the product's seed: random numbers of its own
 
+    @property
+    def quantised_to(self) -> Format:
+        """The format, of an operand that has one."""
+        assert self.format is not None
+        return self.format
+
     def __str__(self) -> str:
         return f"{self.format or '-'} {self.axis} {int(self.transposed)} {self.seed}"
 

@@ -145,8 +145,7 @@ def _product(product: Product, part: str = "all") -> Iterator[KernelCall]:
 
 
 def _codes(operand: Operand, shape: tuple[int, ...]) -> Codes:
-    assert operand.format is not None
-    return Codes(*_packed(operand.format, Layout.of(shape, operand.axis)), torch.Size(shape))
+    return Codes(*_packed(operand.quantised_to, Layout.of(shape, operand.axis)), torch.Size(shape))
 
 
 def _packed(fmt: Format, layout: Layout) -> tuple[Tensor, Tensor]:

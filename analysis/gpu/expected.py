@@ -175,8 +175,7 @@ def least(tokens: int, width: int, levels: str, dtype: torch.dtype) -> int:
     once; and the stash of x twice."""
     x = torch.Size((tokens, width))
     stash = dsq.Quantizers.of(levels).matmuls.stash
-    layout, fmt = Layout.of(x, stash.axis), stash.format
-    assert fmt is not None
+    layout, fmt = Layout.of(x, stash.axis), stash.quantised_to
     packed = layout.code_bytes(fmt.bits) + math.prod(fmt.scale_shape(layout))
     return dtype.itemsize * (4 * x.numel() + 3 * width * width + 2 * width) + 2 * packed
 

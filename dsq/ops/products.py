@@ -92,23 +92,18 @@ def packed(operand: Operand, x: Tensor | Codes, seed: int | None) -> Codes:
     """Return ``x`` in the bits of ``operand``, which has a format."""
     if isinstance(x, Codes):
         return x
-    return Codes(*pack(x, _format(operand), operand.axis, offset_seed(seed, operand.seed)), x.shape)
+    return Codes(*pack(x, operand.quantised_to, operand.axis, offset_seed(seed, operand.seed)), x.shape)
 
 
 def _values(operand: Operand, x: Tensor | Codes, dtype: torch.dtype, seed: int | None) -> Tensor:
     """Return the operand as it is multiplied."""
     if isinstance(x, Codes):
-        values = unpack(x.codes, x.scales, _format(operand), x.shape, operand.axis, dtype)
+        values = unpack(x.codes, x.scales, operand.quantised_to, x.shape, operand.axis, dtype)
     elif operand.format is None:
         values = x.to(dtype)
     else:
         values = quantize(x, operand.format, operand.axis, offset_seed(seed, operand.seed), dtype)
     return values.mT if operand.transposed else values
-
-
-def _format(operand: Operand) -> Format:
-    assert operand.format is not None
-    return operand.format
 
 
 def offset_seed(seed: int | None, offset: int) -> int | None:

@@ -78,10 +78,10 @@ class LinearKernels:
         dw_transposed = False
         if dw_gemm is not None:
             matmul, a, b = matmuls.weight_gradient, dy_given, Given(layer.x_matrix, dtypes.x, packed=True)
-            assert matmul.a.format is not None
             # of a weight that is stored as (K, N) dw is made so too, or the weight's gradient would be a copy; but as
             # int16, codes of x are multiplied faster as b
-            dw_transposed = dx_gemm is not None and matmuls.input_gradient.b.transposed and matmul.a.format.bits <= 8
+            narrow = matmul.a.quantised_to.bits <= 8
+            dw_transposed = narrow and dx_gemm is not None and matmuls.input_gradient.b.transposed
             if dw_transposed:
                 matmul, a, b = matmul.transposed(), b, a
             dw_shape = a.shape[1], b.shape[1]

@@ -96,9 +96,7 @@ def _bfloat16(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None)
 
 def _integer(matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -> Tensor:
     """``a b + bias`` of packed operands, in float32."""
-    one, other = matmul.a.format, matmul.b.format
-    assert one is not None
-    assert other is not None
+    one, other = matmul.a.quantised_to, matmul.b.quantised_to
     a_axis, b_axis = matmul.contracted()
     sizes, c = matmul.sizes(a.shape, b.shape), library().c
     a, b = (x._replace(codes=x.codes.contiguous(), scales=x.scales.contiguous()) for x in (a, b))
@@ -111,9 +109,8 @@ def _integer(matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -> Tenso
 def _packed(x: Codes, operand: Operand, axis: int) -> tuple[int, ...]:
     """The addresses of codes and scales, what these are, bits, and whether a row of codes holds one index of the
     contraction."""
-    assert operand.format is not None
-    kind = getattr(library().c, SCALES[type(operand.format)])
-    return *addresses(x.codes, x.scales), kind, operand.format.bits, int(axis == 0)
+    kind = getattr(library().c, SCALES[type(operand.quantised_to)])
+    return *addresses(x.codes, x.scales), kind, operand.quantised_to.bits, int(axis == 0)
 
 
 def _written(
@@ -164,9 +161,7 @@ def describe(
     }
     operands_end = arena.size
     if gemm == "integer":
-        one, other = matmul.a.format, matmul.b.format
-        assert one is not None
-        assert other is not None
+        one, other = matmul.a.quantised_to, matmul.b.quantised_to
         fields["box"] = box = _summed_as_integers(one.box)
         fields["panels_offset"] = arena.take(c.dsq_gemm_integer_scratch(*sizes, one.bits, other.bits, box))
     elif gemm == "bfloat16":
@@ -183,12 +178,11 @@ def _operand(
     codec: CodecKernels, operand: Operand, given: Given, values: torch.dtype, gemm: str, arena: Arena, stochastic: bool
 ) -> dict[str, Any]:
     """The fields of an OperandDesc but one; ``values``: what ``gemm`` multiplies, where it takes no codes."""
-    assert operand.format is not None
-    layout = Layout.of(given.shape, operand.axis)
+    fmt, layout = operand.quantised_to, Layout.of(given.shape, operand.axis)
     strides = (given.shape[1], 1)
     row_stride, column_stride = strides[::-1] if operand.transposed else strides
     fields = {
-        "codec": codec.fields(operand.format, layout, values if given.packed else given.dtype, values, stochastic),
+        "codec": codec.fields(fmt, layout, values if given.packed else given.dtype, values, stochastic),
         "row_stride": row_stride,
         "column_stride": column_stride,
         "seed": operand.seed,
@@ -197,6 +191,6 @@ def _operand(
     if gemm != "integer":
         fields["offset"] = arena.take(values.itemsize * given.shape.numel())
     elif not given.packed:
-        fields["offset"] = arena.take(math.prod(layout.code_shape(operand.format.bits)))
-        fields["scales_offset"] = arena.take(math.prod(operand.format.scale_shape(layout)))
+        fields["offset"] = arena.take(math.prod(layout.code_shape(fmt.bits)))
+        fields["scales_offset"] = arena.take(math.prod(fmt.scale_shape(layout)))
     return fields

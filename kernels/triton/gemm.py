@@ -107,10 +107,8 @@ def _run(tile: tuple[int, int, int], matmul: MatMul, a: Codes, b: Codes, bias_N:
     c = torch.empty(rows, columns, dtype=torch.float32, device=a.codes.device)
     if 0 in (rows, columns, depth):
         return c.zero_() if bias_N is None else c.copy_(bias_N.expand_as(c))
-    formats = matmul.a.format, matmul.b.format
-    assert formats[0] is not None
-    box = formats[0].box or RUN
-    sharing = box < RUN and all(fmt is not None and _spare(fmt) >= 0 for fmt in formats)
+    box = matmul.a.quantised_to.box or RUN
+    sharing = box < RUN and _spare(matmul.a.quantised_to) >= 0 and _spare(matmul.b.quantised_to) >= 0
     a_axis, b_axis = matmul.contracted()
     left, right = _expanded(a, matmul.a, a_axis, sharing), _expanded(b, matmul.b, b_axis, sharing)
     with torch.cuda.device_of(c):
@@ -124,8 +122,7 @@ def _run(tile: tuple[int, int, int], matmul: MatMul, a: Codes, b: Codes, bias_N:
 
 def _expanded(x: Codes, operand: Operand, axis: int, sharing: bool) -> _Vectors:
     """``x``, which is summed over along ``axis``; ``sharing``: bring runs to one step where they fit one."""
-    fmt, across = operand.format, axis == 0
-    assert fmt is not None
+    fmt, across = operand.quantised_to, axis == 0
     layout, box = Layout.of(x.shape, operand.axis), fmt.box or RUN
     vectors, depth, boxes = x.shape[1 - axis], x.shape[axis], -(-x.shape[axis] // box)
     out_vectors, out_depth = -(-vectors // VECTORS) * VECTORS, -(-depth // RUN) * RUN

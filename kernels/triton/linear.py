@@ -69,7 +69,7 @@ class Passes:
                 codes, scales = x.codes.contiguous(), x.scales.contiguous()  # hooks may have changed their order
                 x_1: Any = codes, scales
                 if not dw_kernel.packed:
-                    fmt, layout = _format(of_dw.b), Layout.of(x.shape, of_dw.b.axis)
+                    fmt, layout = of_dw.b.quantised_to, Layout.of(x.shape, of_dw.b.axis)
                     x_1 = codec.unpack(codes, scales, fmt, layout, dw_kernel.b_dtype or dw_inner).view(x.shape)
                 given = (left.pop(0), dy_TN.shape), (x_1, x.shape)
                 dw_NK = _multiplied(dw_kernel, of_dw, *given, None, seed, dw_inner, dtypes.w)
@@ -83,11 +83,6 @@ def _narrower(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     return min(a, b, key=lambda dtype: dtype.itemsize)
 
 
-def _format(operand: Operand) -> Any:
-    assert operand.format is not None
-    return operand.format
-
-
 def _wanted(kernel: GemmKernel, operand: Operand, x: Tensor, dtype: torch.dtype, seed: int | None) -> codec.Wanted:
     """``x`` as ``kernel`` takes it: packed, or values of ``dtype``."""
     wanted = _packed(operand, x, seed)
@@ -96,7 +91,7 @@ def _wanted(kernel: GemmKernel, operand: Operand, x: Tensor, dtype: torch.dtype,
 
 def _packed(operand: Operand, x: Tensor, seed: int | None) -> codec.Wanted:
     own_seed = None if seed is None else seed + operand.seed
-    return codec.Wanted(_format(operand), Layout.of(x.shape, operand.axis), own_seed, None)
+    return codec.Wanted(operand.quantised_to, Layout.of(x.shape, operand.axis), own_seed, None)
 
 
 def _multiplied(

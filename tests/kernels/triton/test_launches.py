@@ -45,7 +45,6 @@ SETUPS = {
     "gact": under("gact", adapt_interval=None),
     "selective": under("selective"),
     "wtacrs": under("wtacrs"),
-    "bfloat16": under("bfloat16"),
     "checkpoint": under("checkpoint", segments="block"),
 }
 
