@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.hooks import RemovableHandle
@@ -77,10 +78,11 @@ def measure(fn: Callable[[], Any]) -> Report:
 
 
 def _live_tensors() -> Iterator[Tensor]:
-    """Yield every tensor with a storage that Python's collector knows; a compiler's have none."""
+    """Yield every tensor with a storage that Python's collector knows; a compiler's have none, nor have vmap's."""
     for thing in gc.get_objects():
         kind = type(thing)
-        if issubclass(kind, Tensor) and not issubclass(kind, FakeTensor) and thing.layout is torch.strided:
+        strided = issubclass(kind, Tensor) and not issubclass(kind, FakeTensor) and thing.layout is torch.strided
+        if strided and not is_functorch_wrapped_tensor(thing):
             yield thing
 
 

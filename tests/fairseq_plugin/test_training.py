@@ -59,7 +59,7 @@ def test_exclude_and_fixed_point_reach_the_model(data: Path, tmp_path: Path, cal
         "--dsq-levels", "[8,8,8,16]", "--dsq-format", "fixed", "--dsq-fraction-bits", 4,
         "--dsq-exclude", r"output_projection|decoder\.", "--dsq-rounding", "stochastic")  # fmt: skip
     fmt = dsq.FixedPoint(8, 4)
-    expected = dsq.Quantizers(fmt, fmt, fmt, dsq.FixedPoint(16, 4), "stochastic", "last")
+    expected = dsq.Quantizers(fmt, fmt, fmt, dsq.FixedPoint(16, 4), "stochastic")
     assert {(call.quantizers, call.weight.shape[0]) for call in calls} == {(expected, 32), (expected, 64)}
 
 

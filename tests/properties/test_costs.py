@@ -33,9 +33,7 @@ def test_traffic_of_operations_is_the_traffic_of_the_step(rng: random.Random) ->
 def test_fewer_bits_never_cost_more(rng: random.Random, widths: list[int], point: int) -> None:
     workload = random_workload(rng)
     narrower = [max(2, width // 2) if index == point else width for index, width in enumerate(widths)]
-    more, less = (
-        evaluate(workload, Setup(BFP(32), Precision(*bits), "contraction"), A100) for bits in (widths, narrower)
-    )
+    more, less = (evaluate(workload, Setup(BFP(32), Precision(*bits)), A100) for bits in (widths, narrower))
     assert less.arithmetic <= more.arithmetic
     assert less.stash_bytes <= more.stash_bytes
 

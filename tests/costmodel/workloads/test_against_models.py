@@ -37,8 +37,8 @@ SETUPS = (
     Setup(BFP(32), Precision(2, 2, 2, 16)),
     Setup(BFP(32, box=8), Precision(4, 13, 4, 16)),
     Setup(BFP(32), Precision(32, 32, 32, 32)),
-    Setup(BFP(32), Precision(8, 3, 8, 16), "last"),
-    Setup(BFP(32), Precision(16, 16, 16, 16), "last"),
+    Setup(BFP(32), Precision(8, 3, 8, 16)),
+    Setup(BFP(32), Precision(16, 16, 16, 16)),
     Setup(FixedPoint(32), Precision(16, 3, 4, 16)),
 )
 

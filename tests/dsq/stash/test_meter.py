@@ -107,6 +107,13 @@ def test_the_callers_batch_is_not_kept_by_the_forward():
     assert kept == measure(lambda: model(x.clone()).sum()).nbytes - x.nbytes
 
 
+def test_tensors_of_vmap_that_are_left_over_do_no_harm():
+    """As those of the masks that transformers makes."""
+    left = []
+    torch.func.vmap(lambda x: left.append(x) or x)(torch.ones(3))
+    assert measure(lambda: torch.ones(64, requires_grad=True).exp().sum()).nbytes == 4 * 64
+
+
 def test_each_storage_is_shown_with_the_operation_that_keeps_it():
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.GELU()), nn.Softmax(-1))
     report = measure(lambda: model(torch.randn(4, 8)).exp())
