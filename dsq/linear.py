@@ -1,13 +1,13 @@
 """A linear layer at [q0, q1, q2, q3]: dynamic stashing quantization (DSQ, section 3, figure 2).
 
     forward    y  = Q0(x) Q0(w)^T + b              stash Q1(x), packed
-    backward   dx = Q3(Q2(dy) Q1(w))
+    backward   dx = Q3(Q2(dy) Qw(w))
                dw = Q3(dy)^T Q1(x)
                db = sum of dy over tokens
 
 Shape suffixes: T tokens (all leading dimensions), K in-features, N out-features. Boxes run along the contraction axis
-of the product that consumes the tensor: K for y, N for dx, T for dw. The backward makes Q1(w) again from the weight,
-which still exists then: the same numbers, and no bytes in the stash.
+of the product that consumes the tensor: K for y, N for dx, T for dw. The backward quantises the weight anew, which still
+exists then. It takes no bytes of the stash, so Qw has more bits than the paper's Q1 (quantizers.LEAST_FOR_W).
 
 Quantizers (quantizers.py) name the three products; ops/linear_passes.py plans and runs them; dsq.kernels computes.
 """
