@@ -1,7 +1,7 @@
 """How much of a model is quantised: its GEMMs counted as they run, its layers by name, its stash in bytes, its time."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from dsq.left_plain import Unquantised, unquantised
 from dsq.linear import Linear
 from dsq.ops.linear_passes import matrix
 from dsq.packing import quantize
+from dsq.process_memory import resident
 from dsq.stash.meter import measure, reachable
 from dsq.stash.policy import run_eagerly
 
@@ -58,6 +59,7 @@ class Coverage:
     plain_seconds: float  #: the same before conversion
     gradient: GradientCheck | None  #: against the unquantised one; None: no parameter needs one
     small: int = 0  #: FLOPs of the forward left plain, as few bits are slower: products of several small matrices
+    process: dict[str, int] = field(default_factory=resident)  #: bytes "resident" and "peak" after it; Linux's alone
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON takes it."""
@@ -74,6 +76,9 @@ class Coverage:
             share = self.stash_bytes / self.plain_stash_bytes
             before, after = self.plain_stash_bytes / 2**20, self.stash_bytes / 2**20
             lines.append(f"stash: {before:.2f} MiB before, {after:.2f} MiB now ({share:.0%})")
+        if self.process:
+            now, peak = (self.process[name] / 2**20 for name in ("resident", "peak"))
+            lines.append(f"process: {now:.0f} MiB resident, {peak:.0f} MiB at its peak, the model as it was included")
         before, after = 1e3 * self.plain_seconds, 1e3 * self.seconds
         lines.append(f"time here: {before:.4g} ms before, {after:.4g} ms now ({after / before:.2f} x)")
         lines += [] if self.gradient is None else [str(self.gradient)]

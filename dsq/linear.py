@@ -6,8 +6,8 @@
                db = sum of dy over tokens
 
 Shape suffixes: T tokens (all leading dimensions), K in-features, N out-features. Boxes run along the contraction axis
-of the product that consumes the tensor: K for y, N for dx, T for dw. The backward quantises the weight anew, which still
-exists then. It takes no bytes of the stash, so Qw has more bits than the paper's Q1 (quantizers.LEAST_FOR_W).
+of the product that consumes the tensor: K for y, N for dx, T for dw. The backward quantises the weight anew, which
+still exists then: no bytes in the stash, and so Qw has more bits than the paper's Q1 (quantizers.LEAST_FOR_W).
 
 Quantizers (quantizers.py) name the three products; ops/linear_passes.py plans and runs them; dsq.kernels computes.
 """

@@ -5,9 +5,9 @@ The ledger's tensors move, each written once and read once by each of its reader
 Master weights, their gradients and Adam's moments have 32 bits, the working copy of the weights has the container
 width. Elementwise passes are not fused with their neighbours.
 
-A training step multiplies, in each linear layer, q0 x q0 (forward), q2 x q1 (dx = Q2(dy) Q1(w) in the paper) and q3 x q1
-(dw = Q3(dy)^T Q1(x)); of attention's products, where they are quantised, both gradients take Q2(dy). Matrix products no
-quantiser touches multiply containers of width a as floating point.
+A training step multiplies, in each linear layer, q0 x q0 (forward), q2 x q1 (dx = Q2(dy) Q1(w), as in the paper) and
+q3 x q1 (dw = Q3(dy)^T Q1(x)); of attention's products, where they are quantised, both gradients take Q2(dy). Matrix
+products no quantiser touches multiply containers of width a as floating point.
 """
 
 from dataclasses import dataclass

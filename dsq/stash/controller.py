@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
 APPLIED = "_dsq_stash"  #: attribute of a model under policies: {policy name: controller}
+_PART_OF = "_dsq_part_of"  #: attribute of a part of a model: the controllers of the model
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,14 @@ class Controller(SharedByCopies):
     state_dict() holds all that a resumed run needs to equal an unbroken one (estimates, caches, seeds).
     """
 
+    by_parts: ClassVar[bool] = False  #: whether it acts on parts of the model that are called by themselves
+
     model: nn.Module
     name: str = ""  # set by apply
     compiles: bool = False  #: whether the model, or blocks of it, may be compiled; set by apply
     attached: tuple[str, ...] = ()
     hooks: list[Any] = field(default_factory=list, repr=False)  #: which remove() takes away
+    parts: frozenset[int] = frozenset()  #: ids of those that were called by themselves, one after another
 
     def around(self, module: nn.Module) -> AbstractContextManager[Any]:
         """Return what is entered around a forward of ``module`` (the model or a copy of it), and around a checkpoint's
@@ -87,6 +91,22 @@ class Controller(SharedByCopies):
         given_up = get_eval_frame_callback() is not None  # by a compiler, which runs this frame as it is
         if given_up or not (self.compiles or next(compiled_blocks(module), None) is None):
             raise RuntimeError(COMPILE_BEFORE)
+        self.parts = frozenset()
+        return self.entered(module, run, *args, **kwargs)
+
+    def call_part(self, part: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a part of the model under the policy; inside of the model's forward, as it is.
+
+        Parts that are called one after another are one forward, until one of them comes again.
+        """
+        unseen = RUNNING.suspended or torch.compiler.is_compiling() or not torch.is_grad_enabled()
+        if unseen or self in RUNNING.entered:
+            return run(*args, **kwargs)
+        self.parts = (frozenset() if id(part) in self.parts else self.parts) | {id(part)}
+        return self.entered(self.model, run, *args, **kwargs)
+
+    def entered(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call ``run`` in what ``around`` gives."""
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError(
                 "stash policies do not go with torch.func: call backward() or torch.autograd.grad, or take them away "
@@ -128,13 +148,8 @@ class Controller(SharedByCopies):
             raise ValueError(f"copy must be a deep copy of the model, made under its policy {self.name!r}")
         for hook in self.hooks:
             self._remove_hook(target, hook)
-        here = applied(target)
-        del here[self.name]
-        if not here:
-            del target.__dict__[APPLIED]
-            if "_dsq_plain" in vars(type(target)):  # else FSDP made a class of ours, which does nothing now
-                object.__setattr__(target, "__class__", vars(type(target))["_dsq_plain"])
-        for module in target.modules():
+        for module in list(target.modules()):
+            _release(module, self)
             self.restore(module)
 
     def _remove_hook(self, model: nn.Module, hook: Any) -> None:
@@ -234,13 +249,18 @@ def applied(model: nn.Module) -> dict[str, Controller]:
 def intercept(controller: Controller, model: nn.Module) -> None:
     """Let calls of ``model`` go through ``controller.call``, until the controller is removed.
 
-    Its class is set to a subclass of itself whose ``__call__`` does. Copies and replicas carry it.
+    Calls of its parts, which a loss in chunks or a method of the model makes, go through ``controller.call_part``.
+
+    The classes are set to subclasses of themselves whose ``__call__`` does. Copies and replicas carry it.
     """
     controller.hooks.append(model.register_forward_pre_hook(partial(_check_entered, controller), prepend=True))
     model.__dict__[APPLIED] = applied(model) | {controller.name: controller}
-    own = type(model)
-    if not hasattr(own, "_dsq_plain"):
-        object.__setattr__(model, "__class__", _intercepted(own))  # a compiled module passes what is set on
+    for module in (model, *_parts(model)) if controller.by_parts else (model,):
+        if module is not model:
+            module.__dict__.setdefault(_PART_OF, []).append(controller)
+        own = type(module)
+        if not hasattr(own, "_dsq_plain"):
+            object.__setattr__(module, "__class__", _intercepted(own))  # a compiled module passes what is set on
 
 
 def _check_entered(controller: Controller, model: nn.Module, args: Any) -> None:
@@ -255,6 +275,31 @@ def _check_entered(controller: Controller, model: nn.Module, args: Any) -> None:
         raise RuntimeError(COMPILE_BEFORE)
 
 
+def _parts(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the children of the model that are made of modules themselves, also of those in lists and dicts."""
+    for child in model.children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            yield from _parts(child)
+        elif next(child.children(), None) is not None and not isinstance(child, nn.MultiheadAttention):
+            yield child
+
+
+def _release(module: nn.Module, controller: Controller) -> None:
+    if APPLIED not in module.__dict__ and _PART_OF not in module.__dict__:
+        return
+    here, around = applied(module), module.__dict__.get(_PART_OF, [])
+    if here.get(controller.name) is controller:
+        del here[controller.name]
+    if controller in around:
+        around.remove(controller)
+    if here or around:
+        return
+    for name in (APPLIED, _PART_OF):
+        module.__dict__.pop(name, None)
+    if "_dsq_plain" in vars(type(module)):  # else FSDP made a class of ours, which does nothing now
+        object.__setattr__(module, "__class__", vars(type(module))["_dsq_plain"])
+
+
 def _intercepted(own: type[nn.Module]) -> type[nn.Module]:
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return under_policies(self, partial(own.__call__, self), *args, **kwargs)
@@ -265,9 +310,11 @@ def _intercepted(own: type[nn.Module]) -> type[nn.Module]:
 
 
 def under_policies(model: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call ``run``, as a method of ``model`` that is not its forward, under the policies applied to it."""
+    """Call ``run``, a part of ``model`` that is not its forward, under the policies applied to it."""
     for policy in applied(model).values():
         run = partial(policy.call, model, run)
+    for policy in model.__dict__.get(_PART_OF, ()):
+        run = partial(policy.call_part, model, run)
     return run(*args, **kwargs)
 
 

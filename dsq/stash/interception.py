@@ -161,6 +161,7 @@ class _Inputs:
 class TablePolicy(Controller):
     """A policy that codes what the table lets it. Subclasses give the codec of a forward."""
 
+    by_parts = True
     latest: Stash | None = None  #: of the latest training forward
     rows: Mapping[Callable[..., Any], Row] = TABLE  #: of the operations that it acts on
 
@@ -182,8 +183,10 @@ class TablePolicy(Controller):
 
     @contextmanager
     def around(self, module: nn.Module) -> Iterator[None]:
-        stash = Stash(self.codec(module))
-        if not in_backward():  # else a checkpoint is recomputed
+        recomputing = in_backward()
+        goes_on = len(self.parts) > 1 and not recomputing
+        stash = self.latest if goes_on and self.latest else Stash(self.codec(module))
+        if not recomputing:
             self.latest = stash
         RUNNING.stashes.append(stash)
         mode = Interception(stash, self.rows)

@@ -92,6 +92,8 @@ class Mesa(TablePolicy):
     The range that a tensor was coded in is kept with its codes: a later forward moves the running one.
     """
 
+    by_parts = False
+
     def __init__(self, model: nn.Module, kinds: frozenset[str], heads: int, decay: float, seed: int | None) -> None:
         super().__init__(model)
         self.kinds, self.heads, self.decay, self.seed = kinds, heads, decay, seed

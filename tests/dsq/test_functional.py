@@ -45,7 +45,7 @@ def statement(x_TK, w_NK, b_N, dy_TN, precision):
     """y, dx, dw, db by the equations of notes and paper, in float64."""
     q0, q1, q2, q3 = dsq.Precision.parse(precision)
     y = rounded(x_TK, q0, 1) @ rounded(w_NK, q0, 1).T + b_N.double()
-    dx = rounded(rounded(dy_TN, q2, 1) @ rounded(w_NK, q1, 0), q3, 1)
+    dx = rounded(rounded(dy_TN, q2, 1) @ rounded(w_NK, max(q1, min(q0, 5)), 0), q3, 1)  # w takes no bytes of the stash
     dw = rounded(dy_TN, q3, 0).T @ rounded(x_TK, q1, 0)
     return y, dx, dw, dy_TN.double().sum(0)
 

@@ -168,6 +168,8 @@ def sensitivities(gradient: Callable[[], Sequence[Tensor]], duals: Sequence[Dual
 class Gact(TablePolicy):
     """The plan of bits of a whole forward's tensors, and the count of steps."""
 
+    by_parts = False
+
     def __init__(self, model: nn.Module, plan: BitPlan, adapt_interval: int | None, seed: int) -> None:
         super().__init__(model)
         self.plan, self.adapt_interval, self.seed = plan, adapt_interval, seed

@@ -39,6 +39,8 @@ from dsq.stash.wtacrs.rows import RowSampler, Tally, budget, norms_of, samples_o
 class WTACRS(Controller):
     """The policy at work. Told the samples of each batch, it draws by their gradient norms of the epoch before."""
 
+    by_parts = True
+
     sampler: RowSampler = field(kw_only=True)
     latest: Tally = field(default_factory=Tally)
 
