@@ -132,6 +132,8 @@ class DSQConfig:
         known = [field.name for field in fields(DSQConfig)]
         if not isinstance(values, dict):
             raise ValueError(f"a DSQConfig is made of a dictionary of its fields, got {values!r}")
+        if values.get("box_axis") == "contraction":  # a field of configs saved before 2026-11-26, of which this is left
+            values = {name: value for name, value in values.items() if name != "box_axis"}
         unknown = sorted(set(values) - set(known))
         if unknown:
             raise ValueError(f"a DSQConfig has the fields {', '.join(known)}, got {', '.join(map(repr, unknown))}")

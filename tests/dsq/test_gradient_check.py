@@ -59,7 +59,7 @@ def test_policies_are_suspended_and_go_on_as_if_nothing_had_been(policy):
     def losses(check):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Sequential(nn.Linear(64, 32), nn.Dropout(0.2)))
-        options = {"bfp": {"rounding": "stochastic"}, "wtacrs": {"ratio": 0.5}, "checkpoint": {"segments": "2"}}
+        options = {"wtacrs": {"ratio": 0.5}, "checkpoint": {"segments": "2"}}
         dsq.stash.apply(net, policy, **options.get(policy, {}))
         optimizer, seen = torch.optim.SGD(net.parameters(), 0.1), []
         for update in range(4):
