@@ -6,7 +6,6 @@ Nothing here needs numpy, for --help to be quick.
 
 import argparse
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -16,10 +15,10 @@ from costmodel.hardware.hardware import DEFAULT_HARDWARE, profile_names
 from costmodel.model.methods import all_sizes, format_names
 from costmodel.workloads.named import ADAPTED, DEFAULT_MODEL, names
 from dsq import __version__
-from dsq.command import OneLineParser, check_writable, guarded, write_text
+from dsq.command import OneLineParser, check_writable, guarded, read_toml, write_text
 from dsq.formats import DEFAULT
 
-_DESCRIBED = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+_DESCRIBED = read_toml(Path(__file__).with_name("commands.toml"))
 COMMANDS: dict[str, dict[str, Any]] = _DESCRIBED["commands"]
 Options = Mapping[str, Mapping[str, Any]]
 

@@ -7,13 +7,13 @@ converted layer adds one packed copy, its stash. Under autocast the residual str
 product writes the copy of x and w that it multiplies. So every read was written, at the width it was written in.
 """
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from costmodel.model.operations import Gemm
+from dsq.command import read_toml
 from dsq.kept import What
 
 #: width of master weights, weight gradients, biases and Adam's moments
@@ -76,7 +76,7 @@ def _uncast(tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
     return tuple(replace(stored, width="r") if stored.width == "a" else stored for stored in tensors)
 
 
-_DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_DATA = read_toml(Path(__file__).with_suffix(".toml"))
 MADE_AGAIN: tuple[str, ...] = tuple(_DATA["made_again"])
 _PRODUCTS = _tensors(_DATA["products"])
 #: the tensors of each pointwise operation
