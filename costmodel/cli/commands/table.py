@@ -70,7 +70,7 @@ def _dsq_notes(records: list[Record]) -> list[str]:
     return [
         "level 1, level 2: a run wholly at that level. share: of the run's work at [16,4,4,16]; below 0: a run wholly "
         "at [2,2,2,16] costs more than published already.",
-        f"the headline's {tables.HEADLINE_ARITHMETIC} x less arithmetic than fixed-point 16 is {factor:.1f} x here, "
+        f"the headline's {tables.HEADLINE['arithmetic']} x less arithmetic than fixed-point 16 is {factor:.1f} x here, "
         "even wholly at [2,2,2,16].",
     ]
 
