@@ -7,7 +7,6 @@ matrix products cost K * (m1 * m2)^p (the law of the format) at the widths of MA
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -60,23 +59,9 @@ def _values(gemm: Gemm, shape: str) -> int:
     return size[shape[0]] * size[shape[1]] * (gemm.weights if shape == "NK" else 1)
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Costs relative to fixed-point 32."""
-
-    arithmetic: float
-    dram: float
-
-
-def level_costs(workload: Workload, setups: Sequence[Setup]) -> list[Cost]:
-    """The cost of a step at each level."""
-    return [Cost(arithmetic(setup), dram(workload, setup)) for setup in setups]
-
-
-def weighed(costs: Sequence[Cost], shares: Sequence[float]) -> Cost:
-    """The mean of the levels' costs by their shares of the work."""
-    pairs = list(zip(costs, shares, strict=True))
-    return Cost(sum(it.arithmetic * share for it, share in pairs), sum(it.dram * share for it, share in pairs))
+def level_costs(workload: Workload, setups: Sequence[Setup]) -> list[dict[str, float]]:
+    """The arithmetic and the dram of a step at each level, relative to fixed-point 32."""
+    return [{"arithmetic": arithmetic(setup), "dram": dram(workload, setup)} for setup in setups]
 
 
 def shares(rises: Sequence[float]) -> list[float]:

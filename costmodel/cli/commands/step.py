@@ -7,7 +7,6 @@ from functools import partial
 
 import costmodel
 from costmodel.cli.answer import Answer, Record, Section, facts, floor_record, heading, named, refuse_idle, setups_of
-from costmodel.cli.pictures.plan import draw_page, draw_picture
 from costmodel.hardware.hardware import Hardware, Rate, load_hardware
 from costmodel.model.methods import Method, Setup, all_sizes
 from costmodel.model.operations import Workload
@@ -29,9 +28,12 @@ def plan(arguments: argparse.Namespace) -> Answer:
     options = {name: getattr(arguments, name) for name in (*vars(AskedStep()), *ASKED, "hardware", "qlora")}
     budget = parse_bytes(arguments.fit) if arguments.fit else 0
     found = costmodel.plan(**options, fit=budget, methods=tuple(Method(str(setup), setup) for setup in setups))
-    for path, draw in ((arguments.picture, draw_picture), (arguments.html, draw_page)):
-        if path:
-            write_whole(path, partial(draw, plan=found))
+    if arguments.picture or arguments.html:
+        from costmodel.cli.pictures.plan import draw_page, draw_picture
+
+        for path, draw in ((arguments.picture, draw_picture), (arguments.html, draw_page)):
+            if path:
+                write_whole(path, partial(draw, plan=found))
     data = found.as_dict()
     records, notes = data.pop("methods"), data.pop("notes")
     shown = {name: spec for name, spec in _PLAN.items() if name in records[0]}
@@ -117,7 +119,7 @@ def _shares(rise_at: str | None, levels: int) -> list[float]:
 
 def _by_paper(workload: Workload, setups: list[Setup], unit: Setup) -> list[Record]:
     whole, *costs = level_costs(workload, [unit, *setups])
-    return [{"arithmetic": cost.arithmetic / whole.arithmetic, "dram": cost.dram / whole.dram} for cost in costs]
+    return [{name: size / whole[name] for name, size in cost.items()} for cost in costs]
 
 
 def _from_first_principles(workload: Workload, setups: list[Setup], unit: Setup, hardware: Hardware) -> list[Record]:
