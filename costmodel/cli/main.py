@@ -20,6 +20,9 @@ from dsq.formats import DEFAULT
 
 _DESCRIBED = read_toml(Path(__file__).with_name("commands.toml"))
 COMMANDS: dict[str, dict[str, Any]] = _DESCRIBED["commands"]
+#: what stands in braces in commands.toml
+_WORDS = {"precision": _DESCRIBED["precision"], "adapted": ADAPTED, "format": DEFAULT, "model": DEFAULT_MODEL}
+_WORDS |= {"models": ", ".join(names()), "hardware": DEFAULT_HARDWARE, "profiles": ", ".join(profile_names())}
 Options = Mapping[str, Mapping[str, Any]]
 
 
@@ -86,12 +89,9 @@ def _of_formats(options: Options) -> Options:
 
 def _add_options(group: argparse._ActionsContainer, options: Options) -> None:
     """Add the options as commands.toml describes them."""
-    known = {"precision": _DESCRIBED["precision"], "adapted": ADAPTED, "format": DEFAULT}
-    known |= {"model": DEFAULT_MODEL, "models": ", ".join(names())}
-    known |= {"hardware": DEFAULT_HARDWARE, "profiles": ", ".join(profile_names())}
     exclusive: dict[str, argparse._ActionsContainer] = {"": group}
     for words, described in options.items():
-        how: Any = {name: it.format(**known) if isinstance(it, str) else it for name, it in described.items()}
+        how: Any = {name: it.format(**_WORDS) if isinstance(it, str) else it for name, it in described.items()}
         instead = how.pop("instead", "")
         if instead not in exclusive:
             exclusive[instead] = group.add_mutually_exclusive_group()

@@ -68,7 +68,6 @@ class Alike:
     made: float  #: of y, while it is made
     temporary: float  #: that the backward holds beside the kept tensors
     gradients: float
-    stream: float  #: of the residual stream, if this operation adds to it
     result: float  #: of a product's y, with the logarithms of sums that a fused kernel keeps
 
 
@@ -200,9 +199,8 @@ def _alike(group: Group, setup: Setup, policy: CostedPolicy | None, widths: dict
     if not op.backward:  # nothing keeps its input, and it holds what it needs while y is made
         made, temporary = made + (given.plain if given else 0.0) + temporary, 0.0
     gradients = op.parameters * STATE_BITS / 8 if op.trains and op.kind != "adam" else 0.0
-    stream = made if op.kind == "residual" else 0.0
     result = sum(tensor.plain for tensor in tensors if tensor.stored.name in ("y", "logsumexp"))
-    return Alike(kept, entering, added, made, temporary, gradients, stream, result)
+    return Alike(kept, entering, added, made, temporary, gradients, result)
 
 
 def _sized(group: Group, setup: Setup, policy: CostedPolicy | None, widths: dict[str, int]) -> Iterator[SizedTensor]:

@@ -135,7 +135,8 @@ def _beside(entries: list[LedgerEntry], method: Method, gradients: float) -> lis
         op, alike = entry.op, entry.alike
         if op.name.startswith("encoder."):
             encoder_gradient = 0.0
-        stream = alike.stream or stream  # the gradient that passes by the branch
+        if op.kind == "residual":
+            stream = alike.made  # the gradient that passes by the branch
         if op.kind != "tied":  # there the gradient of the table still waits
             new = alike.gradients if method.accumulates else 0.0
         gradients = (0 if method.in_backward else gradients) + (0 if method.accumulates else alike.gradients)

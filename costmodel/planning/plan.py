@@ -10,7 +10,7 @@ from costmodel.hardware.hardware import Hardware
 from costmodel.model.memory import Memory
 from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, OPTIMISERS, POLICIES, Method, Setup, Training
 from costmodel.model.operations import Workload
-from costmodel.planning.step import Stages, StepTime, packing_is_measured, sent_bytes, sharded_memory, sharded_step
+from costmodel.planning.step import Stages, StepTime, sent_bytes, sharded_memory, sharded_step
 from costmodel.workloads.named import AskedStep
 from costmodel.workloads.transformer import Shard
 from costmodel.workloads.workload_file import states_its_sizes
@@ -130,7 +130,6 @@ class MethodCost:
     fits: bool
     fits_chunked: bool  #: whether it fits if the loss is made in chunks or by a fused kernel
     sent: float  #: bytes that a device sends in a step
-    packing_measured: bool
     largest_batch: int | None = None  #: sequences; None: the workload states its batch
 
     @property
@@ -147,7 +146,7 @@ class MethodCost:
         record |= {"step_ms": step.seconds * 1e3, "step_ms_low": step.seconds * step.low * 1e3}
         record |= {"step_ms_high": step.seconds * step.high * 1e3, "bound": step.bound}
         record |= {"compute_ms": (step.compute + step.update) * 1e3, "packing_ms": step.packing * 1e3}
-        record |= {"packing_measured": self.packing_measured, "communication_ms": step.communication * 1e3}
+        record |= {"packing_measured": step.packing_measured, "communication_ms": step.communication * 1e3}
         record |= {"communication_GB": self.sent / GIGA, "tokens/s": self.tokens_per_second}
         record |= {"trusted": self.method.trusted}
         return record | ({} if self.largest_batch is None else {"largest_batch": self.largest_batch})
@@ -161,8 +160,7 @@ def _costed(question: Question, method: Method, stages: Stages) -> MethodCost:
     fits = memory.peak <= question.memory
     chunked = tuple(stage.chunking_loss() for stage in stages)
     fits_chunked = fits or sharded_memory(chunked, method, shard, micro).peak <= question.memory
-    sent, measured = sent_bytes(stages, method, shard, micro), packing_is_measured(method, question.hardware)
-    return MethodCost(method, memory, step, tokens, fits, fits_chunked, sent, measured)
+    return MethodCost(method, memory, step, tokens, fits, fits_chunked, sent_bytes(stages, method, shard, micro))
 
 
 @dataclass(frozen=True)
@@ -273,7 +271,7 @@ class Plan:
         if not all(row.method.trusted for row in rows):
             doubted = ", ".join(row.method.name for row in rows if not row.method.trusted)
             notes.append(f"not advised, as no training of docs/evidence.md supports them: {doubted}.")
-        if not all(row.packing_measured for row in rows):
+        if not all(row.step.packing_measured for row in rows):
             notes.append("packing was never measured on this hardware: its bytes at the bandwidth are counted.")
         return [*notes, f"times: {question.hardware.rates}."]
 

@@ -9,7 +9,7 @@ from costmodel.hardware.hardware import Hardware, Pass
 from costmodel.model.entries import layer_of, results_kept
 from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
 from costmodel.model.memory import Memory, gradient_bytes, is_base, packed_values, peak_memory, state
-from costmodel.model.methods import BF16, OPTIMISERS, Method
+from costmodel.model.methods import BF16, OPTIMISERS, CostedPolicy, Method
 from costmodel.model.operations import Gemm, Operation, Workload
 from costmodel.model.roofline import step_floor
 from costmodel.model.traffic import matmuls, transfers
@@ -22,6 +22,7 @@ class StepTime:
 
     compute: float  #: forward and backward: the roofline's floor, recomputation included
     packing: float  #: packing and unpacking of what a policy keeps; 0: it packs nothing
+    packing_measured: bool  #: or nothing is packed
     update: float  #: the optimiser's, of the device's share if ZeRO shares it out
     communication: float  #: sending, by itself
     exposed: float  #: the part of it that the step waits for
@@ -58,7 +59,8 @@ def step_time(
     packing = micro_batches * packing_seconds(workload, method, hardware)
     exposed = max(sending - seconds, 0.0) + reached.exposed * min(sending, seconds)
     bound = "link" if sending > seconds + packing + updating else bound
-    return StepTime(seconds, packing, updating, sending, exposed, bound, reached.low, reached.high)
+    measured = not method.stash or bool(_packing(method.stash, hardware))
+    return StepTime(seconds, packing, measured, updating, sending, exposed, bound, reached.low, reached.high)
 
 
 def _paging_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
@@ -106,7 +108,7 @@ def packing_seconds(workload: Workload, method: Method, hardware: Hardware) -> f
     read: as measured (what is made again as what is unpacked), else what their bytes take."""
     if not method.stash:
         return 0.0
-    (packed, again), measured = packed_values(workload, method), _packing(method, hardware)
+    (packed, again), measured = packed_values(workload, method), _packing(method.stash, hardware)
     if measured:
         pack, unpack = measured
         return sum(pack.seconds(size) for size in packed) + sum(unpack.seconds(size) for size in packed + again)
@@ -115,15 +117,9 @@ def packing_seconds(workload: Workload, method: Method, hardware: Hardware) -> f
     return 2 * max(hardware.moving(moved / 8), (len(packed) + len(again) / 2) * hardware.efficiency.launch)
 
 
-def packing_is_measured(method: Method, hardware: Hardware) -> bool:
-    """Whether the hardware file knows what packing takes, or the method packs nothing."""
-    return not method.stash or bool(_packing(method, hardware))
-
-
-def _packing(method: Method, hardware: Hardware) -> list[Pass]:
+def _packing(stash: CostedPolicy, hardware: Hardware) -> list[Pass]:
     """Passes of packing and unpacking as `calibrate` measured them; empty: it did not."""
-    codes = method.stash.packs if method.stash else 0
-    found = [hardware.passes.get(("pack", codes, phase)) for phase in (FORWARD, BACKWARD)]
+    found = [hardware.passes.get(("pack", stash.packs, phase)) for phase in (FORWARD, BACKWARD)]
     return [pack for pack in found if pack] if all(found) else []
 
 

@@ -9,7 +9,6 @@ from costmodel.model.methods import AUTOCAST, BF16, FP32, POLICIES, Method
 from costmodel.model.operations import Gemm, Pointwise, Workload
 from costmodel.planning.step import (
     communication_bytes,
-    packing_is_measured,
     packing_seconds,
     sending_seconds,
     step_time,
@@ -87,7 +86,7 @@ def test_packing_takes_what_was_measured():
     timed = replace(load_hardware("h100"), passes=passes)
     assert packing_seconds(workload, method, timed) == pytest.approx((2 * 2 + 1) * (4096 * 8 * 1e-9 + 1e-6))
     assert step_time(workload, method, timed).packing == packing_seconds(workload, method, timed)
-    assert packing_is_measured(method, timed)
+    assert step_time(workload, method, timed).packing_measured
 
 
 def test_packing_that_was_never_measured_moves_its_bytes_twice():
@@ -96,4 +95,4 @@ def test_packing_that_was_never_measured_moves_its_bytes_twice():
     method, h100 = Method("", BF16, stash=POLICIES["bfp 4"]), load_hardware("h100")
     expected = 2 * 4096 * 4096 * (16 + 4.5) / 8 / (h100.bandwidth * h100.efficiency.memory)
     assert packing_seconds(workload, method, h100) == pytest.approx(expected)
-    assert not packing_is_measured(method, h100)
+    assert not step_time(workload, method, h100).packing_measured
