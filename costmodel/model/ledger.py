@@ -78,7 +78,8 @@ def _uncast(tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
 
 _DATA = read_toml(Path(__file__).with_suffix(".toml"))
 MADE_AGAIN: tuple[str, ...] = tuple(_DATA["made_again"])
-_PRODUCTS = _tensors(_DATA["products"])
+#: the tensors of matrix products, and the parts of those
+PRODUCTS = _tensors(_DATA["products"])
 #: the tensors of each pointwise operation
 POINTWISE = {
     name: listed for name, listed in _tensors(_DATA["parts"] | _DATA["passes"]).items() if name in _DATA["passes"]
@@ -93,10 +94,10 @@ def under_autocast(gemm: Gemm, listed: tuple[Stored, ...]) -> tuple[Stored, ...]
     cast: list[Stored] = []
     for stored in listed:
         if stored.name == "w":
-            cast += _PRODUCTS["w_in_fp32"]
+            cast += PRODUCTS["w_in_fp32"]
             cast.append(replace(stored, width="a", written=FORWARD, kept=gemm.x_grad))
         elif stored.name == "x" and gemm.stream:
-            cast += _PRODUCTS["x_in_fp32"]
+            cast += PRODUCTS["x_in_fp32"]
             cast.append(replace(stored, written=FORWARD))
         else:
             cast.append(stored)
@@ -107,8 +108,8 @@ def of_gemm(gemm: Gemm, packs: bool) -> tuple[Stored, ...]:
     """The tensors of a matrix product; `packs`: its converted layers make codes of x, not a float."""
     converted = "converted_" if gemm.quantised and packs else ""
     if gemm.weight:
-        return _PRODUCTS[f"{converted}linear"] + (_PRODUCTS["bias"] if gemm.bias else ())
-    product, fused = _PRODUCTS[f"{converted}product"], _PRODUCTS[f"fused_{gemm.on_chip}"]
+        return PRODUCTS[f"{converted}linear"] + (PRODUCTS["bias"] if gemm.bias else ())
+    product, fused = PRODUCTS[f"{converted}product"], PRODUCTS[f"fused_{gemm.on_chip}"]
     rest = (stored for stored in product if stored.name not in [kept.name for kept in fused])
     return tuple(replace(it, coded="attention") if fused and it.coded else it for it in rest) + fused
 

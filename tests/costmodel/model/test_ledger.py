@@ -2,16 +2,19 @@
 
 import random
 from collections import defaultdict
+from itertools import chain
+from typing import get_args
 
 import pytest
 
-from costmodel.model.ledger import AFTER, BACKWARD, BATCH, BEFORE, FOR_GRADIENT, FORWARD, POINTWISE, UPDATE
+from costmodel.model.ledger import AFTER, BACKWARD, BATCH, BEFORE, FOR_GRADIENT, FORWARD, POINTWISE, PRODUCTS, UPDATE
 from costmodel.model.methods import AUTOCAST, Setup
-from costmodel.model.operations import Gemm, Workload
+from costmodel.model.operations import Gemm, Pointwise, Workload
 from costmodel.model.traffic import layout_bytes, tensors_of, transfers, widths_of
 from costmodel.workloads.shapes import Head, Stack, Transformer
 from costmodel.workloads.transformer import build
 from dsq.formats import BFP, FixedPoint, Identity
+from dsq.kept import What
 from dsq.precision import Precision
 from tests.costmodel.workloads.models import quantising_attention
 
@@ -113,3 +116,17 @@ def test_every_kept_tensor_is_read_in_the_backward():
                 kind,
                 stored.name,
             )
+
+
+def test_every_word_of_the_ledger_is_known():
+    """ledger.toml: a misspelt field is refused as it is read, a misspelt value here."""
+    widths = widths_of(AUTOCAST)
+    a_pass, product = Pointwise("", "", 1, 1), Gemm("", 1, 1, 1)
+    ways = {*get_args(What), "bit", "made again", ""}
+    for stored in (*chain(*POINTWISE.values()), *chain(*PRODUCTS.values())):
+        assert stored.width in widths, stored
+        assert {stored.coded, stored.copied} <= ways, stored
+        assert stored.written in ORDER, stored
+        assert set(stored.reads) <= {FORWARD, BACKWARD, UPDATE, *FOR_GRADIENT}, stored
+        assert set(stored.shape) <= set("MNK") or stored.shape == "values" or hasattr(a_pass, stored.shape), stored
+        assert not stored.needs or hasattr(a_pass, stored.needs) or hasattr(product, stored.needs), stored

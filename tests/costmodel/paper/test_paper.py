@@ -60,7 +60,7 @@ def test_residuals_relative_to_what_is_published():
 
 
 def test_published_figures_are_not_an_input():
-    """They stand in tables.py; no module that computes a cost imports it."""
+    """They stand in tables.toml, which tables.py reads; no module that computes a cost imports it."""
     folder = Path(importlib.util.find_spec("costmodel").origin).parent
     readers = {
         path.relative_to(folder).as_posix()
