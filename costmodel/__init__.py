@@ -9,6 +9,7 @@ cli/         dsq-cost
 """
 
 from collections.abc import Mapping
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def predicted(config: Mapping[str, Any], workload: dict[str, Any], total_updates
         ValueError: a config or a workload that cannot be read.
     """
     from costmodel.model.methods import Setup, template
-    from costmodel.paper.calibrated import level_costs, rising_shares, weighed
+    from costmodel.paper.calibrated import level_costs, rising_shares
     from costmodel.workloads import workload_file
     from dsq.precision import Precision
 
@@ -70,11 +71,12 @@ def predicted(config: Mapping[str, Any], workload: dict[str, Any], total_updates
     levels, fmt = [Precision(*level) for level in config["levels"]], template(config["format"], config)
     setups = [Setup(fmt, level) for level in levels]
     costs = level_costs(workload_file.parse(workload, "of the run"), setups)
-    of_run = [weighed(costs, worked)] if worked else [costs[0], costs[-1]]
     lines = []
     for name, field in (("arithmetic", "arithmetic"), ("DRAM", "dram")):
-        parts = [f"{getattr(cost, field):.4f} at {level}" for cost, level in zip(costs, levels, strict=True)]
+        each = [cost[field] for cost in costs]
+        of_run = [sum(map(mul, each, worked))] if worked else [each[0], each[-1]]
+        parts = [f"{cost:.4f} at {level}" for cost, level in zip(each, levels, strict=True)]
         if len(parts) > 1:
-            parts.append(f"{' to '.join(f'{getattr(cost, field):.4f}' for cost in of_run)} in all")
+            parts.append(f"{' to '.join(f'{cost:.4f}' for cost in of_run)} in all")
         lines.append(f"{name} {', '.join(parts)}")
     return "; ".join(lines)

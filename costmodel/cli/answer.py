@@ -5,15 +5,17 @@ import json
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.methods import Setup, parse_setups
 from costmodel.model.operations import Workload
 from costmodel.model.roofline import Floor
-from dsq.command import as_csv, table
+from dsq.command import as_csv, read_toml, table
 
 Record = dict[str, Any]
+_COLUMNS: dict[str, dict[str, str]] = read_toml(Path(__file__).with_name("columns.toml"))
 #: columns of a terminal
 NOTE_WIDTH = 99
 #: columns of a cell of text
@@ -27,7 +29,12 @@ class Section:
     key: str  #: its name in JSON
     title: str
     records: list[Record]
-    shown: dict[str, str]  #: columns that people see -> format spec
+    columns: str  #: what people see of it: a table of columns.toml
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """Columns that people see -> format spec."""
+        return {name: it for name, it in _COLUMNS[self.columns].items() if any(name in one for one in self.records)}
 
 
 @dataclass(frozen=True)
@@ -60,11 +67,12 @@ def _narrow(section: Section) -> str:
     def wrapped(cell: object) -> object:
         return textwrap.fill(cell, CELL_WIDTH) if isinstance(cell, str) else cell
 
-    lines = {name: name.replace("_", "\n") for name in section.shown}
+    shown = section.shown
+    lines = {name: name.replace("_", "\n") for name in shown}
     records = [{head: wrapped(record.get(name)) for name, head in lines.items()} for record in section.records]
     before, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # it would widen every column of numbers by two
     try:
-        return table(records, {lines[name]: spec for name, spec in section.shown.items()})
+        return table(records, {lines[name]: spec for name, spec in shown.items()})
     finally:
         tabulate.MIN_PADDING = before
 

@@ -173,8 +173,20 @@ OPTIMISERS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What all methods of a plan have in common: the devices, what they share, and the optimiser."""
+
+    devices: int = 1  #: data-parallel ones
+    zero: int = 0  #: 1: the optimiser's state is shared out, 2: and gradients, 3: and parameters
+    optimiser: str = "adam"  #: a key of OPTIMISERS
+    offload: bool = False  #: its state, with the master weights beside a working copy, lies in the host's memory
+    in_backward: bool = False  #: a layer's weights are updated, and its gradients freed, as soon as they are there
+    base_bits: float = 0  #: bits of a layer's frozen weights, which are multiplied as 16 bits; 0: as all weights
+
+
 @dataclass(frozen=True)
-class Method:
+class Method(Training):
     """A way to train: at a precision, with what is kept, over so many devices."""
 
     name: str
@@ -183,13 +195,7 @@ class Method:
     recompute: bool = False  #: a layer keeps its input alone and runs its forward again
     selective: bool = False  #: but for the products whose results it keeps too (entries.results_kept)
     in_flight: int = 1  #: micro-batches whose forward is kept at once, by the first stage of a pipeline
-    zero: int = 0  #: 1: the optimiser's state is shared out, 2: and gradients, 3: and parameters
-    devices: int = 1
     accumulates: bool = False  #: gradients of earlier micro-batches are there, and each new one beside its sum
-    optimiser: str = "adam"  #: a key of OPTIMISERS
-    offload: bool = False  #: its state, with the master weights beside a working copy, lies in the host's memory
-    in_backward: bool = False  #: a layer's weights are updated, and its gradients freed, as soon as they are there
-    base_bits: float = 0  #: bits of a layer's frozen weights, which are multiplied as 16 bits; 0: as all weights
     trusted: bool = True  #: trainings support it (docs/evidence.md); else a table shows it, and no advice names it
 
     def shared_by(self, stage: int) -> int:

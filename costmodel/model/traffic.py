@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 
 from costmodel.model import ledger
-from costmodel.model.ledger import BEFORE, STATE_BITS, UPDATE, Stored
+from costmodel.model.ledger import BACKWARD, BEFORE, FOR_GRADIENT, STATE_BITS, UPDATE, Stored
 from costmodel.model.methods import Setup, at_width
 from costmodel.model.operations import Gemm, Group, Pointwise, Workload
 from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity, Layout
@@ -134,8 +134,10 @@ def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -
         if there:
             moved.append(Transfer(group, stored.name, stored.written, "write", bits, size, elements))
     for read in stored.reads:
-        if not read.needs or getattr(op, read.needs):
-            moved.append(Transfer(group, read.name or stored.name, read.phase, "read", bits, size, elements))
+        gradient = FOR_GRADIENT.get(read)
+        if not gradient or getattr(op, gradient):
+            name, phase = (f"{stored.name} (for {read})", BACKWARD) if gradient else (stored.name, read)
+            moved.append(Transfer(group, name, phase, "read", bits, size, elements))
     return moved
 
 

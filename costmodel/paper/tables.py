@@ -1,20 +1,20 @@
 """Tables 1, 6 and 7 of the paper (Yang, Lo, Mullins and Zhao, Dynamic Stashing Quantization, 2023) beside ours: a
-record a row, with what is published, what is computed, and how far that is off.
+record a row, with what is published (tables.toml), what is computed, and how far that is off.
 
 Nothing that computes a cost reads this file; costs are relative to fixed-point 32, as the paper's are.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from costmodel.hardware.hardware import Hardware
-from costmodel.model.methods import BF16, Setup
+from costmodel.model.methods import BF16, Setup, parse_setups
 from costmodel.model.roofline import Floor, evaluate
 from costmodel.paper import calibrated
 from costmodel.workloads.named import load_workload
-from dsq.formats import BFP, WIDEST, FixedPoint
-from dsq.precision import Precision
+from dsq.command import read_toml
 
 
 @dataclass(frozen=True)
@@ -26,46 +26,25 @@ class PublishedRow:
     setup: Setup | None  #: None: a DSQ run, averaged over its levels
     arithmetic: float
     dram: float
-    contradicts: str = ""  #: why this figure cannot be right
+    contradicts: str  #: why this figure cannot be right
 
 
-_FIXED, _BFP = FixedPoint(WIDEST), BFP(WIDEST)
-_STASHING = Precision(16, 4, 4, 16)
-_METHODS = (
-    ("Fixed-point", Setup(_FIXED, Precision(32, 32, 32, 32))),
-    ("Fixed-point", Setup(_FIXED, Precision(16, 16, 16, 16))),
-    ("Block FP", Setup(_BFP, Precision(32, 32, 32, 32))),
-    ("Block FP", Setup(_BFP, Precision(16, 16, 16, 16))),
-    ("Stashing (Fixed)", Setup(_FIXED, _STASHING)),
-    ("Stashing (BFP)", Setup(_BFP, _STASHING)),
-    ("DSQ (BFP)", None),
-)
+def _rows(dataset: dict[str, Any]) -> Iterator[PublishedRow]:
+    named = (dataset["table"], dataset["dataset"], dataset["workload"])
+    columns = (_DATA["methods"], dataset["arithmetic"], dataset["dram"])
+    for (method, setup), arithmetic, dram in zip(*columns, strict=False):
+        doubt = dataset.get("contradicts", {}).get(method, "")
+        yield PublishedRow(*named, method, _setup(setup) if setup else None, arithmetic, dram, doubt)
 
 
-def _rows(table: int, dataset: str, workload: str, columns: Sequence[tuple[float, ...]]) -> Iterator[PublishedRow]:
-    for (method, setup), arithmetic, dram in zip(_METHODS, *columns, strict=False):
-        yield PublishedRow(table, dataset, workload, method, setup, arithmetic, dram)
+def _setup(text: str) -> Setup:
+    return parse_setups(text, {})[0]
 
 
-_IWSLT = ((1.00, 0.25, 0.56, 0.18, 0.13, 0.10, 0.012), (1.00, 0.50, 1.13, 0.63, 0.31, 0.45, 0.20))
-_GLUE = ((1.00, 0.25, 0.56, 0.18, 0.13, 0.10, 0.043), (1.00, 0.50, 1.13, 0.63, 0.32, 0.45, 0.26))
-_WMT = ("WMT14 EN-DE", "transformer_wmt_en_de")
-_SLIP = "table 1 prints 0.45x for the same setup on the same layers"
-
+_DATA = read_toml(Path(__file__).with_suffix(".toml"))
 #: tables 1 and 6
-ROWS = (
-    *_rows(1, "IWSLT17 DE-EN", "transformer_iwslt_de_en", _IWSLT),
-    *_rows(1, "GLUE MNLI", "roberta_base_mnli", _GLUE),
-    *_rows(1, "GLUE QNLI", "roberta_base_qnli", _GLUE),
-    *_rows(6, *_WMT, ((1.00, 0.25, 0.56, 0.18, 0.13), (1.00, 0.50, 1.13, 0.63, 0.31))),
-    PublishedRow(6, *_WMT, "Stashing (BFP)", Setup(_BFP, _STASHING), 0.10, 0.20, _SLIP),
-)
-#: the levels of a DSQ run (appendix B)
-DSQ_LEVELS = (Precision(2, 2, 2, 16), _STASHING)
-#: abstract: reductions of DSQ on IWSLT17 against fixed-point 16, which table 1 rounds (the introduction swaps the two)
-HEADLINE_ARITHMETIC, HEADLINE_DRAM = 20.95, 2.55
-#: table 7: OPT-1.3B, share of latency and bound
-TABLE_7 = {"attention": (0.4793, "memory"), "fc": (0.3220, "compute"), "other": (0.1987, "memory")}
+ROWS = [row for dataset in _DATA["datasets"] for row in _rows(dataset)]
+HEADLINE: dict[str, float] = _DATA["headline"]
 
 Record = dict[str, Any]
 
@@ -79,11 +58,9 @@ def static_rows(table: int) -> list[Record]:
 def _static(row: PublishedRow, setup: Setup) -> Record:
     record: Record = {"dataset": row.dataset, "setup": str(setup)}
     residuals: Record = {"method": row.method, "precision": str(setup.precision), "contradicts": row.contradicts}
-    fitted = (calibrated.FITTED_ARITHMETIC, calibrated.FITTED_DRAM)
-    columns = zip(("arith", "dram"), (row.arithmetic, row.dram), _costs(row, setup), fitted, strict=True)
-    for name, stated, ours, chose in columns:
+    for name, stated, ours in zip(("arith", "dram"), (row.arithmetic, row.dram), _costs(row, setup), strict=True):
         record |= {f"{name}_paper": stated, f"{name}_ours": ours, f"{name}_off": (ours - stated) / stated}
-        record |= {f"{name}_fits": chose.get(str(setup), "test")}
+        record |= {f"{name}_fits": calibrated.FITTED[name].get(str(setup), "test")}
         residuals |= {f"{name}_residual": ours - stated}
     return record | residuals
 
@@ -100,9 +77,9 @@ def dsq_rows() -> list[Record]:
 def _dsq(row: PublishedRow) -> Iterator[Record]:
     stated = (row.arithmetic, row.dram)
     if row.workload == "transformer_iwslt_de_en":
-        sixteen = _costs(row, Setup(FixedPoint(16), Precision(16, 16, 16, 16)))
-        stated = (sixteen[0] / HEADLINE_ARITHMETIC, sixteen[1] / HEADLINE_DRAM)
-    levels = (_costs(row, Setup(_BFP, level)) for level in DSQ_LEVELS)
+        arithmetic, dram = _costs(row, _setup("fixed:[16,16,16,16]"))
+        stated = (arithmetic / HEADLINE["arithmetic"], dram / HEADLINE["dram"])
+    levels = (_costs(row, _setup(level)) for level in _DATA["dsq_levels"])
     columns = list(zip(("arithmetic", "dram"), stated, *levels, strict=True))
     share = best_share([(goal, first, second) for _, goal, first, second in columns])
     for name, goal, first, second in columns:
@@ -130,7 +107,7 @@ def table_7(hardware: Hardware) -> list[Record]:
     alone, updated = (evaluate(costed, BF16, hardware).classes for costed in (step, workload))
     records = []
     for cls, floor in alone.items():
-        stated, bound = TABLE_7[cls]
+        stated, bound = _DATA["table_7"][cls]
         share = _time_share(alone, cls)
         record: Record = {"class": cls, "flop_per_byte": float(floor.intensity), "ridge": float(floor.ridge)}
         record |= {"bound_paper": bound, "bound_ours": "memory" if floor.memory_bound else "compute"}

@@ -8,7 +8,7 @@ from typing import Any
 
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.memory import Memory
-from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, OPTIMISERS, POLICIES, Method, Setup
+from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, OPTIMISERS, POLICIES, Method, Setup, Training
 from costmodel.model.operations import Workload
 from costmodel.planning.step import Stages, StepTime, packing_is_measured, sent_bytes, sharded_memory, sharded_step
 from costmodel.workloads.named import AskedStep
@@ -58,22 +58,16 @@ ADAPTERS = tuple(
 
 
 @dataclass(frozen=True)
-class Question:
+class Question(Training):
     """A training step, how it is trained, and on which hardware."""
 
     step: AskedStep
     hardware: Hardware
     methods: tuple[Method, ...] = ()  #: methods to compare; none: the usual ones
     budget: float = 0  #: bytes of a device; 0: the hardware's
-    devices: int = 1  #: data-parallel ones
-    zero: int = 0
     tensor: int = 1
     pipeline: int = 1
     accumulate: int = 1  #: batches of a step, on each data-parallel device
-    optimiser: str = "adam"
-    offload: bool = False  #: the optimiser's state lies in the host's memory
-    in_backward: bool = False  #: the optimiser updates a layer's weights as soon as their gradients are there
-    base_bits: float = 0  #: bits of frozen weights in layers; 0: as all weights
 
     def __post_init__(self) -> None:
         for name in ("devices", "tensor", "pipeline", "accumulate"):
@@ -108,8 +102,7 @@ class Question:
         if self.step.lora is not None and not self.methods:
             name = ("Q" if self.base_bits else "") + f"LoRA {self.step.lora}"
             listed = tuple(replace(method, name=method.name.format(name)) for method in ADAPTERS)
-        shared = ("devices", "zero", "optimiser", "offload", "in_backward", "base_bits")
-        own: dict[str, Any] = {name: getattr(self, name) for name in shared}
+        own: dict[str, Any] = {name: getattr(self, name) for name in vars(Training())}
         return tuple(replace(method, **own) for method in listed)
 
     def stages(self, method: Method, sequences: int | None = None) -> Stages:

@@ -1,92 +1,47 @@
-"""A Hugging Face config.json as a transformer's shapes: one reader, and a table of what families leave unsaid.
+"""A Hugging Face config.json as a transformer's shapes: one reader, and what families leave unsaid (families.toml).
 
-What stands in FAMILIES was held against transformers' own models, parameters and products exactly. Of any other model
-`dsq-cost trace` writes a workload file.
+Of any other model `dsq-cost trace` writes a workload file.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from costmodel.names import suggestion
 from costmodel.workloads.shapes import Head, MixtureOfExperts, Patches, Stack, Transformer
+from dsq.command import read_toml
 
 DEFAULT_LENGTH, LONGEST = 512, 2048
-#: field of Stack -> its names in a config.json; the first that is there counts
-_SIZES = {
-    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "d": ("hidden_size", "n_embd", "d_model", "dim"),
-    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
-    "ffn": ("ffn_dim", "intermediate_size", "n_inner", "d_ff", "hidden_dim"),
-    "kv_heads": ("num_key_value_heads",),
-    "head_dim": ("head_dim", "d_kv"),
-}
-_POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
-#: field of a config.json -> the fields of Stack that it switches
-_FLAGS = {
-    "attention_bias": ("qkv_bias", "out_bias"),
-    "enable_bias": ("qkv_bias", "out_bias", "mlp_bias"),
-    "mlp_bias": ("mlp_bias",),
-    "qkv_bias": ("qkv_bias",),
-}
-_DROPOUT = ("hidden_dropout_prob", "dropout", "resid_pdrop", "dropout_rate", "hidden_dropout", "resid_dropout")
-_ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
-_ACTIVATION = ("hidden_activation", "hidden_act", "activation_function", "activation", "dense_act_fn")
-#: activations that are no single kernel; all others count as one
-_KINDS = {"relu": "relu", "gelu_new": "gelu_new", "gelu_fast": "gelu_new", "quick_gelu": "quick_gelu"}
+_DATA = read_toml(Path(__file__).with_name("families.toml"))
+_FIELDS: dict[str, list[str]] = _DATA["fields"]
 #: class names that end as a bare model's does, and are others
 _NOT_BARE = ("HeadModel", "HeadsModel", "EncoderModel")
-#: kind of model -> the ends of its classes' names, with the kind of head that they have
-_HEADS = {
-    "decoder": {"ForCausalLM": "lm", "LMHeadModel": "lm", "ForSequenceClassification": "classes", "Model": "none"},
-    "encoder": {"ForMaskedLM": "lm", "ForPreTraining": "lm", "ForSequenceClassification": "classes", "Model": "none"},
-    "both": {"ForConditionalGeneration": "lm", "LMHeadModel": "lm", "Model": "none"},
-    "image": {"ForImageClassification": "classes", "Model": "none"},
-}
 
 
 @dataclass(frozen=True)
 class Family:
     """Facts of one model_type that its configs do not state."""
 
-    kind: str  #: a key of _HEADS
-    stack: Mapping[str, Any] = field(default_factory=dict)  #: fields of Stack
-    tables: tuple[str, ...] = ("words",)  #: any of "words", "positions", "types"
+    kind: str  #: a key of `heads`
+    stack: dict[str, Any] = field(default_factory=dict)  #: fields of Stack
+    tables: Sequence[str] = ("words",)  #: any of "words", "positions", "types"
     tied: bool = True  #: if the config does not say
     head: Mapping[str, Any] = field(default_factory=dict)  #: fields of Head
     activation: str = "gelu"  #: if the config does not say
     more_positions: int = 0  #: rows of the table that the config does not count
 
 
-_UNBIASED = {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
-_LLAMA: dict[str, Any] = {"gated": True, "rms": True, "rotary": 1.0, "final_norm": True} | _UNBIASED
-_GPT: dict[str, Any] = {"fused_qkv": True, "final_norm": True}
-_BERT = Family("encoder", {"embedding_norm": True, "post_norm": True}, ("words", "positions", "types"))
-_PHI = {"norms": 1, "final_norm": True, "rotary": 0.5}  # attention and MLP side by side behind one norm
-_T5_STACK: dict[str, Any] = {"rms": True, "final_norm": True, "casts_late": True, "position_bias": 32} | _UNBIASED
-_T5 = Family("both", _T5_STACK, activation="relu")
+def _families(listed: Mapping[str, Any]) -> dict[str, Family]:
+    found: dict[str, Family] = {}
+    for name, stated in listed.items():
+        base = found[stated["like"]] if "like" in stated else Family(stated["kind"])
+        own = {field: value for field, value in stated.items() if field != "like"}
+        found[name] = replace(base, **own | {"stack": base.stack | stated.get("stack", {})})
+    return found
 
 
-def _llama(tied: bool = False, **more: Any) -> Family:
-    return Family("decoder", _LLAMA | more, tied=tied, activation="silu")
-
-
-FAMILIES = {
-    "llama": _llama(),
-    **dict.fromkeys(("mistral", "mixtral"), _llama(kv_heads=8)),
-    "phi3": _llama(fused_qkv=True),
-    "qwen2": _llama(qkv_bias=True),
-    **dict.fromkeys(("qwen3", "qwen3_moe"), _llama(qk_norm=True)),
-    "gemma": _llama(tied=True, head_dim=256, kv_heads=16),
-    "gpt2": Family("decoder", _GPT | {"transposed": True}, ("words", "positions"), activation="gelu_new"),
-    "gpt_neox": Family("decoder", _GPT | {"rotary": 0.25}, tied=False),
-    "opt": Family("decoder", {"final_norm": True}, ("words", "positions"), activation="relu", more_positions=2),
-    "phi": Family("decoder", _PHI, tied=False, head={"bias": True}, activation="gelu_new"),
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert"), _BERT),
-    "distilbert": Family("encoder", _BERT.stack, ("words", "positions"), head={"pooler": False}),
-    **dict.fromkeys(("t5", "mt5"), _T5),
-    "vit": Family("image", {"final_norm": True}, ()),
-}
+FAMILIES = _families(_DATA["families"])
 
 
 def transformer_of(data: Any, where: str, name: str = "") -> Transformer:
@@ -114,11 +69,13 @@ class _Config:
         side = "encoder" if family.kind in ("encoder", "image") else "decoder"
         stack = self.stack(side, family)
         sizes: dict[str, Any] = {"source": self.where, side: stack}
-        length = min(LONGEST if family.kind == "decoder" else DEFAULT_LENGTH, self.size(_POSITIONS, default=LONGEST))
+        length = min(
+            LONGEST if family.kind == "decoder" else DEFAULT_LENGTH, self.size(*_FIELDS["positions"], default=LONGEST)
+        )
         sizes |= {"source_length": stack.patches.count + 1 if stack.patches else length, "target_length": length}
         if family.kind == "both":
             sizes["encoder"] = self.stack("encoder", family)
-            layers = self.size(("num_decoder_layers", "num_layers"))
+            layers = self.size("num_decoder_layers", "num_layers")
             sizes["decoder"] = self.stack("decoder", family, layers=layers, cross=True, tables=(("words (shared)", 0),))
         return Transformer(name, self.head(family), **sizes)
 
@@ -126,34 +83,33 @@ class _Config:
         """A stack, with the config's sizes, dropout and activation."""
         read: dict[str, Any] = {"causal": side == "decoder", "heads_copied": True} | dict(family.stack)
         for name in ("layers", "d", "heads"):
-            read[name] = self.size(_SIZES[name])
+            read[name] = self.size(*_FIELDS[name])
         for name, default in (("ffn", 4 * read["d"]), ("kv_heads", 0), ("head_dim", 0)):
-            read[name] = self.size(_SIZES[name], default=read.get(name, default))
-        for flag, fields in _FLAGS.items():
+            read[name] = self.size(*_FIELDS[name], default=read.get(name, default))
+        for flag, fields in _DATA["flags"].items():
             if flag in self.data:
                 read |= dict.fromkeys(fields, self.flag(flag, False))
-        read["dropout"], read["attention_dropout"] = (
-            any(float(self.data.get(one) or 0) > 0 for one in names) for names in (_DROPOUT, _ATTENTION_DROPOUT)
-        )
-        act = next((str(self.data[one]) for one in _ACTIVATION if one in self.data), family.activation)
+        for name in ("dropout", "attention_dropout"):
+            read[name] = any(float(self.data.get(one) or 0) > 0 for one in _FIELDS[name])
+        act = next((str(self.data[one]) for one in _FIELDS["activation"] if one in self.data), family.activation)
         if family.kind == "both":
             act = self.text("feed_forward_proj", family.activation)
             read["gated"], act = act.startswith("gated"), "gelu_new" if act == "gated-gelu" else act
-        read["activation"] = _KINDS.get(act, "activation")
-        read["position_bias"] = self.size(("relative_attention_num_buckets",), default=read.get("position_bias", 0))
+        read["activation"] = _DATA["activations"].get(act, "activation")
+        read["position_bias"] = self.size("relative_attention_num_buckets", default=read.get("position_bias", 0))
         read |= self.sliding(side) | self.experts(read["ffn"])
         if family.kind == "image":
             read |= self.pictures(read["d"])
         else:
             read["tables"] = tuple((table, self.rows(table, family)) for table in family.tables)
-        if self.size(("word_embed_proj_dim",), default=read["d"]) != read["d"]:
+        if self.size("word_embed_proj_dim", default=read["d"]) != read["d"]:
             raise ValueError(f"config {self.where}: field word_embed_proj_dim must be hidden_size ({read['d']})")
         return Stack(side, **read | more)
 
     def head(self, family: Family) -> Head:
         own = dict(family.head)
         pooler = own.pop("pooler", True)
-        kinds = _HEADS[family.kind]
+        kinds = _DATA["heads"][family.kind]
         end = next((end for end in kinds if self.architecture.endswith(end)), "")
         if self.architecture and (not end or (end == "Model" and self.architecture.endswith(_NOT_BARE))):
             accepted = f"classes that end in {', '.join(kinds)} are described, not {self.architecture!r}"
@@ -164,21 +120,21 @@ class _Config:
             return Head("none", dense=pooler and not lm)
         if kind == "classes":
             labels = self.data.get("id2label")
-            count = len(labels) if isinstance(labels, dict) and labels else self.size(("num_labels",), default=2)
+            count = len(labels) if isinstance(labels, dict) and labels else self.size("num_labels", default=2)
             return Head("classes", count, bias=not lm, dense=family.kind == "encoder")
-        own |= {"outputs": self.size(("vocab_size",)), "tied": self.flag("tie_word_embeddings", family.tied)}
+        own |= {"outputs": self.size("vocab_size"), "tied": self.flag("tie_word_embeddings", family.tied)}
         masked = {"bias": True, "dense": True, "norm": True} if family.kind == "encoder" else {}
         return Head("lm", **masked | own, upcasts=family.kind == "decoder")
 
     def rows(self, table: str, family: Family) -> int:
         if table == "positions":
-            return self.size(_POSITIONS) + family.more_positions
-        return self.size(("vocab_size",)) if table == "words" else self.size(("type_vocab_size",), default=2)
+            return self.size(*_FIELDS["positions"]) + family.more_positions
+        return self.size("vocab_size") if table == "words" else self.size("type_vocab_size", default=2)
 
     def pictures(self, d: int) -> dict[str, Any]:
         """Patches of a picture and a class token."""
-        image, size = self.size(("image_size",), default=224), self.size(("patch_size",), default=16)
-        patches = Patches(self.size(("num_channels",), default=3), size, (image // size) ** 2)
+        image, size = self.size("image_size", default=224), self.size("patch_size", default=16)
+        patches = Patches(self.size("num_channels", default=3), size, (image // size) ** 2)
         return {"patches": patches, "tables": (("positions", patches.count + 1),), "extra_parameters": d}
 
     def sliding(self, side: str) -> dict[str, int]:
@@ -187,18 +143,18 @@ class _Config:
             return {}
         if len(set(self.data.get("layer_types") or ["all"])) > 1:
             raise ValueError(f"config {self.where}: field layer_types: layers of one kind are described")
-        return {"window": self.size(("sliding_window",))}
+        return {"window": self.size("sliding_window")}
 
     def experts(self, ffn: int) -> dict[str, MixtureOfExperts]:
         names = ("num_local_experts", "num_experts")
         if not any(name in self.data for name in names):
             return {}
-        if self.data.get("mlp_only_layers") or self.size(("decoder_sparse_step",), default=1) > 1:
+        if self.data.get("mlp_only_layers") or self.size("decoder_sparse_step", default=1) > 1:
             raise ValueError(f"config {self.where}: field mlp_only_layers: experts in every layer are described")
-        chosen, width = self.size(("num_experts_per_tok",)), self.size(("moe_intermediate_size",), default=ffn)
-        return {"experts": MixtureOfExperts(self.size(names), chosen, width)}
+        chosen, width = self.size("num_experts_per_tok"), self.size("moe_intermediate_size", default=ffn)
+        return {"experts": MixtureOfExperts(self.size(*names), chosen, width)}
 
-    def size(self, names: tuple[str, ...], default: int | None = None) -> int:
+    def size(self, *names: str, default: int | None = None) -> int:
         """The first of these fields that is there, a positive whole number."""
         name = next((name for name in names if name in self.data), None)
         if name is None and default is None:

@@ -1,7 +1,6 @@
-"""Workloads by name (models.toml, and fairseq's), from a Hugging Face config.json, or from a workload file; and the
+"""Workloads by name (models.toml), from a Hugging Face config.json, or from a workload file; and the
 training step that a user asks about: the sizes of its batch, and what of the model trains."""
 
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
@@ -14,29 +13,21 @@ from costmodel.workloads import config_json, workload_file
 from costmodel.workloads.shapes import MAX_SIZE, Head, Stack, Transformer
 from costmodel.workloads.transformer import Shard, build, stages
 from dsq.arguments import whole_number
-from dsq.command import read_json
+from dsq.command import read_json, read_toml
 
 DEFAULT_MODEL = "transformer_iwslt_de_en"
 #: the layers that get adapters unless told: every linear layer of every block
 ADAPTED = r"layers\.\d+\..*(_proj|fc\d)$"
-_FILE = Path(__file__).with_name("models.toml")
-_IWSLT = "its IWSLT14 recipe's 10k joint BPE (8848 and 6632 types) with the decoder's embeddings tied"
-_WMT = "base, its WMT recipe's 32k joint BPE (32768 types), all embeddings shared"
-#: fairseq's architectures: heads, width of the MLP, types of the source and the target (0: one table), and their source
-_FAIRSEQ = {
-    "transformer_iwslt_de_en": (4, 1024, 8848, 6632, _IWSLT),
-    "transformer_wmt_en_de": (8, 2048, 32768, 0, _WMT),
-}
 
 
 @cache
 def _models() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    return read_toml(Path(__file__).with_name("models.toml"))
 
 
 def names() -> list[str]:
     """The names of all workloads that have one."""
-    return [*_FAIRSEQ, *_models()]
+    return list(_models())
 
 
 def load_workload(name: str, fused: bool | None = None, **sizes: int) -> Workload:
@@ -67,11 +58,7 @@ def _load(name: str) -> Transformer | Workload:
         if not Path(name, "config.json").is_file():
             otherwise = ", or a .json file (a config.json or a workload file), or a folder with a config.json"
             found = completed("workload", name, names(), otherwise)
-            if found in _FAIRSEQ:
-                return fairseq(found)
-            stated = _models()[found]
-            model = config_json.transformer_of(stated["config"], stated["source"], found)
-            return replace(model, **stated.get("step", {}))
+            return _of_models(found)
         name = str(Path(name, "config.json"))
     data = read_json(Path(name))
     if workload_file.is_workload(data):
@@ -79,22 +66,18 @@ def _load(name: str) -> Transformer | Workload:
     return config_json.transformer_of(data, name)
 
 
-def fairseq(name: str) -> Transformer:
-    """Six layers a side, 512 wide, the decoder's embeddings tied."""
-    heads, ffn, source_types, target_types, source = _FAIRSEQ[name]
-    words = ("embed_tokens", target_types) if target_types else ("embed_tokens (shared)", 0)
-    trained: dict[str, Any] = {"activation": "relu", "dropout": True, "post_norm": True}
-    return Transformer(
-        name,
-        Head("lm", target_types or source_types, tied=True),
-        encoder=Stack("encoder", 6, 512, heads, ffn, tables=(("embed_tokens", source_types),), **trained),
-        decoder=Stack("decoder", 6, 512, heads, ffn, cross=True, causal=True, tables=(words,), **trained),
-        sequences=128,
-        source_length=32,
-        target_length=32,
-        fuses=False,
-        source=f"fairseq arch {name}, {source}; paper table 3: 4096 tokens a batch, here 128 sentences of 32",
-    )
+def _of_models(name: str) -> Transformer:
+    """The model that models.toml states, as its config or as its stacks."""
+    stated = _models()[name]
+    if "config" in stated:
+        model = config_json.transformer_of(stated["config"], stated["source"], name)
+    else:
+        encoder, decoder = (
+            Stack(side, **stated[side] | {"tables": tuple(map(tuple, stated[side]["tables"]))})
+            for side in ("encoder", "decoder")
+        )
+        model = Transformer(name, Head(**stated["head"]), encoder, decoder, source=stated["source"])
+    return replace(model, **stated.get("step", {}))
 
 
 def _sized(model: Transformer, given: Any) -> Transformer:

@@ -20,16 +20,15 @@ def calibrate(arguments: argparse.Namespace) -> Answer:
     measured = _measure(arguments.device)
     write_text(arguments.file, toml(measured))
     hardware = load_hardware(arguments.file)  # it is one
-    times = {"ns_per_value": ".2f", "us_per_call": ".1f"}
-    shown, passes = {"datatype": "", "tflops": ".3f"} | times, {"kind": "", "bits": "", "phase": ""} | times
-    peaks: list[Record] = [{name: peak.get(name) for name in shown} for peak in measured["peak"]]
+    columns = ("datatype", "tflops", "ns_per_value", "us_per_call")
+    peaks: list[Record] = [{name: peak.get(name) for name in columns} for peak in measured["peak"]]
     notes = [
         f"written: {arguments.file}, for --hardware {arguments.file}.",
         f"DRAM {hardware.bandwidth / 1e9:.1f} GB/s (copy); a product takes operations / rate + values of operands and "
         "result x ns per value + us per call; pack: bits are the code's, backward is unpacking.",
     ]
-    products = Section("peak", f"Products on {hardware.name}, {hardware.rates}", peaks, shown)
-    return Answer([products, Section("pass", "Passes", measured["pass"], passes)], notes)
+    products = Section("peak", f"Products on {hardware.name}, {hardware.rates}", peaks, "peak")
+    return Answer([products, Section("pass", "Passes", measured["pass"], "pass")], notes)
 
 
 def _measure(device: str | None) -> dict[str, Any]:
@@ -78,8 +77,7 @@ def trace(arguments: argparse.Namespace) -> Answer:
     workload = workload_file.parse(data, arguments.file)
     record = {"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters}
     record |= {"operations": len(workload.operations), "GMAC": workload.macs / 1e9}
-    shown = {"workload": "", "tokens": ",", "parameters": ",", "operations": ",", "GMAC": ",.1f"}
     written = (
         f"written: {arguments.file}, for --workload {arguments.file}. Its attention is unfused: --fused-attention."
     )
-    return Answer([Section("traced", f"A training step of {arguments.model}", [record], shown)], [written])
+    return Answer([Section("traced", f"A training step of {arguments.model}", [record], "traced")], [written])

@@ -7,7 +7,6 @@ from functools import partial
 
 import costmodel
 from costmodel.cli.answer import Answer, Record, Section, facts, floor_record, heading, named, refuse_idle, setups_of
-from costmodel.cli.pictures.plan import draw_page, draw_picture
 from costmodel.hardware.hardware import Hardware, Rate, load_hardware
 from costmodel.model.methods import Method, Setup, all_sizes
 from costmodel.model.operations import Workload
@@ -20,8 +19,6 @@ from dsq.command import write_whole
 from dsq.precision import parse_rise_at
 
 _UNITS = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-_PLAN = {"method": "", "peak_GB": ",.2f", "fits": "", "largest_batch": ",", "step_ms": ",.1f", "step_ms_low": ",.1f"}
-_PLAN |= {"step_ms_high": ",.1f", "bound": "", "tokens/s": ",.0f"}
 
 
 def plan(arguments: argparse.Namespace) -> Answer:
@@ -29,13 +26,15 @@ def plan(arguments: argparse.Namespace) -> Answer:
     options = {name: getattr(arguments, name) for name in (*vars(AskedStep()), *ASKED, "hardware", "qlora")}
     budget = parse_bytes(arguments.fit) if arguments.fit else 0
     found = costmodel.plan(**options, fit=budget, methods=tuple(Method(str(setup), setup) for setup in setups))
-    for path, draw in ((arguments.picture, draw_picture), (arguments.html, draw_page)):
-        if path:
-            write_whole(path, partial(draw, plan=found))
+    if arguments.picture or arguments.html:
+        from costmodel.cli.pictures.plan import draw_page, draw_picture
+
+        for path, draw in ((arguments.picture, draw_picture), (arguments.html, draw_page)):
+            if path:
+                write_whole(path, partial(draw, plan=found))
     data = found.as_dict()
     records, notes = data.pop("methods"), data.pop("notes")
-    shown = {name: spec for name, spec in _PLAN.items() if name in records[0]}
-    section = Section("methods", heading(found.workload, found.question.hardware), records, shown)
+    section = Section("methods", heading(found.workload, found.question.hardware), records, "methods")
     return Answer([section], notes, data, lead=found.answer)
 
 
@@ -79,18 +78,14 @@ def estimate(arguments: argparse.Namespace) -> Answer:
     units = setups_of(arguments, [arguments.relative_to])
     if len(units) > 1:
         raise ValueError(f"relative_to must be one precision, as [16,4,4,16], got {arguments.relative_to!r}")
-    shown: dict[str, str] = {"share": ".1%"} if worked else {}
     if arguments.profile == "paper":
         refuse_idle(arguments, IGNORED_BY_PAPER, "in the paper profile")
         records, known, notes = _by_paper(workload, setups, units[0]), facts(workload), []
         title = f"{workload.name}, paper profile, relative to {units[0]}"
-        shown |= {"arithmetic": ".4f", "dram": ".4f"}
     else:
         hardware = load_hardware(arguments.hardware)
         records = _from_first_principles(workload, setups, units[0], hardware)
         title, known = heading(workload, hardware), facts(workload, hardware)
-        shown |= {"dram_MB": ",.0f", "dram": ".3f", "linears_stash_MB": ",.1f", "model_saved_MB": ",.0f"}
-        shown |= {"arithmetic": ".3f", "flop_per_byte": ",.0f", "bound": "", "floor_ms": ",.1f"}
         meant = (
             f"a training step; dram and arithmetic: relative to {units[0]}; linears stash: what the converted layers "
             "keep for the backward; model saved: what the whole model keeps."
@@ -99,7 +94,7 @@ def estimate(arguments: argparse.Namespace) -> Answer:
     records = [named(setup) | record for setup, record in zip(setups, records, strict=True)]
     if worked:
         records.append(_mean_record(records, worked))
-    return Answer([Section("estimates", title, records, {"setup": "", **shown})], notes, known)
+    return Answer([Section("estimates", title, records, arguments.profile)], notes, known)
 
 
 def _shares(rise_at: str | None, levels: int) -> list[float]:
@@ -117,7 +112,7 @@ def _shares(rise_at: str | None, levels: int) -> list[float]:
 
 def _by_paper(workload: Workload, setups: list[Setup], unit: Setup) -> list[Record]:
     whole, *costs = level_costs(workload, [unit, *setups])
-    return [{"arithmetic": cost.arithmetic / whole.arithmetic, "dram": cost.dram / whole.dram} for cost in costs]
+    return [{name: size / whole[name] for name, size in cost.items()} for cost in costs]
 
 
 def _from_first_principles(workload: Workload, setups: list[Setup], unit: Setup, hardware: Hardware) -> list[Record]:
@@ -146,8 +141,6 @@ def _mean_record(records: list[Record], worked: Sequence[float]) -> Record:
 
 # ---- roofline: intensity, bound and time of each class of operations, and the picture
 
-_ROOFLINE = {"setup": "", "class": "", "flop_per_byte": ",.1f", "runs_in": ""}
-_ROOFLINE |= {"bound": "", "floor_ms": ",.1f", "of_time": ".1%", "of_roof": ".0%"}
 _OF_ROOF = (
     "of roof: of what the fastest unit that the class runs on reaches at this intensity; less where products take "
     "several passes, or where some kernels wait for DRAM and others for units."
@@ -168,7 +161,7 @@ def roofline(arguments: argparse.Namespace) -> Answer:
         dots = [record for record in records if record["class"] != "total" and "tflops" in record]
         write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, dots))
     notes += [_OF_ROOF, f"times: {hardware.rates}."]
-    section = Section("classes", heading(workload, hardware), records, _ROOFLINE)
+    section = Section("classes", heading(workload, hardware), records, "classes")
     return Answer([section], notes, facts(workload, hardware))
 
 

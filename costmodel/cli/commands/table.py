@@ -8,14 +8,6 @@ from costmodel.paper import tables
 from dsq.formats import FixedPoint
 
 TABLES = (1, 6, 7)
-#: columns that people see
-_STATIC = {"dataset": "", "setup": ""}
-_STATIC |= {"arith_paper": ".2f", "arith_ours": ".4f", "arith_off": "+.1%", "arith_fits": ""}
-_STATIC |= {"dram_paper": ".2f", "dram_ours": ".4f", "dram_off": "+.1%", "dram_fits": ""}
-_DSQ = {"dataset": "", "column": "", "published": ".4f", "level_1": ".4f", "level_2": ".4f"}
-_DSQ |= {"share_alone": ".1%", "share_best": ".1%", "ours": ".4f", "off": "+.1%"}
-_BOUND = {"class": "", "flop_per_byte": ".1f", "ridge": ".1f", "bound_paper": "", "bound_ours": ""}
-_BOUND |= {"share_paper": ".2%", "share_ours": ".2%", "off": "+.1%", "with_adam": ".2%"}
 
 
 def table(arguments: argparse.Namespace) -> Answer:
@@ -29,18 +21,18 @@ def table(arguments: argparse.Namespace) -> Answer:
     static: list[Record] = []
     for number in sorted({1, 6} & set(chosen)):
         title = f"Table {number} (x fixed-point 32; off: (ours - published) / published)"
-        sections.append(Section(f"table_{number}", title, tables.static_rows(number), _STATIC))
+        sections.append(Section(f"table_{number}", title, tables.static_rows(number), "static"))
         static += sections[-1].records
     notes = ([_what_is_tested(static)] if static else []) + [_contradiction(r) for r in static if r["contradicts"]]
     if 1 in chosen:
         title = "Table 1, DSQ rows as runs of [2,2,2,16] then [16,4,4,16]"
-        sections.append(Section("dsq_rows", title, tables.dsq_rows(), _DSQ))
+        sections.append(Section("dsq_rows", title, tables.dsq_rows(), "dsq_rows"))
         notes += _dsq_notes(sections[-1].records)
     facts: Record = {}
     if 7 in chosen:
         hardware = load_hardware(arguments.hardware)
         title = f"Table 7: OPT-1.3B, 16-bit float, on {hardware.name}; off: (ours - published) / published"
-        sections.append(Section("table_7", title, tables.table_7(hardware), _BOUND))
+        sections.append(Section("table_7", title, tables.table_7(hardware), "table_7"))
         notes += [_bound_note(sections[-1].records), f"times: {hardware.rates}."]
         facts = hardware_facts(hardware)
     return Answer(sections, notes, facts)
@@ -70,7 +62,7 @@ def _dsq_notes(records: list[Record]) -> list[str]:
     return [
         "level 1, level 2: a run wholly at that level. share: of the run's work at [16,4,4,16]; below 0: a run wholly "
         "at [2,2,2,16] costs more than published already.",
-        f"the headline's {tables.HEADLINE_ARITHMETIC} x less arithmetic than fixed-point 16 is {factor:.1f} x here, "
+        f"the headline's {tables.HEADLINE['arithmetic']} x less arithmetic than fixed-point 16 is {factor:.1f} x here, "
         "even wholly at [2,2,2,16].",
     ]
 

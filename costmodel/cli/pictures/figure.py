@@ -1,4 +1,5 @@
-"""Parts that pictures by matplotlib share: the figure, and names beside points."""
+"""Parts that pictures by matplotlib share: the figure, and names beside points. Colours are Okabe and Ito's, told apart
+by the colour-blind too."""
 
 from collections.abc import Iterable, Sequence
 from itertools import product
@@ -14,8 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from costmodel.cli.pictures import BLACK, BLUE, VERMILION
-
+BLACK, GREY, VERMILION, BLUE = "#000000", "#999999", "#D55E00", "#0072B2"
 COLOURS = (VERMILION, BLUE, "#009E73", "#E69F00", "#CC79A7", "#56B4E9", BLACK)
 SMALL = 8.5
 #: where a name may stand: how far from its point, in points, and in which direction

@@ -2,16 +2,14 @@
 
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogFormatter
 
-from costmodel.cli.pictures import BLACK, BLUE, GREY, VERMILION
+from costmodel.cli.pictures.figure import BLACK, BLUE, GREY, VERMILION, around, name_points, new_figure, save
 from costmodel.model.entries import CATEGORIES
 from costmodel.planning.plan import GIGA, MethodCost, Plan
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 #: as PyTorch's memory profiler names them; the stash is a band of its own
 COLOURS = {
@@ -54,20 +52,14 @@ def moments(row: MethodCost) -> tuple[list[int], list[str]]:
 
 def draw_picture(path: Path, plan: Plan) -> None:
     """A .png or .svg of both."""
-    from costmodel.cli.pictures.figure import new_figure, save
-
     figure, (all_, one) = new_figure(columns=2)
     _draw_methods(all_, plan)
     _draw_memory(one, plan.best, plan.question.memory / GIGA)
     save(figure, path)
 
 
-def _draw_methods(all_: "Axes", plan: Plan) -> None:
+def _draw_methods(all_: Axes, plan: Plan) -> None:
     """Every method's time and memory, the front and the budget as lines."""
-    from matplotlib.ticker import LogFormatter
-
-    from costmodel.cli.pictures.figure import around, name_points
-
     named = [(row.method.name, place(row), FITS if row.fits else TOO_LARGE) for row in plan.rows]
     all_.plot(*np.transpose([place(row) for row in front(plan.rows)]), color=GREY, linewidth=1, zorder=1)
     for _, point, colour in named:
@@ -83,7 +75,7 @@ def _draw_methods(all_: "Axes", plan: Plan) -> None:
     name_points(all_, named, [around(all_, point, 6) for _, point, _ in named])
 
 
-def _draw_memory(one: "Axes", best: MethodCost, budget: float) -> None:
+def _draw_memory(one: Axes, best: MethodCost, budget: float) -> None:
     """Stacked areas over the operations of forward, backward and update; the budget as a line where it is near."""
     one.grid(visible=False)
     found, count, top = bands(best), len(best.memory.totals), best.memory.peak / GIGA
@@ -100,11 +92,9 @@ def _draw_memory(one: "Axes", best: MethodCost, budget: float) -> None:
 
 
 def draw_page(path: Path, plan: Plan) -> None:
-    """One self-contained page of both. Raises ValueError where there is no plotly."""
-    try:
-        from plotly.subplots import make_subplots
-    except ImportError as error:
-        raise ValueError(f"--html draws by plotly, which cannot be imported: {error}") from None
+    """One self-contained page of both."""
+    from plotly.subplots import make_subplots
+
     titles = (f"{plan.workload.name}: better down and left", "memory over the step")
     figure = make_subplots(rows=1, cols=2, subplot_titles=titles)
     times, peaks = zip(*map(place, front(plan.rows)), strict=True)

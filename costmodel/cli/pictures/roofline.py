@@ -10,8 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
 from costmodel.cli.answer import Record
-from costmodel.cli.pictures import BLACK, GREY
-from costmodel.cli.pictures.figure import COLOURS, LABEL, SMALL, around, name_points, new_figure, save
+from costmodel.cli.pictures.figure import BLACK, COLOURS, GREY, LABEL, SMALL, around, name_points, new_figure, save
 from costmodel.hardware.hardware import Hardware
 
 TERA = 1e12

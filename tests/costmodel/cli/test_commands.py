@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.cli.main import EXAMPLES, main
+from costmodel.cli import main as cli
+from costmodel.cli.main import main
 from costmodel.hardware.hardware import load_hardware
 from costmodel.model.methods import DSQ, Setup
 from costmodel.model.roofline import evaluate
@@ -65,7 +66,7 @@ def test_no_line_is_wider_than_a_terminal(arguments, workload, capsys):
     assert max(map(len, text.splitlines())) < 100
 
 
-@pytest.mark.parametrize("command", EXAMPLES)
+@pytest.mark.parametrize("command", cli.COMMANDS)
 def test_no_line_of_help_is_wider_than_a_terminal(command, capsys):
     with pytest.raises(SystemExit):
         main([command, "--help"])
@@ -89,7 +90,7 @@ def test_what_figures_are_relative_to(capsys):
 
 
 def test_every_error_names_the_command(capsys):
-    for command in EXAMPLES:
+    for command in cli.COMMANDS:
         needed = ["[16,4,4,16]"] * {"estimate": 1, "roofline": 1, "calibrate": 1, "trace": 2}.get(command, 0)
         with pytest.raises(SystemExit):
             main([command, *needed, "--no-such-option"])
@@ -217,7 +218,7 @@ def test_a_failed_picture_leaves_the_old_one(capsys, tmp_path):
     assert path.read_text() == "old"
 
 
-@pytest.mark.parametrize("command", ["", *EXAMPLES])
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
 def test_help_has_examples_that_parse(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([command, "--help"] if command else ["--help"])

@@ -23,7 +23,7 @@ from analysis.models import attach, fairseq_transformer, transformer
 from costmodel.model.memory import peak_memory
 from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, POLICIES, Method, Setup
 from costmodel.model.operations import Workload
-from costmodel.workloads.named import fairseq, load_workload
+from costmodel.workloads.named import load_shapes, load_workload
 from costmodel.workloads.transformer import build
 from dsq.command import OneLineParser, guarded, table
 from dsq.precision import Precision
@@ -100,7 +100,7 @@ def _fairseq() -> CheckedModel:
         logits = model(**inputs)[0]
         return nn.functional.cross_entropy(logits.float().flatten(0, 1), inputs["src_tokens"].flatten())
 
-    shape = fairseq("transformer_iwslt_de_en")
+    shape = load_shapes("transformer_iwslt_de_en")
     assert shape.encoder is not None
     assert shape.decoder is not None
     sizes: dict[str, Any] = {"layers": BLOCKS, "d": WIDTH, "heads": HEADS, "ffn": 4 * WIDTH, "dropout": False}

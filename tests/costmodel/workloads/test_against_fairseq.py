@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
 from costmodel.model.methods import DSQ, Setup
-from costmodel.workloads.named import fairseq, load_workload
+from costmodel.workloads.named import load_shapes, load_workload
 from costmodel.workloads.shapes import Head
 from costmodel.workloads.transformer import build
 from dsq.precision import Precision
@@ -47,7 +47,7 @@ def types(count):
 
 
 def small_workload():
-    base = fairseq("transformer_iwslt_de_en")
+    base = load_shapes("transformer_iwslt_de_en")
     sizes = {"layers": 2, "d": 24, "ffn": 50, "heads": 3}
     encoder = replace(base.encoder, **sizes, tables=(("embed_tokens", 100),))
     decoder = replace(base.decoder, **sizes, tables=(("embed_tokens", 90),))
