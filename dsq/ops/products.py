@@ -196,7 +196,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy_MN: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         if torch.is_grad_enabled():
-            raise RuntimeError("a quantised product is differentiable once: create_graph=True is not supported")
+            once = "a quantised product is differentiable once: create_graph=True is not supported"
+            raise RuntimeError(f"{once}; call dsq.unconvert(model) first")
         a1, a_scales, b1, b_scales = ctx.saved_tensors
         da_MK = db_KN = None
         if a1 is not None:  # attention's weights are unpacked before there is a gradient of their size

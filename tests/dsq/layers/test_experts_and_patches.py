@@ -102,7 +102,7 @@ def test_each_product_follows_the_equations():
         ):
             w, given = getattr(net, name)[e].detach(), given.detach()
             forward = on(given, Q0, 1) @ on(w, Q0, 1).T
-            down = on((on(gradient, Q2, 1) @ on(w, Q1, 0)).float(), Q3, 1)
+            down = on((on(gradient, Q2, 1) @ on(w, Q0, 0)).float(), Q3, 1)  # w in 5 bits, as q0 is
             close(getattr(net, name).grad[e], on(gradient, Q3, 0).T @ on(given, Q1, 0))
             if result is None:
                 expected_y.index_add_(0, tokens, share.double() * forward)
