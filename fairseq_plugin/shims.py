@@ -140,6 +140,7 @@ def silence_deprecations() -> None:
     for module in (r"hydra\.", r"fairseq\.tasks\.fairseq_task", r"torch\.utils\.data\.dataloader"):
         warnings.filterwarnings("ignore", module=module)
     warnings.filterwarnings("ignore", message=r"\s*'config' is validated against ConfigStore schema")
+    warnings.filterwarnings("ignore", message="Support for mismatched key_padding_mask and attn_mask")
 
 
 _trust_checkpoint_classes()
