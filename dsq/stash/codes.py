@@ -107,6 +107,7 @@ class Stash:
         """Forget what the forward made, which is over: it is the graph's alone."""
         self._made = self._outside = {}
         self._exact = {}
+        self.segment = None  # which holds its inputs
 
     def enter_segment(self, segment: object) -> None:
         """Begin a segment of PyTorch's checkpointing, or return to what is outside of all (None).

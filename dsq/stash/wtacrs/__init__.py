@@ -63,8 +63,8 @@ class WTACRS(Controller):
         try:
             yield
         finally:
+            self.sampler.close()
             if not recomputing:
-                self.sampler.close()
                 self.latest = replace(self.sampler.tally)
 
     def restore(self, module: nn.Module) -> None:

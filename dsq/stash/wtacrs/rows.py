@@ -10,6 +10,7 @@ Shapes: T tokens (all leading dimensions), K in-features, k kept rows, B samples
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.stash.controller import SharedByCopies
+from dsq.stash.interception import in_backward
 from dsq.stash.memory import weak
 
 
@@ -98,6 +100,8 @@ class RowSampler(SharedByCopies):
         if sample is None or sample.rows is None or reader in sample.readers:
             sample = self._draw(x, dtype, reader)
             self._open[key] = weak(x), sample
+            if in_backward():  # of a checkpoint that is recomputed: no later draw may come
+                torch.autograd.Variable._execution_engine.queue_callback(partial(self.close, expired=True))
         sample.readers.add(reader)
         self.tally.readers += 1
         return sample
