@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.soak, pytest.mark.skipif(compiler() is None, reason="n
 OVERHEAD = 224 * 1024
 WHOLE = ("bfp", "bfp 2", "mesa", "gact", "gact 2")  # nothing is kept that their reports do not count
 SLOW = "gact adapted"  # a backward a saved tensor
+#: whose losses, which have no row, lie outside of the model; in compiled graphs no report counts
+COUNTED = ("encoder", "dropout", "autocast", "vit", "resnet")
 EAGER = [model for model in MODELS if model not in ("compiled", "graph")]
 CASES = [f"{model}/{policies}" for model in EAGER for policies in POLICIES if policies != SLOW]
 CASES += [f"compiled/{policies}" for policies in ("plain", "bfp", "bfp 2", "gact")]
@@ -39,5 +41,6 @@ def test_claims_are_what_the_allocator_holds(claims, case):
     assert isinstance(found, dict), found
     assert found["claimed_stash"] == pytest.approx(found["stash"], rel=0.03, abs=OVERHEAD)
     assert found["left"] <= OVERHEAD
-    if case.partition("/")[2] in WHOLE and case != "graph/mesa":  # its report has the caller's batch, which stays exact
+    model, _, policies = case.partition("/")
+    if policies in WHOLE and model in COUNTED:
         assert sum(found["reported"].values()) == pytest.approx(found["stash"], rel=0.03, abs=OVERHEAD)
