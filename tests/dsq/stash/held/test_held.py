@@ -16,7 +16,7 @@ OVERHEAD = 224 * 1024
 WHOLE = ("bfp", "bfp 2", "mesa", "gact", "gact 2")  # nothing is kept that their reports do not count
 SLOW = "gact adapted"  # a backward a saved tensor
 #: whose losses, which have no row, lie outside of the model; in compiled graphs no report counts
-COUNTED = ("encoder", "dropout", "autocast", "vit", "resnet")
+COUNTED = ("encoder", "dropout", "autocast", "vit", "resnet", "bert")
 EAGER = [model for model in MODELS if model not in ("compiled", "graph")]
 CASES = [f"{model}/{policies}" for model in EAGER for policies in POLICIES if policies != SLOW]
 CASES += [f"compiled/{policies}" for policies in ("plain", "bfp", "bfp 2", "gact")]
