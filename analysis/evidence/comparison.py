@@ -35,8 +35,8 @@ is bf16 autocast. Each run is paired with fp32's of its seed: the same initial w
 - ±: half of the 95 % interval of the mean (Student's t), over tasks in the first table, over seeds in the second.
 - Held: MiB that a step keeps between forward and backward. Minutes: of one core; these models are small, and time is
   gained in wide layers ([performance](performance.md)).
-- Since 2026-11-26 the backward reads weights in 5 bits at least: "w in 5 bits" is the default of today. The rows of all other
-  settings are older; in them it read weights at q1, as the paper does.
+- Since 2026-11-26 the backward reads weights in 5 bits at least: "w in 5 bits" is today's default. The rows of all
+  other settings are older; in them it read weights at q1, as the paper does.
 """
 
 
