@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from dsq.layers import Mixed, not_compiled_alone
 from dsq.left_plain import matrices
 from dsq.linear import linear
-from dsq.ops.einsum import as_product
+from dsq.ops.einsum import as_product, two_operands
 from dsq.ops.products import attention, product
 from dsq.quantizers import Quantised, Quantizers
 
@@ -144,14 +144,13 @@ class Products(TorchFunctionMode):
 
     def einsum(self, equation: Any, *operands: Any) -> Tensor | None:
         """Return torch.einsum of two operands, where it is a product of matrices."""
-        if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
-            operands = tuple(operands[0])
-        if not isinstance(equation, str) or len(operands) != 2:
+        pair = two_operands(equation, operands)
+        if pair is None:
             return None
-        owned = [self.owns(x) for x in operands]
+        owned = [self.owns(x) for x in pair]
         if all(owned) or not (any(owned) or self.attending):
             return None
-        made = as_product(equation, *operands, swapped=owned[0])
+        made = as_product(equation, *pair, swapped=owned[0])
         if made is None:
             return None
         a, b = made.a, made.b

@@ -1,8 +1,9 @@
 """torch.einsum of two operands as one product of matrices. Shape suffixes: M rows, K the contraction, N columns."""
 
+from collections.abc import Sequence
 from math import prod
 from string import ascii_letters
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -19,6 +20,13 @@ class Einsum(NamedTuple):
     def result(self, y: Tensor) -> Tensor:
         """Return the einsum's result of the product ``y`` (..., M, N)."""
         return y.reshape(self.sizes).permute(self.order)
+
+
+def two_operands(equation: Any, operands: Sequence[Any]) -> tuple[Any, Any] | None:
+    """Return the two operands of a call ``torch.einsum(equation, *operands)``; None of a call in another form."""
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = operands[0]
+    return (operands[0], operands[1]) if isinstance(equation, str) and len(operands) == 2 else None
 
 
 def as_product(equation: str, a: Tensor, b: Tensor, swapped: bool = False) -> Einsum | None:

@@ -17,7 +17,8 @@ lines that keeps forms (dsq/stash/codes.py) and calls PyTorch's own backward of 
     convolution                           x
     softmax                               its result, in more bits                  rows that sum to 1
     attention in one call                 q, k, v, in more bits                     its result, its sums
-    layer, RMS, batch, group, instance norm  x^, and 1 / deviation exact               its result
+    layer, RMS, batch, group norm, and    x^, and 1 / deviation exact               its result
+        instance norm
     GELU, SiLU, tanh, ... , x ** 2, GLU   x                                         its result
     product of two tensors                both; a broadcast one exact               its result
     ReLU, leaky ReLU, ReLU6, hardtanh     a bit a value                             its result, where x is kept

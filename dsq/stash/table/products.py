@@ -16,7 +16,7 @@ from dsq.kernels.backend import LinearMatMuls
 from dsq.kernels.dispatch import pack
 from dsq.linear import linear
 from dsq.ops import linear_passes
-from dsq.ops.einsum import as_product
+from dsq.ops.einsum import as_product, two_operands
 from dsq.quantizers import Quantizers
 from dsq.stash.codes import Form, Kept, Stash, is_weight, keep, kept
 
@@ -130,12 +130,11 @@ def bmm(stash: Stash, input: Tensor, mat2: Tensor) -> Tensor:
 
 def einsum(stash: Stash, equation: Any, *operands: Any) -> Tensor:
     """Run torch.einsum: of two operands by the row of its product, if it is one of matrices."""
-    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
-        operands = tuple(operands[0])
-    made = as_product(equation, *operands) if isinstance(equation, str) and len(operands) == 2 else None
-    if made is None:
+    pair = two_operands(equation, operands)
+    made = None if pair is None else as_product(equation, *pair)
+    if pair is None or made is None:
         return torch.einsum(equation, *operands)
-    weights = tuple(map(is_weight, operands))  # arranged, they may be copies
+    weights = tuple(map(is_weight, pair))  # arranged, they may be copies
     return made.result(PlainMatMul.apply(stash, made.a, made.b.mT, weights))  # type: ignore[no-untyped-call]
 
 
@@ -143,8 +142,7 @@ class PlainMatMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, a: Tensor, b: Tensor, weights: tuple[bool, ...] = (False, False)) -> Tensor:
         a_wanted, b_wanted = ctx.needs_input_grad[1:3]
-        each = zip((a, b), (b_wanted, a_wanted), weights, strict=True)
-        keep(ctx, *(stash.exact(x) if wanted and exact else operand(stash, x, wanted) for x, wanted, exact in each))
+        keep(ctx, *(operand(stash, *each) for each in zip((a, b), (b_wanted, a_wanted), weights, strict=True)))
         ctx.shapes = a.shape, b.shape
         return torch.matmul(a, b)
 
@@ -180,12 +178,12 @@ class GroupedMatMul(torch.autograd.Function):
         return None, dx, dw, None
 
 
-def operand(stash: Stash, x: Tensor, wanted: bool) -> Kept | None:
-    """Return how one factor of a product is kept for the other's gradient: exact where no gradient flows through it (a
-    mask, an adjacency, a table of rotations)."""
+def operand(stash: Stash, x: Tensor, wanted: bool, weight: bool) -> Kept | None:
+    """Return how one factor of a product is kept for the other's gradient: exact if it is a weight, or if no gradient
+    flows through it (a mask, an adjacency, a table of rotations)."""
     if not wanted:
         return None
-    return stash.code(x, "product") if x.requires_grad else stash.exact(x)
+    return stash.code(x, "product") if x.requires_grad and not weight else stash.exact(x)
 
 
 def convolution(dimensions: int, transposed: bool) -> Any:
