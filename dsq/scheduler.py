@@ -149,9 +149,12 @@ class PrecisionScheduler:
             raise ValueError(f"state of the scheduler must have the keys {sorted(expected)}, got {got}")
         if state["levels"] != expected["levels"]:
             raise ValueError(f"levels must be those of the checkpoint, {state['levels']}, got {expected['levels']}")
-        self.level = whole_number("level", state["level"], 0, len(self.levels) - 1)
-        self.best = math.inf if state["best"] is None else state["best"]
-        self.stale, self.work = state["stale"], [Work(*work) for work in state["work"]]
+        level, work = (
+            whole_number("level", state["level"], 0, len(self.levels) - 1),
+            [Work(*it) for it in state["work"]],
+        )
+        best = math.inf if state["best"] is None else state["best"]
+        self.level, self.best, self.stale, self.work = level, best, state["stale"], work
 
     def history(self) -> dict[str, Any]:
         """Return the work at each level, as plain data."""
