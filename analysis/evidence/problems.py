@@ -1,5 +1,5 @@
-"""What is trained: a language model, a sentence classifier, a pretrained encoder and classifiers of images by PyTorch's
-loop, a translation model by fairseq's.
+"""The suite's problems: a language model, a sentence classifier, a pretrained encoder and classifiers of images, which
+PyTorch's loop trains, and a translation model, which fairseq's does.
 """
 
 import gzip

@@ -175,7 +175,7 @@ OPTIMISERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What all methods of a plan have in common: the devices, what they share, and the optimiser."""
+    """The devices, their shares of the state, and the optimiser: all methods of a plan have them in common."""
 
     devices: int = 1  #: data-parallel ones
     zero: int = 0  #: 1: the optimiser's state is shared out, 2: and gradients, 3: and parameters
