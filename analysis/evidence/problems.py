@@ -87,9 +87,14 @@ def _tokens(texts: Sequence[str], vocab: int) -> tuple[int, list[Tensor]]:
 
 
 def sentences(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Problem:
-    """The classifier from random weights; a batch holds sentences of one length."""
+    """A classifier from random weights, T5's encoder where the task has a ``config``; a batch holds sentences of one
+    length."""
     train, dev, words, classes = read_sentences(files)
-    model = Classifier(words, classes, task.sizes["width"], task.sizes["blocks"])
+    model: nn.Module
+    if task.config:
+        model = _T5(task.config, words, classes)
+    else:
+        model = Classifier(words, classes, task.sizes["width"], task.sizes["blocks"])
 
     def predict(batch: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return model(batch[1]), batch[2]
@@ -97,6 +102,22 @@ def sentences(task: Task, generator: torch.Generator, files: Sequence[Path]) -> 
     seeds = torch.randint(2**31, (1000,), generator=generator).tolist()
     batches = (batch for epoch in count() for batch in train.batches(task.batch, seeds[epoch % len(seeds)]))
     return Problem(model, predict, batches, list(dev.batches(JUDGED, None)), numbers=lambda batch: batch[0])
+
+
+class _T5(nn.Module):
+    """Words (B, T) -> scores (B, classes), of the mean of T5's encoder."""
+
+    def __init__(self, config: Mapping[str, Any], words: int, classes: int) -> None:
+        super().__init__()
+        import transformers
+
+        wanted = transformers.AutoConfig.for_model(vocab_size=words, **config)
+        self.encoder = transformers.T5EncoderModel(wanted)
+        self.head = nn.Linear(wanted.hidden_size, classes)
+
+    def forward(self, words_BT: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.encoder(words_BT).last_hidden_state.mean(1))
+        return scores
 
 
 @dataclass(frozen=True)

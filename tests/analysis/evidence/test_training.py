@@ -65,6 +65,9 @@ def test_language_on_subwords(tmp_path: Path) -> None:
 def test_sentences(tmp_path: Path) -> None:
     files = labelled(tmp_path, "label\tsentence", *("1\ta good film", "0\ta bad film") * 20)
     check(small("sst2", width=16, blocks=1), files, tmp_path)
+    pytest.importorskip("transformers")
+    task = dataclasses.replace(small("sst2-t5"), config=SUITE.tasks["sst2-t5"].config | {"d_model": 16, "num_layers": 1})
+    assert math.isfinite(problems.run_once(task, SUITE.settings["fp32"], 1, files, tmp_path).loss)
 
 
 def test_finetuning(tmp_path: Path) -> None:
