@@ -192,7 +192,7 @@ class Stash:
 
     def derive(self, y: Tensor, sources: Sequence[Kept | None], make: Callable[..., Tensor]) -> Form | None:
         """Note that ``make(*values of sources)`` gives ``y`` again, as it is laid out: no one needs to keep it."""
-        if _compiling() or None in sources or y.numel() <= FEW:
+        if _compiling() or y.numel() <= FEW or any(source is None for source in sources):
             return None
         key, order, values = place(y)
         if values.numel() != y.numel():  # an expanded tensor
