@@ -72,8 +72,8 @@ def in_boxes(values: Tensor, fmt: Format) -> Code:
 
 
 def _squared(roots: Code) -> Code:
-    """Return the Code of probabilities, given that of their roots: the small ones, which a linear code rounds to 0, count
-    as much as the large ones where a loss takes the logarithm."""
+    """Return the Code of probabilities, given that of their roots: the small ones, which a linear code rounds to 0,
+    count as much as the large ones where a loss takes the logarithm."""
     codes, decode = roots
     return codes, lambda saved, dtype: decode(saved, dtype).clamp_(min=0).square_()
 
@@ -128,7 +128,7 @@ class Stash:
     def code(self, x: Tensor, what: What, infinity: float | None = None) -> Kept:
         """Return ``x`` in the policy's codes; ``x`` itself if it is a weight, of few values, or no plain float.
 
-        ``infinity`` stands for the infinite values of ``x``, which no code has. A softmax's result is coded by its roots.
+        ``infinity`` stands for the infinite values of ``x``, which no code has. A softmax is coded by its roots.
         """
         if x.dtype not in FLOATS or x.numel() <= FEW or is_weight(x):
             return self.exact(x)
