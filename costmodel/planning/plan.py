@@ -191,8 +191,8 @@ class Plan:
         lora, devices = question.step.lora, question.devices * question.shard.devices
         what = self.workload.name + (f" with LoRA of rank {lora}" if lora is not None else "")
         several = f"each of {devices:,}" if devices > 1 else "one"
-        room = f"{question.memory / GIGA:,.1f} GB of {several} {question.hardware.name}"
-        takes = f"takes {best.memory.peak / GIGA:,.1f} GB"
+        room = f"{_size(question.memory)} of {several} {question.hardware.name}"
+        takes = f"takes {_size(best.memory.peak)}"
         if best.fits:
             first = f"{what} fits in the {room}: {best.method.name} {takes}"
             if best.largest_batch is not None:
@@ -240,7 +240,7 @@ class Plan:
             rows = [row for row in (_costed(changed, one, changed.stages(one)) for one in methods) if row.fits]
             if rows:
                 best = max(rows, key=lambda row: row.tokens_per_second)
-                return f"cheapest change that helps: {option} ({best.method.name}: {best.memory.peak / GIGA:,.1f} GB)"
+                return f"cheapest change that helps: {option} ({best.method.name}: {_size(best.memory.peak)})"
         return "no change that dsq-cost knows makes it fit: take a smaller model or larger devices"
 
     def as_dict(self) -> dict[str, Any]:
@@ -314,6 +314,10 @@ def _changes(question: Question, largest_batch: int) -> Iterator[tuple[str, Ques
 
 def _chunking(question: Question) -> Question:
     return replace(question, step=replace(question.step, chunked_loss=True))
+
+
+def _size(bytes_: float) -> str:
+    return f"{bytes_ / GIGA:,.1f} GB" if bytes_ >= GIGA / 10 else f"{bytes_ / 1e6:,.1f} MB"
 
 
 def _time(seconds: float) -> str:

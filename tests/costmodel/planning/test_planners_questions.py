@@ -1,5 +1,6 @@
 """What people who plan hardware ask, each beside a sum of its own: parameters, products, bytes kept and sent."""
 
+import json
 import re
 import shlex
 from dataclasses import replace
@@ -227,6 +228,17 @@ def test_a_traced_step_keeps_its_tokens_and_the_papers_profile_knows_no_adapters
     assert "states its own sizes: tokens cannot be changed" in capsys.readouterr().err
     assert main(["estimate", "[4,4,4,8]", "--profile", "paper", "--lora", "8"]) == 2
     assert "--lora does nothing in the paper profile" in capsys.readouterr().err
+
+
+def test_a_small_model_takes_megabytes(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps(
+            {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 99} | {"n_positions": 99}
+        )
+    )
+    plan = costmodel.plan(str(path), "t4", tokens=64, fit=99e6)
+    assert re.search(r"fits in the 99\.0 MB of one .* takes \d\.\d MB", plan.answer)
 
 
 def test_one_token_is_no_tokens():
