@@ -27,7 +27,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 #: fields of DSQConfig that it alone acts on
 _OF_CONVERSION = ("exclude", "tied", "stash", "attention", "adapters", "eval_full_precision")
-_STASH_ALONE = "dsq.stash.apply(model, 'bfp') packs what a model without products keeps, as one of convolutions"
+_STASH_ALONE = 'stash="all" packs what a model without products keeps, as one of convolutions'
 
 
 def convert(model: Model, config: DSQConfig | None = None) -> Model:
@@ -40,8 +40,8 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     embedding's too (unless ``config.tied``), routers of experts and PEFT's adapters are left alone. Fused paths that
     would read the weights past the layers are switched off. Warns where nothing was converted, where under half of the
     parameters that are multiplied were (``dsq.report`` says what was left, and why), or where ``config.exclude``
-    matches nothing that would have been. With ``config.stash`` "all" dsq.stash's policy "bfp" is applied too, and where
-    there are huge pages ``dsq.give_memory_back`` is called.
+    matches nothing that would have been. With ``config.stash`` "all" dsq.stash's policy "bfp" is applied too, also to a
+    model of which nothing else is converted, and where there are huge pages ``dsq.give_memory_back`` is called.
 
     A layer that later takes the place of a converted one is plain: transformers' ``resize_token_embeddings`` comes
     first.
@@ -51,29 +51,37 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     """
     config = DSQConfig() if config is None else config
     _check_types("convert", model, config)
-    if converted(model):
+    if is_converted(model):
         known = "use dsq.set_level to change its precision, or dsq.unconvert first"
         raise ValueError(f"model has been converted before; {known}")
     if config.stash == "all":
         suit_a_packed_stash()
     excluded, tied = change_classes(model, config)
-    for layer in converted(model).values():
+    layers = converted(model)
+    for layer in layers.values():
         layer.eval_full_precision = config.eval_full_precision
         layer.conversion = {name: getattr(config, name) for name in _OF_CONVERSION}
-    if converted(model):
+    if layers:
         set_level(model, config, 0)
         if config.attention:
             quantise_attention(model)
-        if config.stash == "all":
-            try:
-                change(model, "stash", True)
-            except ValueError:  # the model has another policy: as if convert had not been called
+    if config.stash == "all":
+        try:
+            change(model, "stash", True if layers else config.at(0).q1)
+        except ValueError:  # the model has another policy: as if convert had not been called
+            if layers:
                 unconvert(model)
-                raise
+            raise
+    if layers:
         _warn_of_little(model, excluded + tied)
     else:
+        stays = (
+            "what operations of dsq.stash's table keep is packed"
+            if config.stash == "all"
+            else f"it stays as it is; {_STASH_ALONE}"
+        )
         left = "".join(f"; {it.name or it.kind}: {it.why}" for it in unquantised(model)[:2])
-        warnings.warn(f"model has no product to convert: it stays as it is{left}; {_STASH_ALONE}", stacklevel=2)
+        warnings.warn(f"model has no product to convert: {stays}{left}", stacklevel=2)
     if config.exclude is not None and not excluded:
         warnings.warn(f"exclude={config.exclude!r} matches no layer of the model", stacklevel=2)
     return model
@@ -83,12 +91,11 @@ def unconvert(model: Model) -> Model:
     """Give every converted layer of ``model`` the class that it had, in place, and take away what ``convert`` added.
 
     Parameters stay as they are. Stash policies applied by hand stay too. Returns ``model``. Raises TypeError where it
-    is no module, ValueError where it has no converted layers.
+    is no module, ValueError where it was not converted.
     """
-    layers = converted(model)
-    if not layers:
-        raise ValueError("model has no converted layers: there is nothing to take back")
-    for layer in layers.values():
+    if not is_converted(model):
+        raise ValueError("model was not converted: there is nothing to take back")
+    for layer in converted(model).values():
         for name in FIELDS:
             layer.__dict__.pop(name, None)
         set_class(layer, layer.plain)
@@ -101,11 +108,10 @@ def unconvert(model: Model) -> Model:
 @contextmanager
 def as_plain(model: nn.Module) -> Iterator[None]:
     """Give ``model`` back what it was before conversion, while inside."""
-    layers = converted(model).values()
-    if not layers:
+    if not is_converted(model):
         yield
         return
-    own = [(layer, type(layer), layer.__dict__.copy()) for layer in layers]
+    own = [(layer, type(layer), layer.__dict__.copy()) for layer in converted(model).values()]
     settings = [(module, changes(module)) for module in model.modules()]
     unconvert(model)
     try:
@@ -126,6 +132,11 @@ def converted(model: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Quantised)}
 
 
+def is_converted(model: nn.Module) -> bool:
+    """Return whether ``convert`` changed ``model``: it has converted layers, or a packed stash alone."""
+    return bool(converted(model)) or "stash" in changes(model)
+
+
 def check_conversion(model: nn.Module, config: DSQConfig, of: str = "config") -> None:
     """Raise ValueError where ``model`` was converted by a config that differs in what ``convert`` alone acts on."""
     for layer in converted(model).values():
@@ -139,19 +150,20 @@ def check_conversion(model: nn.Module, config: DSQConfig, of: str = "config") ->
 
 
 def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
-    """Set every converted layer of ``model`` to the precision of ``config.levels[level]``.
+    """Set every converted layer of ``model``, or its stash where that alone is packed, to ``config.levels[level]``.
 
     Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError for a level that the config
-    has not, or a model without converted layers.
+    has not, or a model that was not converted.
     """
     _check_types("set_level", model, config)
     level = whole_number("level", level, 0, len(config.levels) - 1)
-    layers = converted(model)
-    if not layers:
+    layers, quantizers = converted(model), config.at(level)
+    if not is_converted(model):
         raise ValueError(f"model has no converted layers: dsq.convert did not run, or found none; {_STASH_ALONE}")
-    quantizers = config.at(level)
     for module in layers.values():
         module.quantizers = quantizers
+    if not layers:
+        applied(model)["bfp"].q1 = quantizers.q1  # type: ignore[attr-defined]
 
 
 def _warn_of_little(model: nn.Module, chosen: int) -> None:
@@ -267,7 +279,7 @@ def change(module: nn.Module, name: str, value: Any) -> None:
     """Set an attribute of ``module`` and remember what it was.
 
     Three names are no attributes: "class", "attention" (the attention function of a model of transformers) and "stash"
-    (whether what the operations of dsq.stash's table keep is packed).
+    (whether what the operations of dsq.stash's table keep is packed; a format where no layer says in which).
     """
     before = _get(module, name)
     _set(module, name, value)
@@ -305,7 +317,8 @@ def _get(module: Any, name: str) -> Any:
         case "attention":
             return module.config._attn_implementation
         case "stash":
-            return "bfp" in applied(module)
+            policy: Any = applied(module).get("bfp")
+            return policy is not None and (policy.q1 or True)
     return getattr(module, name)
 
 
@@ -316,7 +329,8 @@ def _set(module: Any, name: str, value: Any) -> None:
         case "attention":
             module.set_attn_implementation(value)
         case "stash" if value:
-            stash.apply(module, "bfp")
+            policy: Any = stash.apply(module, "bfp")
+            policy.q1 = None if value is True else value
         case "stash":
             applied(module)["bfp"].remove(module)  # of a deep copy: the two share the policy
         case _:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dsq.arguments import whole_number
 from dsq.config import DSQConfig
-from dsq.conversion import check_conversion, convert, converted, set_level
+from dsq.conversion import check_conversion, convert, converted, is_converted, set_level
 from dsq.gradient_check import GradientCheck, compare
 from dsq.process_memory import resident
 from dsq.scheduler import updates_left
@@ -179,7 +179,7 @@ def _config(state: dict[str, Any]) -> DSQConfig:
 
 
 def _convert(model: nn.Module, config: DSQConfig, of: str = "config") -> None:
-    if converted(model):
+    if is_converted(model):
         check_conversion(model, config, of)
     else:
         convert(model, config)

@@ -84,7 +84,7 @@ def _put(filename: str, write: Callable[[str], object]) -> None:
         os.replace(temporary, filename)
     except (OSError, RuntimeError) as error:  # torch.save's errors of a full disk are RuntimeErrors
         Path(temporary).unlink(missing_ok=True)
-        reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+        reason = error.strerror if isinstance(error, OSError) else "the file could not be finished"
         newest = next(iter(_newest_first(Path(filename).parent)), None)
         raise InputError(
             f"--save-dir: {filename} cannot be written ({reason}): make room, then give the same command again; "

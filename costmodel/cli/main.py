@@ -29,6 +29,9 @@ Options = Mapping[str, Mapping[str, Any]]
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Returns 0, or 2 after one line on stderr for bad input."""
     arguments, unknown = parser().parse_known_args(argv)
+    if hasattr(arguments, "words") and not any(word.startswith("-") for word in unknown):
+        arguments.words += unknown  # argparse takes words in one place alone
+        unknown = []
     if unknown:  # argparse would blame dsq-cost itself, not the command that does not know them
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     return guarded(f"dsq-cost {arguments.command}", lambda: answer(arguments))

@@ -1,5 +1,6 @@
 """A workload as plain data: the matrix products and pointwise passes of one training step, with their shapes."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -168,7 +169,9 @@ class Workload:
                 operations.append(Gemm(f"{own}_B", op.M, rank, op.N, input=f"{own}_A", **adapter))
                 operations.append(Pointwise(own, "adapter", op.M, op.N))
         if len(operations) == len(self.operations):
-            raise ValueError(f"lora_layers {layers!r} matches no linear layer of {self.name}")
+            linears = [op.name for op in self.operations if isinstance(op, Gemm) and op.weight]
+            known = ", ".join(dict.fromkeys(re.sub(r"\d+", "0", name, count=1) for name in linears))
+            raise ValueError(f"lora_layers {layers!r} matches no linear layer of {self.name}: it has {known}")
         return self._training(operations)
 
     def _training(self, operations: list[Operation]) -> "Workload":

@@ -39,6 +39,7 @@ LEVELS = (Precision(16, 4, 4, 16), Precision(4, 4, 4, 8), *DEFAULT_LEVELS)
 TRUSTED = {
     **{f"dsq {level}{stash}": f"{level}{stash}" for level in DEFAULT_LEVELS for stash in ("", " all")},
     "bfp 4": f"{DEFAULT_LEVELS[-1]} all",
+    "recompute, bfp 4": "[8,4,4,8] all, checkpoint",
 }
 USUAL = (
     Method("fp32", FP32),
@@ -190,8 +191,8 @@ class Plan:
         lora, devices = question.step.lora, question.devices * question.shard.devices
         what = self.workload.name + (f" with LoRA of rank {lora}" if lora is not None else "")
         several = f"each of {devices:,}" if devices > 1 else "one"
-        room = f"{question.memory / GIGA:,.1f} GB of {several} {question.hardware.name}"
-        takes = f"takes {best.memory.peak / GIGA:,.1f} GB"
+        room = f"{_size(question.memory)} of {several} {question.hardware.name}"
+        takes = f"takes {_size(best.memory.peak)}"
         if best.fits:
             first = f"{what} fits in the {room}: {best.method.name} {takes}"
             if best.largest_batch is not None:
@@ -233,12 +234,13 @@ class Plan:
             yield "--chunked-loss ", _chunking(self.question)
 
     def _to_fit(self) -> str:
-        for option, changed in _changes(self.question):
+        fitting = [row.largest_batch or 0 for row in self.rows if row.method.trusted]
+        for option, changed in _changes(self.question, max(fitting, default=0)):
             methods = [method for method in changed.compared() if method.trusted]
             rows = [row for row in (_costed(changed, one, changed.stages(one)) for one in methods) if row.fits]
             if rows:
                 best = max(rows, key=lambda row: row.tokens_per_second)
-                return f"cheapest change that helps: {option} ({best.method.name}: {best.memory.peak / GIGA:,.1f} GB)"
+                return f"cheapest change that helps: {option} ({best.method.name}: {_size(best.memory.peak)})"
         return "no change that dsq-cost knows makes it fit: take a smaller model or larger devices"
 
     def as_dict(self) -> dict[str, Any]:
@@ -276,13 +278,17 @@ class Plan:
         return [*notes, f"times: {question.hardware.rates}."]
 
 
-def _changes(question: Question) -> Iterator[tuple[str, Question]]:
+def _changes(question: Question, largest_batch: int) -> Iterator[tuple[str, Question]]:
     """Changes that need less memory, the least change first, each with its option."""
     step = question.step
+    most_zero = 3 if question.pipeline == 1 and not question.in_backward else 1
     if step.stores_scores():
         yield "--fused-attention", replace(question, step=replace(step, fused_attention=True))
-    if question.sized and (step.sequences or 1) > 1:
-        yield "--sequences 1", replace(question, step=replace(step, sequences=1))
+    if question.devices > 1:
+        for zero in range(question.zero + 1, most_zero + 1):
+            yield f"--zero {zero}", replace(question, zero=zero)
+    if largest_batch:
+        yield f"--sequences {largest_batch}", replace(question, step=replace(step, sequences=largest_batch))
     if not step.chunked_loss and any(op.kind.startswith("loss") for op in step.build().operations):
         yield "--chunked-loss", _chunking(question)
     if question.optimiser == "adam" and step.lora is None:
@@ -298,7 +304,7 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
     if question.hardware.link and question.shard.devices == 1:
         for devices in (2, 4, 8):
             if devices > question.devices:
-                yield f"--devices {devices} --zero 3", replace(question, devices=devices, zero=3)
+                yield f"--devices {devices} --zero {most_zero}", replace(question, devices=devices, zero=most_zero)
     if question.sized and not question.base_bits and not question.methods:
         lora = replace(step, lora=step.lora or 16, freeze=None)
         adapted = replace(question, step=lora, base_bits=NF4_BITS)
@@ -308,6 +314,10 @@ def _changes(question: Question) -> Iterator[tuple[str, Question]]:
 
 def _chunking(question: Question) -> Question:
     return replace(question, step=replace(question.step, chunked_loss=True))
+
+
+def _size(bytes_: float) -> str:
+    return f"{bytes_ / GIGA:,.1f} GB" if bytes_ >= GIGA / 10 else f"{bytes_ / 1e6:,.1f} MB"
 
 
 def _time(seconds: float) -> str:

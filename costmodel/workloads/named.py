@@ -57,7 +57,8 @@ def _load(name: str) -> Transformer | Workload:
     if not name.endswith(".json"):
         if not Path(name, "config.json").is_file():
             otherwise = ", or a .json file (a config.json or a workload file), or a folder with a config.json"
-            found = completed("workload", name, names(), otherwise)
+            sources = {stated["source"].partition(";")[0].lower(): known for known, stated in _models().items()}
+            found = completed("workload", sources.get(name.lower(), name), names(), otherwise)
             return _of_models(found)
         name = str(Path(name, "config.json"))
     data = read_json(Path(name))

@@ -26,7 +26,7 @@ from transformers.trainer_callback import (
 from transformers.training_args import TrainingArguments
 
 from dsq.config import DSQConfig
-from dsq.conversion import convert, converted
+from dsq.conversion import convert, is_converted
 from dsq.dynamic import DynamicPrecision, convert_at
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -72,7 +72,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         model = kwargs["model"]
         if isinstance(model, PreTrainedModel):
             model.loss_function = model.loss_function  # GPT-2's warns in each call, where a graph breaks
-        if not converted(model):
+        if not is_converted(model):
             convert(model, self.config)
 
     def on_train_begin(

@@ -60,6 +60,8 @@ def attach(
 class Bfp(TablePolicy):
     """The format now."""
 
+    q1: Format | None = None  #: at the level of a model that dsq.convert found no layers in
+
     def __init__(self, model: nn.Module, *options: Any) -> None:
         super().__init__(model)
         self.bits, self.format_name, self.box = options
@@ -69,7 +71,7 @@ class Bfp(TablePolicy):
 
         Raises ValueError for a box that no format has, or that this one has not.
         """
-        q1 = None
+        q1 = self.q1
         if self.bits is None or self.format_name is None:  # the search takes time, and a forward asks each time
             for module in self.model.modules():
                 if isinstance(module, Quantised):

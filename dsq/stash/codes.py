@@ -71,6 +71,13 @@ def in_boxes(values: Tensor, fmt: Format) -> Code:
     return codes, lambda saved, dtype: unpack(saved[0], saved[1], fmt, sizes, 0, dtype)
 
 
+def _squared(roots: Code) -> Code:
+    """Return the Code of probabilities, given that of their roots: the small ones, which a linear code rounds to 0,
+    count as much as the large ones where a loss takes the logarithm."""
+    codes, decode = roots
+    return codes, lambda saved, dtype: decode(saved, dtype).clamp_(min=0).square_()
+
+
 class _Entry(NamedTuple):
     """The form that was made of a piece of memory."""
 
@@ -121,7 +128,7 @@ class Stash:
     def code(self, x: Tensor, what: What, infinity: float | None = None) -> Kept:
         """Return ``x`` in the policy's codes; ``x`` itself if it is a weight, of few values, or no plain float.
 
-        ``infinity`` stands for the infinite values of ``x``, which no code has.
+        ``infinity`` stands for the infinite values of ``x``, which no code has. A softmax is coded by its roots.
         """
         if x.dtype not in FLOATS or x.numel() <= FEW or is_weight(x):
             return self.exact(x)
@@ -130,10 +137,12 @@ class Stash:
             return self._made[key].seen_as(order)
         if infinity is not None and not _surely_finite(values):
             values = values.nan_to_num(math.nan, infinity, -infinity)
+        if what == "softmax":
+            values = values.sqrt()
         encoded, dtype = self.codec.encode(values, order, what), x.dtype
         if encoded is None:
             return self.exact(x)
-        codes, decode = encoded
+        codes, decode = _squared(encoded) if what == "softmax" else encoded
         form = Form(codes, lambda saved: order.restore(decode(saved, dtype)))
         if _compiling():
             return form
@@ -192,7 +201,7 @@ class Stash:
 
     def derive(self, y: Tensor, sources: Sequence[Kept | None], make: Callable[..., Tensor]) -> Form | None:
         """Note that ``make(*values of sources)`` gives ``y`` again, as it is laid out: no one needs to keep it."""
-        if _compiling() or None in sources or y.numel() <= FEW:
+        if _compiling() or y.numel() <= FEW or any(source is None for source in sources):
             return None
         key, order, values = place(y)
         if values.numel() != y.numel():  # an expanded tensor

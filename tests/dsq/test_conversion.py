@@ -58,8 +58,30 @@ def test_a_layer_takes_its_input_by_the_name_it_had():
 def test_nothing_to_convert_is_said():
     with pytest.warns(UserWarning, match="no product to convert"):
         dsq.convert(nn.ReLU())
-    with pytest.warns(UserWarning, match=r"no product to convert.*dsq\.stash\.apply\(model, 'bfp'\) packs"):
+    with pytest.warns(UserWarning, match=r"no product to convert.*stash=\"all\" packs"):
         dsq.convert(nn.Conv2d(3, 3, 3))
+
+
+def test_the_stash_of_a_model_without_products_follows_the_level():
+    net, x = nn.Sequential(nn.Conv2d(3, 16, 3), nn.SiLU(), nn.Conv2d(16, 3, 3)), torch.randn(4, 3, 20, 20)
+    plain = dsq.stash.measure(lambda: net(x)).nbytes
+    with pytest.warns(
+        UserWarning, match=r"no product to convert: what operations of dsq\.stash's table keep is packed"
+    ):
+        dynamic = dsq.DynamicPrecision(net, "[4,4,4,8] [8,8,8,8]", rise_at=1)
+    few = dsq.stash.measure(lambda: net(x)).nbytes
+    saved = dynamic.state_dict()
+    dynamic.record()
+    more = dsq.stash.measure(lambda: net(x)).nbytes
+    assert few < plain / 8 < more < plain / 5  # SiLU's input, in two bits more than q1, serves the convolution too
+    assert dsq.report(net, x).gradient.grade == "fine"
+    assert dsq.stash.measure(lambda: net(x)).nbytes == more  # the report put the level back
+    dsq.DynamicPrecision(net, "[4,4,4,8] [8,8,8,8]", rise_at=1).load_state_dict(saved)
+    assert dsq.stash.measure(lambda: net(x)).nbytes == few
+    dsq.unconvert(net)
+    assert dsq.stash.measure(lambda: net(x)).nbytes == plain
+    with pytest.raises(ValueError, match="not converted"):
+        dsq.unconvert(net)
 
 
 def test_complex_layers_stay():

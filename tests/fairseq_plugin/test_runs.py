@@ -59,7 +59,7 @@ def test_a_full_disk(capsys, data: Path, tmp_path: Path) -> None:
         said = refusal(capsys, "train", *given, "--max-update", 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "make room, then give the same command again; it goes on from" in said
+    assert "(the file could not be finished): make room, then give the same command again; it goes on from" in said
     after = contents(tmp_path)
     assert {name: after[name] for name in before if name.endswith(".pt")} == {
         name: it for name, it in before.items() if name.endswith(".pt")

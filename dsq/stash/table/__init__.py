@@ -15,7 +15,7 @@ lines that keeps forms (dsq/stash/codes.py) and calls PyTorch's own backward of 
     matmul, mm, bmm, @, einsum of two     both operands
     grouped_mm                            x
     convolution                           x
-    softmax                               its result, in more bits                  rows that sum to 1
+    softmax                               roots of its result, in more bits         rows that sum to 1
     attention in one call                 q, k, v, in more bits                     its result, its sums
     layer, RMS, batch, group norm, and    x^, and 1 / deviation exact               its result
         instance norm

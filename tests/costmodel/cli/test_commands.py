@@ -170,7 +170,7 @@ def test_pictures_are_whole_files(suffix, magic, capsys, tmp_path):
 BAD = {
     "one file for both": (["plan", "--picture", "x.png", "-o", "./x.png"], "output ./x.png is for text"),
     "no near hardware": (["plan", "--hardware", "xyz"], "unknown hardware 'xyz': known are a10"),
-    "two meant": (["plan", "--hardware", "rtx"], "nearest is 'rtx-3090', 'rtx-4090', 'rtx-5090'"),
+    "two meant": (["plan", "--hardware", "rtx"], "nearest is 'rtx-3090', 'rtx-4080', 'rtx-4090', 'rtx-5090'"),
     "two lengths": (["plan", "gpt2", "--tokens", "8", "--target-length", "8"], "leave out the two lengths"),
     "optimiser": (["plan", "gpt2", "--optimiser", "adamw"], "optimiser must be one of adam, adam-8bit"),
     "pipeline": (["plan", "opt_1.3b", "--pipeline", "2", "--devices", "2", "--zero", "3"], "do not go with --pipeline"),

@@ -51,10 +51,17 @@ def test_fairseqs_iwslt_model_has_fairseqs_count():
         ("mixtral", "mixtral-8x7b"),
         ("Llama 3.1 8B", "llama-3.1-8b"),
         ("wmt", "transformer_wmt_en_de"),
+        ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"),
+        ("openai-community/gpt2", "gpt2"),
     ],
 )
 def test_names_are_completed(given, name):
     assert load_workload(given).name == name
+
+
+def test_a_relative_of_a_known_model_is_told_its_name():
+    with pytest.raises(ValueError, match=r"nearest is 'llama-3\.1-8b'; known are"):
+        load_workload("meta-llama/Llama-3.1-8B-Instruct")
 
 
 def test_attention_is_fused_as_the_model_runs_it():

@@ -180,6 +180,18 @@ def test_a_softmax_whose_upstream_gradient_has_a_large_common_part():
         assert (ours - exact).norm() <= 0.2 * exact.norm()
 
 
+def test_a_loss_of_minus_log_sees_the_improbable_classes_of_a_softmax():
+    scores = drawn(2048, 10)
+    chances = F.softmax(3 * scores, -1)
+    answers = chances[:, :1]
+    upstream = F.pad(-1 / answers, (0, 9))
+    ours, exact = pairs(lambda x: F.softmax(3 * x, -1), scores, upstream=upstream)[0]
+    for least in (1e-3, 1e-2, 0.1):
+        rows = ((answers > least) & (answers < 10 * least)).squeeze()
+        assert abs(ours[rows, 0].mean() / exact[rows, 0].mean() - 1) < 0.05
+        assert cosine(ours[rows], exact[rows]) >= LEAST
+
+
 LSTM, GRU = nn.LSTM(32, 32), nn.GRU(32, 32)
 WITHOUT_A_ROW = {
     "local response norm": lambda x: F.local_response_norm(x, 3),
