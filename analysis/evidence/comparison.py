@@ -35,8 +35,8 @@ is bf16 autocast. Each run is paired with fp32's of its seed: the same initial w
 - ±: half of the 95 % interval of the mean (Student's t), over tasks in the first table, over seeds in the second.
 - Held: MiB that a step keeps between forward and backward. Minutes: of one core; these models are small, and time is
   gained in wide layers ([performance](performance.md)).
-- Since 2026-11-26 the backward reads weights in 5 bits at least: "w in 5 bits" is today's default. The rows of all
-  other settings are older; in them it read weights at q1, as the paper does.
+- The backward of `[8,4,8,8]` and `[8,4,8,8] all` reads weights in 5 bits. The rows of all other settings are older; in
+  them it read weights at q1, as the paper does.
 """
 
 
@@ -86,9 +86,10 @@ class Evidence:
         return Mean(tuple(float(row["score"]) - float(fp32["score"]) for row, fp32 in pairs))
 
     def shares(self, task: str, setting: str, column: str) -> Mean:
-        """Ratios of ``column`` to fp32's of the same seed, where one processor measured both."""
-        pairs = [pair for pair in self._pairs(task, setting).values() if pair[0].get("cpu") == pair[1].get("cpu")]
-        known = [(float(a[column]), float(b[column])) for a, b in pairs if a.get(column) and b.get(column)]
+        """Ratios of ``column`` to fp32's of the same seed; of times where one processor measured both."""
+        pairs = [(a, b) for a, b in self._pairs(task, setting).values() if a.get(column) and b.get(column)]
+        timed = column == "seconds"
+        known = [(float(a[column]), float(b[column])) for a, b in pairs if not timed or a.get("cpu") == b.get("cpu")]
         return Mean(tuple(ours / theirs for ours, theirs in known))
 
     def over_tasks(self, found: Callable[[str], Mean], tasks: Sequence[str] | None = None) -> Mean:
