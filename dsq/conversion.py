@@ -134,7 +134,7 @@ def converted(model: nn.Module) -> dict[str, Any]:
 
 def is_converted(model: nn.Module) -> bool:
     """Return whether ``convert`` changed ``model``: it has converted layers, or a packed stash alone."""
-    return bool(converted(model)) or "stash" in changes(model)
+    return bool(converted(model)) or "stash" in vars(model).get(_BEFORE, ())
 
 
 def check_conversion(model: nn.Module, config: DSQConfig, of: str = "config") -> None:
