@@ -111,7 +111,7 @@ class _T5(nn.Module):
         super().__init__()
         import transformers
 
-        wanted = transformers.AutoConfig.for_model(vocab_size=words, **config)
+        wanted: Any = transformers.AutoConfig.for_model(vocab_size=words, **config)
         self.encoder = transformers.T5EncoderModel(wanted)
         self.head = nn.Linear(wanted.hidden_size, classes)
 

@@ -66,7 +66,8 @@ def test_sentences(tmp_path: Path) -> None:
     files = labelled(tmp_path, "label\tsentence", *("1\ta good film", "0\ta bad film") * 20)
     check(small("sst2", width=16, blocks=1), files, tmp_path)
     pytest.importorskip("transformers")
-    task = dataclasses.replace(small("sst2-t5"), config=SUITE.tasks["sst2-t5"].config | {"d_model": 16, "num_layers": 1})
+    config = SUITE.tasks["sst2-t5"].config | {"d_model": 16, "num_layers": 1}
+    task = dataclasses.replace(small("sst2-t5"), config=config)
     assert math.isfinite(problems.run_once(task, SUITE.settings["fp32"], 1, files, tmp_path).loss)
 
 
