@@ -57,7 +57,7 @@ class Task:
     source: str = "de"  #: language of a translation
     target: str = "en"  #: language of a translation
     flags: Mapping[str, Any] = field(default_factory=dict)  #: of a translation: dsq-train's, over problems.py's own
-    config: Mapping[str, Any] = field(default_factory=dict)  #: of images, sentences: of transformers' AutoConfig.for_model
+    config: Mapping[str, Any] = field(default_factory=dict)  #: of images, sentences: transformers' AutoConfig's
     sizes: Mapping[str, int] = field(default_factory=dict)  #: of the model and of the cut of the data
 
 
