@@ -32,7 +32,7 @@ def example(name: str) -> ModuleType:
 
 
 def test_the_plain_loop_rises_at_a_plateau_and_goes_on_learning():
-    losses = example("plain_loop").main(steps=500)
+    losses = example("plain_loop").main()
     first, second = losses["[4,3,3,8]"], losses["[8,4,4,8]"]
     assert first[-1] < first[0]
     assert min(second) < min(first)
