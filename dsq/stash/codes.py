@@ -11,7 +11,6 @@ A Stash codes a piece of memory once, whatever views of it are saved: it remembe
 span. The operations that are coded, and why, are in dsq/stash/table.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -26,6 +25,7 @@ from dsq.kernels.dispatch import pack, pack_mask, unpack, unpack_mask
 from dsq.stash.memory import MemoryOrder, place, weak
 
 Make = Callable[[Sequence[Tensor]], Tensor]
+Prepare = Callable[[Tensor], Tensor]
 
 _compiling = torch.compiler.is_compiling
 _keep_graph = torch._C._autograd._get_current_graph_task_keep_graph
@@ -69,13 +69,6 @@ def in_boxes(values: Tensor, fmt: Format) -> Code:
     sizes = (values.numel(),)
     codes = pack(values.reshape(-1), fmt, 0)
     return codes, lambda saved, dtype: unpack(saved[0], saved[1], fmt, sizes, 0, dtype)
-
-
-def _squared(roots: Code) -> Code:
-    """Return the Code of probabilities, given that of their roots: the small ones, which a linear code rounds to 0,
-    count as much as the large ones where a loss takes the logarithm."""
-    codes, decode = roots
-    return codes, lambda saved, dtype: decode(saved, dtype).clamp_(min=0).square_()
 
 
 class _Entry(NamedTuple):
@@ -125,24 +118,21 @@ class Stash:
         self.codec = self._of_forward if segment is None else getattr(self._of_forward, "recomputed", self._of_forward)
         self._made = self._outside if segment is None else {}
 
-    def code(self, x: Tensor, what: What, infinity: float | None = None) -> Kept:
+    def code(self, x: Tensor, what: What, prepare: Prepare | None = None) -> Kept:
         """Return ``x`` in the policy's codes; ``x`` itself if it is a weight, of few values, or no plain float.
 
-        ``infinity`` stands for the infinite values of ``x``, which no code has. A softmax is coded by its roots.
+        Where ``prepare`` is given, what it makes of the values is coded, and made again in the place of ``x``.
         """
         if x.dtype not in FLOATS or x.numel() <= FEW or is_weight(x):
             return self.exact(x)
         key, order, values = place(x)
         if not _compiling() and key in self._made:
             return self._made[key].seen_as(order)
-        if infinity is not None and not _surely_finite(values):
-            values = values.nan_to_num(math.nan, infinity, -infinity)
-        if what == "softmax":
-            values = values.sqrt()
+        values = values if prepare is None else prepare(values)
         encoded, dtype = self.codec.encode(values, order, what), x.dtype
         if encoded is None:
             return self.exact(x)
-        codes, decode = _squared(encoded) if what == "softmax" else encoded
+        codes, decode = encoded
         form = Form(codes, lambda saved: order.restore(decode(saved, dtype)))
         if _compiling():
             return form
@@ -210,10 +200,12 @@ class Stash:
         form = Form(tensors, lambda saved: order.laid_out(make(*_values(parts, saved))))
         return self._put(key, y, form, order, sources=parts)
 
-    def restored(self, y: Tensor, what: What, restore: Callable[..., Tensor], *beside: Kept) -> Kept:
+    def restored(
+        self, y: Tensor, what: What, restore: Callable[..., Tensor], *beside: Kept, prepare: Prepare | None = None
+    ) -> Kept:
         """Return ``y`` in codes, of which ``restore(rounded, *values beside)`` makes a state that the operation could
-        have been in."""
-        form = self.code(y, what)
+        have been in. ``prepare``: as for ``code``."""
+        form = self.code(y, what, prepare)
         if isinstance(form, Tensor):
             return form
         if _compiling():
@@ -267,11 +259,6 @@ def refuse_create_graph() -> None:
             "dsq.stash keeps this model's activations in a form that is differentiable once: create_graph=True is not "
             "supported; call dsq.unconvert(model), or remove() on the controller of a policy applied by hand, first"
         )
-
-
-def _surely_finite(x: Tensor) -> bool:
-    """Return whether ``x`` has no infinite value, if that is quick to say: on a CPU, outside of graphs."""
-    return x.device.type == "cpu" and not _compiling() and math.isfinite(x.sum())
 
 
 def is_weight(x: Tensor) -> bool:

@@ -43,7 +43,7 @@ class Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, dim: int, dtype: torch.dtype | None, safe: bool = False) -> Tensor:
         y = torch.ops.aten._safe_softmax(x, dim, dtype) if safe else F.softmax(x, dim, dtype=dtype)
-        keep(ctx, stash.restored(y, "softmax", lambda rounded: _rows_of_one(rounded, dim)))
+        keep(ctx, stash.restored(y, "softmax", lambda roots: _rows_of_one(roots, dim), prepare=torch.sqrt))
         ctx.dim, ctx.dtype = dim, x.dtype
         return y
 
@@ -53,9 +53,10 @@ class Softmax(torch.autograd.Function):
         return None, torch.ops.aten._softmax_backward_data(dy, y, ctx.dim, ctx.dtype), None, None, None
 
 
-def _rows_of_one(rounded: Tensor, dim: int) -> Tensor:
-    sums = rounded.sum(dim, keepdim=True)
-    return rounded / sums.clamp_(min=torch.finfo(sums.dtype).tiny)  # a row without a key is zeros
+def _rows_of_one(roots: Tensor, dim: int) -> Tensor:
+    squares = roots.clamp(min=0).square_()
+    sums = squares.sum(dim, keepdim=True)
+    return squares.div_(sums.clamp_(min=torch.finfo(sums.dtype).tiny))  # a row without a key is zeros
 
 
 def fused(

@@ -10,6 +10,7 @@ x[source], is as long as the edges are many: the product that weighs it would ke
 kept already. The sum of the messages at each target, index_add, keeps the index; PyTorch keeps the messages too.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.codes import Kept, Stash, keep, kept, spare
+from dsq.stash.codes import Kept, Prepare, Stash, keep, kept, spare
 
 aten = torch.ops.aten
 
@@ -33,6 +34,7 @@ def activation(
     """Return the row of an activation. backward: (dy, x, options) -> dx; infinity: what stands for infinite inputs, at
     which the function is finite; options: by name, in PyTorch's order, at their defaults."""
     usual = partial(function, **options), partial(backward, **options)
+    prepare = None if infinity is None else partial(_bounded, infinity=infinity)
     writes = isinstance(backward, torch._ops.OpOverloadPacket) and "grad_input" in backward.overloads()
 
     def activate(stash: Stash, input: Tensor, *args: Any, **named: Any) -> Tensor:
@@ -40,14 +42,22 @@ def activation(
         if args or named:
             given = options | dict(zip((*options, "inplace"), args, strict=False)) | named
             if given.pop("inplace", False):
-                form = stash.code(input, "activation", infinity)  # before the values change, and held until they have
+                form = stash.code(input, "activation", prepare)  # before the values change, and held until they have
                 if isinstance(form, Tensor):
                     return function(input, *args, **named)
                 return in_place(stash, input, activate(stash, input, **given))
             run, gradient = partial(function, **given), partial(backward, **given)
-        return Activation.apply(stash, input, run, gradient, None, writes, infinity)  # type: ignore[no-any-return, no-untyped-call]
+        return Activation.apply(stash, input, run, gradient, None, writes, prepare)  # type: ignore[no-any-return, no-untyped-call]
 
     return activate
+
+
+def _bounded(values: Tensor, infinity: float) -> Tensor:
+    """Return ``values`` with ``infinity`` for infinite ones, which no code has."""
+    quick_to_ask = values.device.type == "cpu" and not torch.compiler.is_compiling()
+    if quick_to_ask and math.isfinite(values.sum()):
+        return values
+    return values.nan_to_num(math.nan, infinity, -infinity)
 
 
 def in_place(stash: Stash, x: Tensor, y: Tensor) -> Tensor:
@@ -75,10 +85,10 @@ class Activation(torch.autograd.Function):
         gradient: Callable[[Tensor, Tensor], Tensor],
         limits: tuple[float, float] | None,
         writes: bool = False,
-        infinity: float | None = None,
+        prepare: Prepare | None = None,
     ) -> Tensor:
         y = run(x)
-        form = stash.code(x, "activation", infinity) if limits is None else stash.bits(x, *limits, nan_is_open=False)
+        form = stash.code(x, "activation", prepare) if limits is None else stash.bits(x, *limits, nan_is_open=False)
         keep(ctx, form)
         stash.derive(y, (form if limits is None else stash.find(x),), run)
         ctx.gradient, ctx.writes = gradient, writes
