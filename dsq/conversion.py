@@ -75,13 +75,7 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     if layers:
         _warn_of_little(model, excluded + tied)
     else:
-        stays = (
-            "what operations of dsq.stash's table keep is packed"
-            if config.stash == "all"
-            else f"it stays as it is; {_STASH_ALONE}"
-        )
-        left = "".join(f"; {it.name or it.kind}: {it.why}" for it in unquantised(model)[:2])
-        warnings.warn(f"model has no product to convert: {stays}{left}", stacklevel=2)
+        _warn_of_none(model, packed=config.stash == "all")
     if config.exclude is not None and not excluded:
         warnings.warn(f"exclude={config.exclude!r} matches no layer of the model", stacklevel=2)
     return model
@@ -174,6 +168,12 @@ def _warn_of_little(model: nn.Module, chosen: int) -> None:
             "dsq.report(model, *inputs) says what was left, and why"
         )
         warnings.warn(text, stacklevel=3)
+
+
+def _warn_of_none(model: nn.Module, packed: bool) -> None:
+    stays = "what operations of dsq.stash's table keep is packed" if packed else f"it stays as it is; {_STASH_ALONE}"
+    left = "".join(f"; {it.name or it.kind}: {it.why}" for it in unquantised(model)[:2])
+    warnings.warn(f"model has no product to convert: {stays}{left}", stacklevel=3)
 
 
 def _check_types(function: str, model: nn.Module, config: DSQConfig) -> None:

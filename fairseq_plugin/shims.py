@@ -43,7 +43,7 @@ FUSED_PARAMETERS = tuple(
 )
 
 
-_MOST = 10_000_000
+_MOST = 10_000_000  #: characters of an expression, times how often a list or text in it is repeated
 #: what an expression of evaluate is made of
 _ACCEPTED = (
     *(ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Load),
