@@ -18,7 +18,7 @@ from dsq.layers.attention import MultiheadAttention, OutProjection
 from dsq.layers.experts_and_patches import Experts, PatchConv2d, cuts_patches, is_experts
 from dsq.layers.own_products import OwnAttention, OwnProducts, calls_attention, multiplies
 from dsq.left_plain import embedded, matrices, quantised_parameters, unquantised
-from dsq.linear import Linear
+from dsq.linear import Linear, of_another_quantisation
 from dsq.process_memory import suit_a_packed_stash
 from dsq.quantizers import Quantised
 from dsq.stash.controller import applied
@@ -218,7 +218,7 @@ def change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
 def quantised_class(module: nn.Module) -> type[nn.Module] | None:
     """Return the class that ``convert`` gives a module like this one; None where it leaves it."""
     kind = class_of(module)
-    if any(p.is_complex() for p in module.parameters(recurse=False)):
+    if any(p.is_complex() or of_another_quantisation(p) for p in module.parameters(recurse=False)):
         return None
     if kind in _CLASSES:
         return _CLASSES[kind]

@@ -7,6 +7,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
+from dsq.linear import of_another_quantisation
 from dsq.quantizers import Quantised
 
 #: matrices of these are tables or scales, no operands of a product
@@ -34,14 +35,19 @@ def unquantised(model: nn.Module) -> tuple[Unquantised, ...]:
         if isinstance(module, _NO_PRODUCT) or _quantises(module):
             continue
         if any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False)):
-            found.append(Unquantised(name, type(module).__name__, 0, "lazy: convert after its first forward"))
+            found.append(Unquantised(name, _kind(module).__name__, 0, "lazy: convert after its first forward"))
         own = [p for p in matrices(module) if id(p) not in seen]
         if not own:
             continue
         seen |= {id(p) for p in own}
         tied = all(id(p) in tables for p in own)
-        found.append(Unquantised(name, type(module).__name__, sum(p.numel() for p in own), _why(module, own, tied)))
+        found.append(Unquantised(name, _kind(module).__name__, sum(p.numel() for p in own), _why(module, own, tied)))
     return tuple(found)
+
+
+def _kind(module: nn.Module) -> type[nn.Module]:
+    """Return the class of ``module``, as it was before the conversion if its forward was seen to multiply by none."""
+    return module.plain if isinstance(module, Quantised) else type(module)
 
 
 def _quantises(module: nn.Module) -> bool:
@@ -68,9 +74,11 @@ def embedded(model: nn.Module) -> set[int]:
 
 
 def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
-    kind = type(module)
+    kind = _kind(module)
     if any(p.is_complex() for p in own):
         return "its parameters are complex"
+    if any(map(of_another_quantisation, own)):
+        return "its weight is of another quantisation"
     if kind is nn.Linear and tied:
         return "its weight is an embedding's too, which few bits keep from learning; DSQConfig(tied=True) converts it"
     if kind is nn.Linear or kind is nn.MultiheadAttention or kind.__name__ == "Conv1D":

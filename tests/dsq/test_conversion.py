@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.testing._internal.two_tensor import TwoTensor
 
 import dsq
 from dsq.left_plain import unquantised
@@ -82,6 +83,20 @@ def test_the_stash_of_a_model_without_products_follows_the_level():
     assert dsq.stash.measure(lambda: net(x)).nbytes == plain
     with pytest.raises(ValueError, match="not converted"):
         dsq.unconvert(net)
+
+
+def test_weights_of_another_quantisation_stay_and_multiply_by_themselves():
+    def other(layer):  # a tensor made of others, as torchao's int8
+        layer.weight = nn.Parameter(TwoTensor(layer.weight.detach(), layer.weight.detach()))
+
+    net, x = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)), torch.randn(4, 16)
+    other(net[0])
+    dsq.DynamicPrecision(net)
+    assert list(dsq.converted(net)) == ["1"]
+    assert [entry.why for entry in unquantised(net)] == ["its weight is of another quantisation"]
+    other(net[1])
+    y = net(x)
+    assert torch.equal(y.a, dsq.unconvert(net)(x).a)
 
 
 def test_complex_layers_stay():

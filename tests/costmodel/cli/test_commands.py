@@ -25,6 +25,7 @@ COMMANDS = {
     "estimate, paper": ["estimate", "[16,4,4,16]", "--profile", "paper"],
     "plan": ["plan"],
     "plan, adapters": ["plan", "--lora", "8", "--hardware", "rtx-3090", "--tokens", "512"],
+    "plan, the whole stash": ["plan", "[8,4,8,8]", "[8,4,8,8] all", "--container", "32"],
     "plan, shared out": ["plan", "[16,4,4,16]", "--devices", "8", "--zero", "3"],
     "table": ["table"],
     "roofline": ["roofline", "[16,4,4,16]", "[2,2,2,16]"],
