@@ -96,10 +96,7 @@ def test_a_batch_of_the_forwards_names_is_given_as_keywords():
 def test_a_model_without_products_says_what_it_has():
     with pytest.warns(UserWarning, match="LSTM: its products are inside of one operation"):
         dsq.DynamicPrecision(nn.LSTM(64, 64))
-    with (
-        pytest.warns(UserWarning, match="it stays as it is"),
-        pytest.raises(ValueError, match="found none"),
-    ):
+    with pytest.warns(UserWarning, match="it stays as it is"), pytest.raises(ValueError, match="found none"):
         dsq.DynamicPrecision(nn.LSTM(64, 64), stash="linears")
 
 

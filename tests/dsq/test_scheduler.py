@@ -44,13 +44,7 @@ def test_a_count_that_is_no_whole_number_is_refused(count):
     assert scheduler.state_dict()["work"][0] == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("key", "values"),
-    [
-        ("levels", [None, [[2, 2]], 3]),
-        ("level", [7, -1, 1.0, None]),
-    ],
-)
+@pytest.mark.parametrize(("key", "values"), [("levels", [None, [[2, 2]], 3]), ("level", [7, -1, 1.0, None])])
 def test_a_bad_state_is_refused_and_none_of_it_taken(key, values):
     scheduler = dsq.PrecisionScheduler(LEVELS)
     before = scheduler.state_dict()

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import re
+import socket
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 import dsq
 from costmodel.cli.commands.step import estimate
 from costmodel.cli.main import parser
-from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, levels, resume, run, same_weights, updates
+from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, levels, resume, run, same_weights, start, updates
 
 LINEARS = 2 * 6 + 2 * 10  # an encoder layer has 4 + 2, a decoder layer 4 + 4 + 2; the output projection is tied
 
@@ -170,3 +171,42 @@ def test_of_a_run_that_began_without_dsq_fractions_are_of_what_is_left(data: Pat
     run("train", data, *given, "--max-update", 3)
     run("train", data, *given, "--max-update", 7, "--dsq-levels", LEVELS, "--dsq-rise-at", 0.5)
     assert updates(tmp_path) == [2, 2]
+
+
+#: dsq-train that says what loss the schedule was given, and the level after it
+WORKER = """
+from fairseq_plugin import commands, tasks
+
+def step_schedule(state, model, update, loss):
+    step(state, model, update, loss)
+    print("STEP", update, loss, state.scheduler.level)
+
+step, tasks.step_schedule = tasks.step_schedule, step_schedule
+commands.train()
+"""
+
+
+def test_two_workers(data: Path, tmp_path: Path) -> None:
+    given = [data, *MODEL, "--lr", 0, "--save-interval-updates", 1, "--dsq-patience", 1, "--dsq-levels", LEVELS]
+    given += ["--save-dir", tmp_path]
+    run("train", *given, "--max-update", 1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    given += ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp", "--max-update", 4]
+    workers = [start("-c", WORKER, *given, RANK=str(rank), **meeting) for rank in range(2)]
+    logs = [worker.communicate(timeout=300)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], "\n".join(logs)
+
+    first, second = ([line for line in log.splitlines() if line.startswith("STEP")] for log in logs)
+    assert first == second
+    assert len(first) == 3
+    assert first[-1].endswith(" 1")  # the loss got no better: the level rose, on both
+    record = json.loads((tmp_path / "dsq_history.json").read_text())
+    assert record["level"] == 1
+    assert record["updates"] == 4
+    assert record["levels"][1]["updates"] >= 1
+    counts = [float(line.split("wpb=")[1].split(",")[0]) for line in logs[0].splitlines() if "| train_inner |" in line]
+    alone = record["tokens"] - sum(counts)  # the update before; the others count the tokens of both workers
+    assert len(counts) == 3
+    assert 0 < alone < min(counts)

@@ -132,7 +132,7 @@ def test_no_gradient_runs_before_the_first_layer_that_trains(shape, frozen, modu
         model.get_submodule(module).requires_grad_(False)
     assert 2 * workload.macs == flops(model, *ids(shape))
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    assert workload.trained == trained
+    assert [op.rows for op in workload.operations if op.kind == "adam"] == [workload.trained] == [trained]
 
 
 def test_frozen_layers_before_the_first_that_trains_keep_nothing_and_move_no_gradient():
@@ -195,18 +195,6 @@ def test_fusing_attention_of_a_traced_model_is_that_of_its_shapes():
     extra = shapes.fusing_attention().macs - shapes.macs
     assert plain.fusing_attention().macs - plain.macs == extra > 0
     assert [g.on_chip for g in plain.fusing_attention().gemms if not g.weight] == ["y", "x"] * 2
-
-
-def test_trace_names_bad_arguments():
-    with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
-        dsq.workload.trace("model", torch.zeros(1))
-    with pytest.raises(ValueError, match="at least one tensor"):
-        dsq.workload.trace(nn.Linear(2, 2))
-    for shape in ((0, 2), (2, 0)):
-        with pytest.raises(ValueError, match=rf"at least one token, got a tensor of shape \({shape[0]}, {shape[1]}\)"):
-            dsq.workload.trace(nn.Linear(2, 2), torch.zeros(shape))
-    with pytest.raises(ValueError, match="multiplies no matrices"):
-        dsq.workload.trace(nn.ReLU(), torch.zeros(2, 2))
 
 
 def test_trace_leaves_the_model_as_it_was():

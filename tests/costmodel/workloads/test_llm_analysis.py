@@ -1,4 +1,4 @@
-"""llm-analysis's own example, OPT-1.3B in 16 bits on one GPU (its default), term by term from the ledger.
+"""llm-analysis's own example, OPT-1.3B in 16 bits on one GPU (its default), beside the ledger.
 
 Its formulas (cli99/llm-analysis, llm_analysis/analysis.py, get_memory_* and training), in bytes, with s tokens, b
 sequences, h the width, a heads: a parameter of a layer 2 (weight) + 16 (master copies of weight and gradient, moments)
@@ -14,7 +14,6 @@ from costmodel.model.memory import peak_memory
 from costmodel.model.methods import BF16, Method
 from costmodel.workloads.named import load_shapes
 from costmodel.workloads.transformer import build
-from tests.costmodel.workloads.test_shard import a_layer
 
 S, H, A, LAYERS, WORDS = 2048, 2048, 32, 24, 50272
 SBH, SCORES = S * H, A * S * S
@@ -24,24 +23,10 @@ OPT = load_shapes("opt_1.3b")  # heads are views to it
 WITH_MASKS = replace(OPT, decoder=replace(OPT.decoder, attention_dropout=True, heads_copied=False))
 
 
-def test_each_term_of_a_layer():
-    kept = a_layer(build(WITH_MASKS))
-    attention = ["self_attn.q_proj.x", "self_attn.scores.x", "self_attn.scores.w", "self_attn.context.w"]
-    assert sum(kept.pop(name) for name in [*attention, "self_attn.out_proj.x"]) == 10 * SBH
-    assert kept.pop("self_attn.out_dropout.mask") + kept.pop("self_attn.dropout.mask") == SBH + SCORES
-    assert kept.pop("fc1.x") + kept.pop("mlp.out_dropout.mask") == 3 * SBH
-    # they differ: a relu's y is the next layer's x, and kept once; norms keep x in 16 bits; softmax's result and its
-    # dropped copy are kept, which they leave out
-    assert kept.pop("activation.y") == 16 * SBH - 8 * SBH
-    assert kept.pop("norm0.x") + kept.pop("norm1.x") == 8 * SBH - 4 * SBH
-    assert kept.pop("self_attn.softmax.y") + kept.pop("self_attn.context.x") == 4 * SCORES
-    assert not kept
-
-
 @pytest.mark.parametrize("sequences, theirs, printed", [(1, 31.4, 29.2), (2, 38.5, 35.8)])
 def test_the_whole(sequences, theirs, printed):
-    """In GB, and as it prints them, 1024^3 bytes as "G". Beside the terms above the ledger has PyTorch's fp32 copy of
-    softmax's result, logits, and 18 bytes for every parameter, the tables' too."""
+    """In GB, and as it prints them, 1024^3 bytes as "G". The ledger has 12 sbh less: a relu's y is the next layer's x,
+    and norms keep x in 16 bits. It has softmax's result twice more, logits, and 18 bytes for every parameter."""
     parameters = 20 * IN_LAYERS + 2 * WORDS * H
     whole = parameters + sequences * LAYERS * THEIR_LAYER
     assert whole == pytest.approx(theirs * 1e9, rel=0.002)

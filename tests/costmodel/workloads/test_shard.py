@@ -17,15 +17,7 @@ GPT = Transformer(
     "gpt",
     Head("lm", 128, tied=True),
     decoder=Stack(
-        "decoder",
-        LAYERS,
-        H,
-        A,
-        4 * H,
-        final_norm=True,
-        tables=(("words", 128),),
-        dropout=True,
-        attention_dropout=True,
+        "decoder", LAYERS, H, A, 4 * H, final_norm=True, tables=(("words", 128),), dropout=True, attention_dropout=True
     ),
     sequences=B,
     target_length=S,
