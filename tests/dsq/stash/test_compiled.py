@@ -152,6 +152,31 @@ def test_so_does_one_graph_of_a_whole_model(name, dynamic, policy):
     assert error(gradient(compiled), exact) < 1e-6
 
 
+class Experts(nn.Module):
+    """Experts whose numbers of tokens depend on data."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+        self.register_buffer("counts", torch.tensor([96, 96]))
+
+    def forward(self, x):
+        parts = x.flatten(0, 1).split(self.counts.tolist())
+        return torch.cat([F.gelu(expert(part)) for expert, part in zip(self.experts, parts, strict=True)])
+
+
+def test_sizes_that_depend_on_data_are_compiled_in_one_graph():
+    torch.manual_seed(0)
+    eager = Experts()
+    net = copy.deepcopy(eager)
+    for model in (eager, net):
+        dsq.DynamicPrecision(model)
+    x = torch.randn(2, 96, 32)
+    eager(x).square().sum().backward()
+    torch.compile(net, backend="aot_eager", fullgraph=True)(x).square().sum().backward()
+    assert error(all_gradients(net), all_gradients(eager)) < 0.05
+
+
 class Unpacked(TorchDispatchMode):
     """Counts the tensors that were unpacked and are alive."""
 
