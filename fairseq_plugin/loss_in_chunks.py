@@ -28,7 +28,7 @@ def in_chunks(criterion: Any, model: nn.Module) -> Any:
     decoder = getattr(model, "decoder", None)
     asked = decoder if isinstance(model, FairseqLanguageModel) else model  # the first passes on what it is given
     gives = asked is not None and FEATURES_ONLY in inspect.signature(asked.forward).parameters
-    plain = gives and getattr(decoder, "adaptive_softmax", None) is None and hasattr(decoder, "output_layer")
+    plain = gives and getattr(decoder, "adaptive_softmax", None) is None and hasattr(decoder, "output_projection")
     if made is not None and plain and not getattr(criterion, "report_accuracy", False):
         criterion.__class__ = made
     return criterion
@@ -55,17 +55,11 @@ class _InChunks:
             return found[0], found[1].detach()
 
         sentences = max(1, TOKENS // features_BTD.shape[1])
-        return sums(losses, sentences, features_BTD, target_BT, *_output_parameters(model))
+        parameters = (it for it in model.decoder.output_projection.parameters() if it.requires_grad)
+        return sums(losses, sentences, features_BTD, target_BT, *parameters)
 
 
-def _output_parameters(model: Any) -> tuple[nn.Parameter, ...]:
-    """Return what the gradient of the logits reaches beside the features."""
-    decoder = model.decoder
-    layer = decoder.output_projection if hasattr(decoder, "output_projection") else decoder.embed_tokens
-    return tuple(parameter for parameter in layer.parameters() if parameter.requires_grad)
-
-
-class Chunked(_InChunks, CrossEntropyCriterion):
+class CrossEntropyInChunks(_InChunks, CrossEntropyCriterion):
     """fairseq's cross_entropy."""
 
 
@@ -73,7 +67,7 @@ class LabelSmoothedInChunks(_InChunks, LabelSmoothedCrossEntropyCriterion):
     """fairseq's label_smoothed_cross_entropy."""
 
 
-_IN_CHUNKS = {CrossEntropyCriterion: Chunked, LabelSmoothedCrossEntropyCriterion: LabelSmoothedInChunks}
+_IN_CHUNKS = {CrossEntropyCriterion: CrossEntropyInChunks, LabelSmoothedCrossEntropyCriterion: LabelSmoothedInChunks}
 
 Losses = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
