@@ -1,5 +1,4 @@
 import json
-import math
 
 import numpy as np
 import pytest
@@ -23,16 +22,6 @@ def test_work_is_recorded_where_it_was_done_and_counts_may_be_tensors():
             {"precision": [4, 4, 4, 16], "updates": 7, "tokens": 9},
         ]
     }
-
-
-@pytest.mark.parametrize("count", [-5, 1.5, math.nan, True, None, torch.tensor(2.0), torch.tensor([1, 2])])
-def test_a_count_that_is_no_whole_number_is_refused(count):
-    scheduler = dsq.PrecisionScheduler(LEVELS)
-    with pytest.raises(ValueError, match="tokens must be a whole number from 0, got"):
-        scheduler.record(1, count)
-    with pytest.raises(ValueError, match="updates must be a whole number from 0, got"):
-        scheduler.record(count)
-    assert scheduler.state_dict()["work"][0] == (0, 0)
 
 
 @pytest.mark.parametrize(("key", "values"), [("levels", [None, [[2, 2]], 3]), ("level", [7, -1, 1.0, None])])

@@ -35,13 +35,6 @@ def test_the_result_is_laid_out_as_that_of_the_convolution():
         dsq.unconvert(net)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 16, 2), (2, 5, 16, 16), (3, 2, 3, 16, 16)])
-def test_what_the_convolution_refuses_is_refused(shape):
-    net = dsq.convert(nn.Conv2d(3, 20, 4, stride=4))
-    with pytest.raises(ValueError, match=r"input must be \(B, 3, at least 4, at least 4\)"):
-        net(torch.randn(shape))
-
-
 @pytest.mark.parametrize(
     "options", [{"stride": 2}, {"stride": 4, "padding": 1}, {"stride": 4, "dilation": 2}, {"stride": 4, "groups": 2}]
 )
@@ -82,8 +75,9 @@ def test_each_expert_is_the_linear_layers_of_its_tokens():
         y = y + torch.zeros_like(x).index_add(0, tokens, weights[tokens, place, None] * down)
     wanted, dy = (x, weights, net.gate_up_proj, net.down_proj), torch.randn(TOKENS, WIDTH)
     found, expected = ((it, *torch.autograd.grad(it, wanted, dy)) for it in (net(x, chosen, weights), y))
-    for one, other in zip(found, expected, strict=True):  # in Q3 a tie may fall the other way
-        assert (one - other).abs().max() <= 2.0**-5 * other.abs().max()
+    slack = 2.0**-5  # in Q3 a tie may fall the other way
+    for one, other, most in zip(found, expected, (0, slack, 0, slack, 0), strict=True):
+        assert (one - other).abs().max() <= (1e-5 + most) * other.abs().max()
         torch.testing.assert_close(one.norm(), other.norm(), rtol=1e-4, atol=0)
     assert not found[-1][3].any()
 
