@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
@@ -13,6 +14,7 @@ from dsq.quantizers import Quantised
 #: matrices of these are tables or scales, no operands of a product
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _NO_PRODUCT = (*_EMBEDDINGS, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
+_CONVERTED = (nn.Linear, nn.MultiheadAttention, NonDynamicallyQuantizableLinear)  #: unless asked otherwise
 _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 
 
@@ -81,7 +83,7 @@ def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
         return "its weight is of another quantisation"
     if kind is nn.Linear and tied:
         return "its weight is an embedding's too, which few bits keep from learning; DSQConfig(tied=True) converts it"
-    if kind is nn.Linear or kind is nn.MultiheadAttention or kind.__name__ == "Conv1D":
+    if kind in _CONVERTED or kind.__name__ == "Conv1D":
         return "excluded, an adapter (adapters=True converts it), or added after the conversion"
     if isinstance(module, nn.Linear):
         return f"a subclass of nn.Linear, {kind.__name__}, whose weight is of another quantisation"
@@ -95,7 +97,7 @@ def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
         return "parameters of three dimensions, multiplied where dsq does not see them, or not at all"
     if hasattr(module, "top_k"):
         return "a router of experts: its few products decide which expert serves a token"
-    return f"{kind.__name__} holds matrices itself, and its forward multiplies by none"
+    return f"{kind.__name__} holds matrices itself, and its forward calls no product by them that dsq knows"
 
 
 def quantised_parameters(model: nn.Module) -> int:

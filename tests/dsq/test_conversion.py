@@ -183,21 +183,6 @@ def test_a_transformer_evaluates_under_a_padding_mask():
     torch.testing.assert_close(without_gradient, net(x, src_key_padding_mask=padded).detach())
 
 
-def test_the_whole_stash_follows_the_level():
-    def stashed(config, level=0):
-        model = nn.TransformerEncoderLayer(64, 2, 128, dropout=0.0, batch_first=True)
-        dsq.convert(model, config)
-        dsq.set_level(model, config, level)
-        x = torch.randn(8, 32, 64)
-        return dsq.stash.measure(lambda: model(x).sum()).nbytes
-
-    levels = ("[4,4,4,16]", "[8,8,8,16]")
-    linears = stashed(dsq.DSQConfig(levels=levels))
-    four, eight = (stashed(dsq.DSQConfig(levels=levels, stash="all"), level) for level in (0, 1))
-    assert four < 0.35 * linears
-    assert 1.4 * four < eight < 2 * four
-
-
 def test_a_model_whose_policy_forbids_the_whole_stash_stays_as_it_was():
     model = nn.Sequential(nn.Linear(32, 4))
     dsq.stash.apply(model, "mesa")
