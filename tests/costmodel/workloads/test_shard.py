@@ -122,13 +122,6 @@ def test_keys_are_cut_or_copied_whole():
         stages(grouped, Shard(tensor=3))
 
 
-def test_what_cannot_be_cut_is_refused():
-    with pytest.raises(ValueError, match=r"decoder.heads \(6\) cannot be cut into 4"):
-        stages(GPT, Shard(tensor=4))
-    with pytest.raises(ValueError, match=r"decoder.layers \(4\) cannot be cut into 3"):
-        stages(GPT, Shard(pipeline=3))
-
-
 @pytest.mark.parametrize("sequences, theirs, printed", [(1, 31.4, 29.2), (2, 38.5, 35.8)])
 def test_llm_analysis_of_opt(sequences, theirs, printed):
     """Its own example, OPT-1.3B in 16 bits on one GPU (its default), in GB, and as it prints them, 1024^3 bytes as "G".
