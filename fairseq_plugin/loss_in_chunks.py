@@ -38,7 +38,7 @@ class _InChunks:
     """Stands before a criterion of fairseq's."""
 
     def forward(self, model: Any, sample: Any, reduce: bool = True) -> Any:
-        if not reduce:
+        if not reduce or getattr(model, "find_unused_parameters", False):  # DDP sees no output layer in the forward
             return super().forward(model, sample, reduce)  # type: ignore[misc]
         features_only = {**sample["net_input"], FEATURES_ONLY: True}
         return super().forward(model, {**sample, "net_input": features_only}, reduce)  # type: ignore[misc]
