@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+import costmodel
 import dsq
 from tests.bad_input import fuzz
 from tests.threads import threads
@@ -130,7 +131,8 @@ def test_some_malformed_files(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("expression", "line"), EXPRESSIONS.items())
 def test_expression(expression: str, line: str) -> None:
-    names = {"torch": torch, "dsq": dsq, "x": torch.ones(4, 16), "model": torch.nn.Sequential(torch.nn.Linear(16, 4))}
+    names = {"torch": torch, "dsq": dsq, "costmodel": costmodel, "x": torch.ones(4, 16)}
+    names["model"] = torch.nn.Sequential(torch.nn.Linear(16, 4))
     with pytest.raises((ValueError, TypeError)) as raised:
         eval(expression, names)
     assert str(raised.value).startswith(line)

@@ -230,8 +230,6 @@ def test_an_offloaded_state_crosses_the_hosts_link():
         assert state(workload, method).sum() - state(workload, away).sum() == bytes_ * workload.trained
         there, gone = (step_time(workload, one, H100).update for one in (method, away))
         assert there < gone == pytest.approx(bytes_ * workload.trained / (0.8 * 63e9))
-    with pytest.raises(ValueError, match="states no \\[host\\] gb_per_s"):
-        step_time(workload, away, load_hardware("laptop-cpu"))
 
 
 def test_an_update_in_the_backward_leaves_the_gradients_of_one_layer():
