@@ -30,7 +30,7 @@ _OF_CONVERSION = ("exclude", "tied", "stash", "attention", "adapters", "eval_ful
 _STASH_ALONE = 'stash="all" packs what a model without products keeps, as one of convolutions'
 
 
-def convert(model: Model, config: DSQConfig | None = None) -> Model:
+def convert(model: Model, config: DSQConfig | str | None = None, **options: Any) -> Model:
     """Turn the linear layers of ``model`` into quantised ones at the first level of ``config``, in place.
 
     nn.Linear becomes dsq.Linear; nn.MultiheadAttention, convolutions that cut patches, and transformers' Conv1D and
@@ -46,10 +46,13 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     A layer that later takes the place of a converted one is plain: transformers' ``resize_token_embeddings`` comes
     first.
 
-    Returns ``model``. Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError where the
-    model has been converted before.
+    ``config`` may be the schedule as text, "[8,4,8,8]", and ``options`` the other fields of DSQConfig.
+
+    Returns ``model``. Raises TypeError where ``model`` is no module, or for what ``DSQConfig.of`` refuses; ValueError
+    where the model has been converted before.
     """
-    config = DSQConfig() if config is None else config
+    whole = not (config is None or isinstance(config, str))
+    config = DSQConfig.of(config, **options if whole else {"stash": "linears", **options})
     _check_types("convert", model, config)
     if is_converted(model):
         known = "use dsq.set_level to change its precision, or dsq.unconvert first"
