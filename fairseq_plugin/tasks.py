@@ -14,7 +14,7 @@ from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 
 import dsq
-from costmodel import predicted
+from dsq.costmodel import predicted
 from dsq.precision import levels_text
 from dsq.stash.meter import Observation
 from fairseq_plugin.flags import config_of

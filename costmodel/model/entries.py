@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cache, lru_cache
 
-from costmodel.model.ledger import BATCH, BEFORE, MADE_AGAIN, STATE_BITS, Stored
-from costmodel.model.methods import CostedPolicy, Setup
-from costmodel.model.operations import CAST, CHUNK, ENCODER_OUT, Gemm, Group, Operation, Pointwise, Workload
-from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
+from dsq.costmodel.model.ledger import BATCH, BEFORE, MADE_AGAIN, STATE_BITS, Stored
+from dsq.costmodel.model.methods import CostedPolicy, Setup
+from dsq.costmodel.model.operations import CAST, CHUNK, ENCODER_OUT, Gemm, Group, Operation, Pointwise, Workload
+from dsq.costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from dsq.formats import WIDEST, Identity
 from dsq.kept import FEW
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from costmodel.model.ledger import Stored
-from costmodel.model.operations import Gemm, Operation
 from dsq import formats
 from dsq.arguments import choice
+from dsq.costmodel.model.ledger import Stored
+from dsq.costmodel.model.operations import Gemm, Operation
 from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity
 from dsq.kept import FEW, GACT_GROUP, LEAST_BITS, MESA_BITS, MORE, What
 from dsq.precision import Precision, parse_levels

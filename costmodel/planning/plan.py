@@ -1,4 +1,4 @@
-"""Does a training fit, how fast is it, what bounds it, and what would help: `dsq-cost plan` and `costmodel.plan`."""
+"""Does a training fit, how fast is it, what bounds it, and what would help: `dsq-cost plan`, `dsq.costmodel.plan`."""
 
 import re
 from collections.abc import Iterator
@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from costmodel.hardware.hardware import Hardware
-from costmodel.model.memory import Memory
-from costmodel.model.methods import (
+from dsq.arguments import choice, whole_number
+from dsq.costmodel.hardware.hardware import Hardware
+from dsq.costmodel.model.memory import Memory
+from dsq.costmodel.model.methods import (
     AUTOCAST,
     BF16,
     DSQ,
@@ -20,12 +21,11 @@ from costmodel.model.methods import (
     Training,
     whole_stash,
 )
-from costmodel.model.operations import Workload
-from costmodel.planning.step import Stages, StepTime, sent_bytes, sharded_memory, sharded_step
-from costmodel.workloads.named import AskedStep
-from costmodel.workloads.transformer import Shard
-from costmodel.workloads.workload_file import states_its_sizes
-from dsq.arguments import choice, whole_number
+from dsq.costmodel.model.operations import Workload
+from dsq.costmodel.planning.step import Stages, StepTime, sent_bytes, sharded_memory, sharded_step
+from dsq.costmodel.workloads.named import AskedStep
+from dsq.costmodel.workloads.transformer import Shard
+from dsq.costmodel.workloads.workload_file import states_its_sizes
 from dsq.precision import DEFAULT_LEVELS, Precision
 
 GIGA = 1e9

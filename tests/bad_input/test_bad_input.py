@@ -15,15 +15,15 @@ import pytest
 import torch
 import yaml
 
-import costmodel
 import dsq
+from dsq import costmodel
 from tests.bad_input import fuzz
 from tests.threads import threads
 
 CASES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text())
 EXPRESSIONS = CASES.pop("python")
 COMMANDS = [(program, case, line) for program, cases in CASES.items() for case, line in cases.items()]
-MODULES = {"dsq-cost": "costmodel"}
+MODULES = {"dsq-cost": "dsq.costmodel"}
 
 
 def test_there_are_many_cases() -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from costmodel import predicted
-from costmodel.workloads.named import load_workload
+from dsq.costmodel import predicted
+from dsq.costmodel.workloads.named import load_workload
 from tests.costmodel.workloads.models import dump
 
 WORKLOAD = dump(load_workload("transformer_iwslt_de_en"))

@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 
 from analysis import ROOT
-from costmodel.hardware.hardware import Hardware, load_hardware
-from costmodel.model.memory import peak_memory
-from costmodel.model.methods import BF16, Method
-from costmodel.model.operations import Operation, Pointwise, Workload
-from costmodel.planning.plan import NF4_BITS
-from costmodel.planning.step import step_time
-from costmodel.workloads.config_json import transformer_of
-from costmodel.workloads.named import ADAPTED
-from costmodel.workloads.transformer import build
+from dsq.costmodel.hardware.hardware import Hardware, load_hardware
+from dsq.costmodel.model.memory import peak_memory
+from dsq.costmodel.model.methods import BF16, Method
+from dsq.costmodel.model.operations import Operation, Pointwise, Workload
+from dsq.costmodel.planning.plan import NF4_BITS
+from dsq.costmodel.planning.step import step_time
+from dsq.costmodel.workloads.config_json import transformer_of
+from dsq.costmodel.workloads.named import ADAPTED
+from dsq.costmodel.workloads.transformer import build
 
 RUNS = ROOT / "analysis/results/published_runs.csv"
 #: draws the halves of the table "mpt": one is fitted, the other judges

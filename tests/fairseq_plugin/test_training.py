@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import dsq
-from costmodel.cli.commands.step import estimate
-from costmodel.cli.main import parser
+from dsq.costmodel.cli.commands.step import estimate
+from dsq.costmodel.cli.main import parser
 from tests.fairseq_plugin.harness import (
     LEVELS,
     MODEL,

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.hardware.hardware import load_hardware
-from costmodel.model.methods import Setup
-from costmodel.model.operations import Gemm, Workload
-from costmodel.model.roofline import evaluate
-from costmodel.model.traffic import transfers
+from dsq.costmodel.hardware.hardware import load_hardware
+from dsq.costmodel.model.methods import Setup
+from dsq.costmodel.model.operations import Gemm, Workload
+from dsq.costmodel.model.roofline import evaluate
+from dsq.costmodel.model.traffic import transfers
 from dsq.formats import BFP
 from dsq.precision import Precision
 from tests.costmodel.model.test_ledger import random_setup, random_workload

@@ -5,17 +5,27 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-import costmodel
-from costmodel.cli.answer import Answer, Record, Section, facts, floor_record, heading, named, refuse_idle, setups_of
-from costmodel.hardware.hardware import Hardware, Rate, load_hardware
-from costmodel.model.methods import Method, Setup, all_sizes, whole_stash
-from costmodel.model.operations import Workload
-from costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates
-from costmodel.model.traffic import matmuls, transfers
-from costmodel.paper.calibrated import level_costs, shares
-from costmodel.planning.plan import ASKED
-from costmodel.workloads.named import AskedStep, asked
+from dsq import costmodel
 from dsq.command import write_whole
+from dsq.costmodel.cli.answer import (
+    Answer,
+    Record,
+    Section,
+    facts,
+    floor_record,
+    heading,
+    named,
+    refuse_idle,
+    setups_of,
+)
+from dsq.costmodel.hardware.hardware import Hardware, Rate, load_hardware
+from dsq.costmodel.model.methods import Method, Setup, all_sizes, whole_stash
+from dsq.costmodel.model.operations import Workload
+from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates
+from dsq.costmodel.model.traffic import matmuls, transfers
+from dsq.costmodel.paper.calibrated import level_costs, shares
+from dsq.costmodel.planning.plan import ASKED
+from dsq.costmodel.workloads.named import AskedStep, asked
 from dsq.precision import parse_rise_at
 
 _UNITS = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -27,7 +37,7 @@ def plan(arguments: argparse.Namespace) -> Answer:
     budget = parse_bytes(arguments.fit) if arguments.fit else 0
     found = costmodel.plan(**options, fit=budget, methods=methods)
     if arguments.picture or arguments.html:
-        from costmodel.cli.pictures.plan import draw_page, draw_picture
+        from dsq.costmodel.cli.pictures.plan import draw_page, draw_picture
 
         for path, draw in ((arguments.picture, draw_picture), (arguments.html, draw_page)):
             if path:
@@ -166,7 +176,7 @@ def roofline(arguments: argparse.Namespace) -> Answer:
         records += found
         notes.append(note)
     if arguments.picture:
-        from costmodel.cli.pictures.roofline import draw_roofline
+        from dsq.costmodel.cli.pictures.roofline import draw_roofline
 
         dots = [record for record in records if record["class"] != "total" and "tflops" in record]
         write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, dots))

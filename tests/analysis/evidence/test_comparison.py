@@ -9,7 +9,7 @@ import dsq
 from analysis.evidence.comparison import PAGE, YARDSTICK, Evidence, Mean, page
 from analysis.evidence.ledger import LEDGER, read_rows
 from analysis.evidence.suite import FP32, Setting, load_suite
-from costmodel.planning.plan import TRUSTED
+from dsq.costmodel.planning.plan import TRUSTED
 from dsq.formats import DEFAULT
 from dsq.precision import BLEU, LOST, STOCHASTIC
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.cli import main as cli
-from costmodel.cli.main import main
-from costmodel.hardware.hardware import load_hardware
-from costmodel.model.methods import DSQ, Setup
-from costmodel.model.roofline import evaluate
-from costmodel.workloads.named import load_workload
+from dsq.costmodel.cli import main as cli
+from dsq.costmodel.cli.main import main
+from dsq.costmodel.hardware.hardware import load_hardware
+from dsq.costmodel.model.methods import DSQ, Setup
+from dsq.costmodel.model.roofline import evaluate
+from dsq.costmodel.workloads.named import load_workload
 from dsq.precision import Precision
 
 COMMANDS = {
@@ -156,10 +156,10 @@ def test_ctrl_c_while_it_is_imported_prints_nothing():
 import os, signal, sys
 class Interrupting:
     def find_spec(self, name, *rest):
-        if name == "costmodel.cli.main":
+        if name == "dsq.costmodel.cli.main":
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupting())
-from costmodel.__main__ import main
+from dsq.costmodel.__main__ import main
 main()
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True)
@@ -187,7 +187,7 @@ def test_no_query_imports_torch_or_pandas():
     """What keeps a cold query fast; in a process of its own, for this one has imported them."""
     root = Path(__file__).parents[3]
     for arguments in (["estimate", "[16,4,4,16]"], ["table"], ["plan"]):
-        code = f"import sys; from costmodel.cli.main import main; main({arguments}); "
+        code = f"import sys; from dsq.costmodel.cli.main import main; main({arguments}); "
         code += "print(sorted({'torch', 'pandas', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
         done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
         assert done.stderr.strip() == "[]"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.cli.commands.step import plan
-from costmodel.cli.main import main, parser
+from dsq.costmodel.cli.commands.step import plan
+from dsq.costmodel.cli.main import main, parser
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/cost-model.md").read_text()

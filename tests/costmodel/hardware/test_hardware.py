@@ -2,7 +2,7 @@
 
 import pytest
 
-from costmodel.hardware.hardware import load_hardware, profile_names
+from dsq.costmodel.hardware.hardware import load_hardware, profile_names
 from dsq.formats import BFP, FixedPoint, Identity
 
 MINE = """

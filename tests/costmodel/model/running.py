@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from analysis.models import attach, fairseq_transformer, transformer
-from costmodel.model.memory import peak_memory
-from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, POLICIES, Method, Setup
-from costmodel.model.operations import Workload
-from costmodel.workloads.named import load_shapes, load_workload
-from costmodel.workloads.shapes import Transformer
-from costmodel.workloads.transformer import build
 from dsq.command import OneLineParser, guarded, table
+from dsq.costmodel.model.memory import peak_memory
+from dsq.costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, POLICIES, Method, Setup
+from dsq.costmodel.model.operations import Workload
+from dsq.costmodel.workloads.named import load_shapes, load_workload
+from dsq.costmodel.workloads.shapes import Transformer
+from dsq.costmodel.workloads.transformer import build
 from dsq.precision import Precision
 from tests.allocator import figures, step_bytes
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from costmodel.model.entries import entries_of
-from costmodel.model.memory import peak_memory, saved_bytes, state
-from costmodel.model.methods import BF16, DSQ, FP32, POLICIES, Method, Setup, whole_stash
-from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.model.traffic import total_stash_bytes
-from costmodel.workloads.named import load_workload
-from costmodel.workloads.shapes import Head, Stack, Transformer
-from costmodel.workloads.transformer import build
+from dsq.costmodel.model.entries import entries_of
+from dsq.costmodel.model.memory import peak_memory, saved_bytes, state
+from dsq.costmodel.model.methods import BF16, DSQ, FP32, POLICIES, Method, Setup, whole_stash
+from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
+from dsq.costmodel.model.traffic import total_stash_bytes
+from dsq.costmodel.workloads.named import load_workload
+from dsq.costmodel.workloads.shapes import Head, Stack, Transformer
+from dsq.costmodel.workloads.transformer import build
 from dsq.formats import BFP
 from dsq.precision import Precision
 

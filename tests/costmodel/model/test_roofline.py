@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.hardware.hardware import MEASURED, Efficiency, Hardware, Pass, Peak
-from costmodel.model.methods import Setup
-from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.model.roofline import floors, rates
-from costmodel.model.traffic import matmuls, transfers
+from dsq.costmodel.hardware.hardware import MEASURED, Efficiency, Hardware, Pass, Peak
+from dsq.costmodel.model.methods import Setup
+from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
+from dsq.costmodel.model.roofline import floors, rates
+from dsq.costmodel.model.traffic import matmuls, transfers
 from dsq.formats import BFP, Identity
 from dsq.precision import Precision
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from costmodel.model.methods import Setup
-from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.model.traffic import arithmetic_cost, matmuls, stash_bytes, total_stash_bytes, transfers
-from costmodel.workloads.named import load_workload
+from dsq.costmodel.model.methods import Setup
+from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
+from dsq.costmodel.model.traffic import arithmetic_cost, matmuls, stash_bytes, total_stash_bytes, transfers
+from dsq.costmodel.workloads.named import load_workload
 from dsq.formats import BFP, FixedPoint, Identity
 from dsq.precision import Precision
 from tests.costmodel.workloads.models import quantising_attention

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.hardware.hardware import load_hardware
-from costmodel.model.methods import Setup
-from costmodel.model.operations import Gemm, Workload
-from costmodel.paper import calibrated, tables
-from costmodel.workloads.named import load_workload
+from dsq.costmodel.hardware.hardware import load_hardware
+from dsq.costmodel.model.methods import Setup
+from dsq.costmodel.model.operations import Gemm, Workload
+from dsq.costmodel.paper import calibrated, tables
+from dsq.costmodel.workloads.named import load_workload
 from dsq.formats import BFP, FixedPoint, Law
 from dsq.precision import Precision
 
@@ -61,13 +61,13 @@ def test_residuals_relative_to_what_is_published():
 
 def test_published_figures_are_not_an_input():
     """They stand in tables.toml, which tables.py reads; no module that computes a cost imports it."""
-    folder = Path(importlib.util.find_spec("costmodel").origin).parent
+    folder = Path(importlib.util.find_spec("dsq.costmodel").origin).parent
     readers = {
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom)
-        and (node.module == "costmodel.paper.tables" or any(alias.name == "tables" for alias in node.names))
+        and (node.module == "dsq.costmodel.paper.tables" or any(alias.name == "tables" for alias in node.names))
     }
     assert readers == {"cli/commands/table.py"}
 

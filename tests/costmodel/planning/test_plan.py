@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-import costmodel
-from costmodel.cli.main import main
-from costmodel.hardware.hardware import load_hardware
-from costmodel.model.entries import Category
-from costmodel.model.memory import peak_memory, state
-from costmodel.model.methods import AUTOCAST, BF16, FP32, Method
-from costmodel.planning.plan import NF4_BITS
-from costmodel.planning.step import communication_bytes, sent_inside, sharded_memory, sharded_step, step_time
-from costmodel.workloads.config_json import transformer_of
-from costmodel.workloads.named import ADAPTED, AskedStep, load_shapes, load_workload
-from costmodel.workloads.shapes import MixtureOfExperts
-from costmodel.workloads.transformer import Shard, build, stages
+from dsq import costmodel
+from dsq.costmodel.cli.main import main
+from dsq.costmodel.hardware.hardware import load_hardware
+from dsq.costmodel.model.entries import Category
+from dsq.costmodel.model.memory import peak_memory, state
+from dsq.costmodel.model.methods import AUTOCAST, BF16, FP32, Method
+from dsq.costmodel.planning.plan import NF4_BITS
+from dsq.costmodel.planning.step import communication_bytes, sent_inside, sharded_memory, sharded_step, step_time
+from dsq.costmodel.workloads.config_json import transformer_of
+from dsq.costmodel.workloads.named import ADAPTED, AskedStep, load_shapes, load_workload
+from dsq.costmodel.workloads.shapes import MixtureOfExperts
+from dsq.costmodel.workloads.transformer import Shard, build, stages
 
 H100 = load_hardware("h100")
 OPT = AskedStep("opt_1.3b", tokens=256)

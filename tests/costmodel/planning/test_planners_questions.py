@@ -7,11 +7,11 @@ from itertools import permutations
 
 import pytest
 
-import costmodel
-from costmodel.cli.commands.step import parse_bytes, plan
-from costmodel.cli.main import main, parser
-from costmodel.hardware.hardware import load_hardware
-from costmodel.workloads.named import AskedStep, load_workload
+from dsq import costmodel
+from dsq.costmodel.cli.commands.step import parse_bytes, plan
+from dsq.costmodel.cli.main import main, parser
+from dsq.costmodel.hardware.hardware import load_hardware
+from dsq.costmodel.workloads.named import AskedStep, load_workload
 
 #: parameters as published: Llama-2-7B and 13B, Mistral-7B, GPT-2 XL
 LLAMA, LLAMA_13, MISTRAL, XL = 6_738_415_616, 13_015_864_320, 7_248_023_552, 1_557_611_200

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.hardware.hardware import Pass, load_hardware
-from costmodel.model.methods import AUTOCAST, BF16, FP32, POLICIES, Method
-from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.planning.step import communication_bytes, packing_seconds, sending_seconds, step_time
-from costmodel.workloads.named import load_workload
+from dsq.costmodel.hardware.hardware import Pass, load_hardware
+from dsq.costmodel.model.methods import AUTOCAST, BF16, FP32, POLICIES, Method
+from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
+from dsq.costmodel.planning.step import communication_bytes, packing_seconds, sending_seconds, step_time
+from dsq.costmodel.workloads.named import load_workload
 
 
 def test_sending_takes_the_slower_of_two_links_and_a_latency_for_each_hop():

@@ -6,8 +6,8 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
-from costmodel.model.methods import DSQ, Setup
-from costmodel.workloads.transformer import build
+from dsq.costmodel.model.methods import DSQ, Setup
+from dsq.costmodel.workloads.transformer import build
 from dsq.precision import Precision
 
 pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")

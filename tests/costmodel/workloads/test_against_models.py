@@ -14,12 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
 from analysis import models
-from costmodel.model.memory import saved_bytes
-from costmodel.model.methods import DSQ, FP32, Setup
-from costmodel.model.operations import Gemm
-from costmodel.model.traffic import stash_bytes, total_stash_bytes, transfers
-from costmodel.workloads import workload_file
-from costmodel.workloads.transformer import build
+from dsq.costmodel.model.memory import saved_bytes
+from dsq.costmodel.model.methods import DSQ, FP32, Setup
+from dsq.costmodel.model.operations import Gemm
+from dsq.costmodel.model.traffic import stash_bytes, total_stash_bytes, transfers
+from dsq.costmodel.workloads import workload_file
+from dsq.costmodel.workloads.transformer import build
 from dsq.formats import BFP, FixedPoint
 from dsq.precision import Precision
 from tests.costmodel.workloads.models import (

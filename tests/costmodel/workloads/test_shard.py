@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.model.entries import CATEGORIES
-from costmodel.model.memory import peak_memory
-from costmodel.model.methods import BF16, Method
-from costmodel.model.operations import Gemm, Workload
-from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
-from costmodel.workloads.named import load_shapes
-from costmodel.workloads.shapes import Head, Stack, Transformer
-from costmodel.workloads.transformer import Shard, build, stages
+from dsq.costmodel.model.entries import CATEGORIES
+from dsq.costmodel.model.memory import peak_memory
+from dsq.costmodel.model.methods import BF16, Method
+from dsq.costmodel.model.operations import Gemm, Workload
+from dsq.costmodel.model.traffic import layout_bytes, tensors_of, widths_of
+from dsq.costmodel.workloads.named import load_shapes
+from dsq.costmodel.workloads.shapes import Head, Stack, Transformer
+from dsq.costmodel.workloads.transformer import Shard, build, stages
 
 S, B, H, A, LAYERS = 60, 2, 96, 6, 4
 GPT = Transformer(

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
-from costmodel.workloads import workload_file
+from dsq.costmodel.workloads import workload_file
 from dsq.workload.of_transformers import trace_config
 
 transformers = pytest.importorskip("transformers")

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.model.methods import FP32
-from costmodel.model.traffic import transfers
-from costmodel.workloads import config_json, named, workload_file
-from costmodel.workloads.named import load_workload
-from costmodel.workloads.shapes import Head, Stack, Transformer
-from costmodel.workloads.transformer import build
+from dsq.costmodel.model.methods import FP32
+from dsq.costmodel.model.traffic import transfers
+from dsq.costmodel.workloads import config_json, named, workload_file
+from dsq.costmodel.workloads.named import load_workload
+from dsq.costmodel.workloads.shapes import Head, Stack, Transformer
+from dsq.costmodel.workloads.transformer import build
 from tests.costmodel.workloads.models import dump
 
 MODELS = tomllib.loads((Path(named.__file__).parent / "models.toml").read_text())
