@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.nn.utils.parametrize import is_parametrized
 
 APPLIED = "_dsq_stash"  #: attribute of a model under policies: {policy name: controller}
 _PART_OF = "_dsq_part_of"  #: attribute of a part of a model: the controllers of the model
@@ -281,7 +282,8 @@ def _parts(model: nn.Module) -> Iterator[nn.Module]:
         if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
             yield from _parts(child)
         elif next(child.children(), None) is not None and not isinstance(child, nn.MultiheadAttention):
-            yield child
+            if not is_parametrized(child):  # a layer, whose one child makes its weight
+                yield child
 
 
 def _release(module: nn.Module, controller: Controller) -> None:
