@@ -68,7 +68,7 @@ def _rows() -> dict[Callable[..., Any], Row]:
         norms.group_norm: (F.group_norm,),
         pointwise.mul: (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.multiply),
         pointwise.sub: (torch.sub, Tensor.sub, Tensor.__sub__),
-        pointwise.rsub: (torch.rsub, Tensor.__rsub__),
+        pointwise.rsub: (torch.rsub,),
         pointwise.div: (torch.div, Tensor.div, Tensor.__truediv__),
         pointwise.power: (torch.pow, Tensor.pow),
         masks.relu: (F.relu, torch.relu, Tensor.relu),
