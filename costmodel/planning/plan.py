@@ -8,7 +8,18 @@ from typing import Any
 
 from costmodel.hardware.hardware import Hardware
 from costmodel.model.memory import Memory
-from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, OPTIMISERS, POLICIES, Method, Setup, Training
+from costmodel.model.methods import (
+    AUTOCAST,
+    BF16,
+    DSQ,
+    FP32,
+    OPTIMISERS,
+    POLICIES,
+    Method,
+    Setup,
+    Training,
+    whole_stash,
+)
 from costmodel.model.operations import Workload
 from costmodel.planning.step import Stages, StepTime, sent_bytes, sharded_memory, sharded_step
 from costmodel.workloads.named import AskedStep
@@ -46,7 +57,7 @@ USUAL = (
     Method("bf16 autocast", AUTOCAST),
     Method("bf16", BF16),
     *(Method(f"dsq {level}", Setup(DSQ, level), trusted=f"dsq {level}" in TRUSTED) for level in LEVELS),
-    *(Method(f"dsq {level} all", Setup(DSQ, level), stash=POLICIES["bfp 4"]) for level in DEFAULT_LEVELS),
+    *(Method(f"dsq {level} all", Setup(DSQ, level), stash=whole_stash(Setup(DSQ, level))) for level in DEFAULT_LEVELS),
     *(Method(f"bf16, {name}", BF16, stash=it, trusted=name in TRUSTED) for name, it in POLICIES.items()),
     Method("bf16, selective recompute", BF16, recompute=True, selective=True),
     Method("bf16, recompute", BF16, recompute=True),

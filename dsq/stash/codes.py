@@ -87,6 +87,15 @@ class _Entry(NamedTuple):
         return Form(tensors, _Made(lambda saved: order.restore(own.flat(make(saved))), ((len(tensors), make),)))
 
 
+def _is_small(x: Tensor) -> bool:
+    """Return whether ``x`` has FEW values; one whose size depends on data, as experts' tokens in a graph, has not."""
+    if _compiling():
+        from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+        return guard_or_false(x.numel() <= FEW)
+    return x.numel() <= FEW
+
+
 class Stash:
     """The saved tensors of one forward of a model under a policy.
 
@@ -125,7 +134,7 @@ class Stash:
 
         Where ``prepare`` is given, what it makes of the values is coded, and made again in the place of ``x``.
         """
-        if x.dtype not in FLOATS or x.numel() <= FEW or is_weight(x) or self._stays_exact(x):
+        if x.dtype not in FLOATS or _is_small(x) or is_weight(x) or self._stays_exact(x):
             return self.exact(x)
         key, order, values = place(x)
         if not _compiling() and key in self._made:

@@ -2,13 +2,13 @@
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import costmodel
 from costmodel.cli.answer import Answer, Record, Section, facts, floor_record, heading, named, refuse_idle, setups_of
 from costmodel.hardware.hardware import Hardware, Rate, load_hardware
-from costmodel.model.methods import Method, Setup, all_sizes
+from costmodel.model.methods import Method, Setup, all_sizes, whole_stash
 from costmodel.model.operations import Workload
 from costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates
 from costmodel.model.traffic import matmuls, transfers
@@ -22,10 +22,10 @@ _UNITS = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2
 
 
 def plan(arguments: argparse.Namespace) -> Answer:
-    setups = setups_of(arguments, _precisions(arguments))
+    methods = tuple(_asked_methods(arguments))
     options = {name: getattr(arguments, name) for name in (*vars(AskedStep()), *ASKED, "hardware", "qlora")}
     budget = parse_bytes(arguments.fit) if arguments.fit else 0
-    found = costmodel.plan(**options, fit=budget, methods=tuple(Method(str(setup), setup) for setup in setups))
+    found = costmodel.plan(**options, fit=budget, methods=methods)
     if arguments.picture or arguments.html:
         from costmodel.cli.pictures.plan import draw_page, draw_picture
 
@@ -36,6 +36,16 @@ def plan(arguments: argparse.Namespace) -> Answer:
     records, notes = data.pop("methods"), data.pop("notes")
     section = Section("methods", heading(found.workload, found.question.hardware), records, "methods")
     return Answer([section], notes, data, lead=found.answer)
+
+
+def _asked_methods(arguments: argparse.Namespace) -> Iterator[Method]:
+    """The precisions; behind one, " all" stands for dsq.DSQConfig(stash="all")."""
+    for text in _precisions(arguments):
+        levels = text.removesuffix(" all")
+        for setup in setups_of(arguments, [levels]):
+            yield (
+                Method(str(setup), setup) if levels == text else Method(f"{setup} all", setup, stash=whole_stash(setup))
+            )
 
 
 def _precisions(arguments: argparse.Namespace) -> list[str]:

@@ -12,7 +12,7 @@ from costmodel.model.methods import Setup
 from costmodel.model.operations import Gemm, Workload
 from costmodel.paper import calibrated, tables
 from costmodel.workloads.named import load_workload
-from dsq.formats import BFP, FixedPoint, Identity, Law
+from dsq.formats import BFP, FixedPoint, Law
 from dsq.precision import Precision
 
 STASHING = Precision(16, 4, 4, 16)
@@ -149,8 +149,3 @@ def test_table_7_depends_on_the_hardware(tmp_path):
     """With next to no bandwidth, everything is memory-bound."""
     starved = dataclasses.replace(load_hardware("a100-80gb"), bandwidth=1e9)
     assert {row["bound_ours"] for row in tables.table_7(starved)} == {"memory"}
-
-
-def test_float_has_no_place_in_the_paper_profile():
-    with pytest.raises(ValueError, match="first-principles"):
-        calibrated.dram(load_workload("opt_1.3b"), Setup(Identity(), STASHING))
