@@ -281,9 +281,10 @@ def _parts(model: nn.Module) -> Iterator[nn.Module]:
     for child in model.children():
         if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
             yield from _parts(child)
+        elif is_parametrized(child):  # a layer, whose one child makes its weight
+            continue
         elif next(child.children(), None) is not None and not isinstance(child, nn.MultiheadAttention):
-            if not is_parametrized(child):  # a layer, whose one child makes its weight
-                yield child
+            yield child
 
 
 def _release(module: nn.Module, controller: Controller) -> None:

@@ -173,8 +173,8 @@ def sub(stash: Stash, input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
 
 
 def rsub(stash: Stash, input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
-    """Run torch.rsub: 1 - z, as in z h + (1 - z) x, made again where z is, of what its sigmoid keeps. Codes of a z near 1
-    would not say how near."""
+    """Run torch.rsub: 1 - z, as in z h + (1 - z) x, made again where z is, of what its sigmoid keeps. Codes of a z near
+    1 would not say how near."""
     y = torch.rsub(input, other, alpha=alpha)
     form = None if isinstance(other, Tensor) else stash.find(input)
     if form is not None and is_made_of_others(form):
