@@ -133,10 +133,12 @@ class Twice(nn.Module):
         return 2 * weight
 
 
+@pytest.mark.parametrize("stash", ["linears", "all"])
 @pytest.mark.parametrize("first", ["parametrize", "convert"])
-def test_a_parametrized_layer_is_converted_and_taken_back(first):
+def test_a_parametrized_layer_is_converted_and_taken_back(first, stash):
     net, x = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)), torch.randn(24, 16)
-    steps = [lambda: parametrize.register_parametrization(net[0], "weight", Twice()), lambda: dsq.convert(net)]
+    convert = lambda: dsq.convert(net, dsq.DSQConfig(stash=stash))  # noqa: E731
+    steps = [lambda: parametrize.register_parametrization(net[0], "weight", Twice()), convert]
     for step in steps if first == "parametrize" else reversed(steps):
         step()
     assert list(dsq.converted(net)) == ["0", "2"]
