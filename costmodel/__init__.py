@@ -13,7 +13,7 @@ from operator import mul
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from costmodel.planning.plan import Plan
+    from dsq.costmodel.planning.plan import Plan
 
 
 def plan(
@@ -26,16 +26,16 @@ def plan(
         fit: bytes of a device's memory; 0: the hardware's.
         qlora: rank of adapters over weights of 4 bits.
         options: those of `dsq-cost plan`: sequences, tokens, lora, freeze, chunked_loss, eager_attention (fields of
-            `costmodel.workloads.named.AskedStep`), devices, zero, tensor, pipeline, accumulate, optimiser (fields of
-            `costmodel.planning.plan.Question`).
+            `dsq.costmodel.workloads.named.AskedStep`), devices, zero, tensor, pipeline, accumulate, optimiser (those
+            of `dsq.costmodel.planning.plan.Question`).
     Returns:
         the plan: `answer` in words, `best`, `rows`, and `as_dict()`, which is what `--json` prints.
     Raises:
         ValueError: what is asked cannot be planned. TypeError: an option that there is not.
     """
-    from costmodel.hardware.hardware import load_hardware
-    from costmodel.planning.plan import NF4_BITS, Question
-    from costmodel.workloads.named import AskedStep
+    from dsq.costmodel.hardware.hardware import load_hardware
+    from dsq.costmodel.planning.plan import NF4_BITS, Question
+    from dsq.costmodel.workloads.named import AskedStep
 
     if qlora is not None:
         if options.get("lora") is not None:
@@ -58,9 +58,9 @@ def predicted(config: Mapping[str, Any], workload: dict[str, Any], total_updates
     Raises:
         ValueError: a config or a workload that cannot be read.
     """
-    from costmodel.model.methods import Setup, template
-    from costmodel.paper.calibrated import level_costs, rising_shares
-    from costmodel.workloads import workload_file
+    from dsq.costmodel.model.methods import Setup, template
+    from dsq.costmodel.paper.calibrated import level_costs, rising_shares
+    from dsq.costmodel.workloads import workload_file
     from dsq.precision import Precision
 
     if not isinstance(config, Mapping) or not {"levels", "format", "rise_at"}.issubset(config):

@@ -159,7 +159,8 @@ class DSQConfig:
         if isinstance(config, dict):
             return DSQConfig.from_dict(config)
         if not isinstance(config, DSQConfig):
-            raise TypeError(f'config must be a DSQConfig or a schedule as text, "[8,4,8,8]", got {config!r:.60}')
+            got = " ".join(repr(config).split())[:60]  # a module's has lines
+            raise TypeError(f'config must be a DSQConfig or a schedule as text, "[8,4,8,8]", got {got}')
         return config
 
     def scheduler(self, total_updates: int | None = None) -> PrecisionScheduler:

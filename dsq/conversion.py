@@ -18,7 +18,7 @@ from dsq.layers.attention import MultiheadAttention, OutProjection
 from dsq.layers.experts_and_patches import Experts, PatchConv2d, cuts_patches, is_experts
 from dsq.layers.own_products import OwnAttention, OwnProducts, calls_attention, multiplies
 from dsq.left_plain import embedded, matrices, quantised_parameters, unquantised
-from dsq.linear import Linear
+from dsq.linear import Linear, of_another_quantisation
 from dsq.process_memory import suit_a_packed_stash
 from dsq.quantizers import Quantised
 from dsq.stash.controller import applied
@@ -30,7 +30,7 @@ _OF_CONVERSION = ("exclude", "tied", "stash", "attention", "adapters", "eval_ful
 _STASH_ALONE = 'stash="all" packs what a model without products keeps, as one of convolutions'
 
 
-def convert(model: Model, config: DSQConfig | None = None) -> Model:
+def convert(model: Model, config: DSQConfig | str | None = None, **options: Any) -> Model:
     """Turn the linear layers of ``model`` into quantised ones at the first level of ``config``, in place.
 
     nn.Linear becomes dsq.Linear; nn.MultiheadAttention, convolutions that cut patches, and transformers' Conv1D and
@@ -46,10 +46,13 @@ def convert(model: Model, config: DSQConfig | None = None) -> Model:
     A layer that later takes the place of a converted one is plain: transformers' ``resize_token_embeddings`` comes
     first.
 
-    Returns ``model``. Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError where the
-    model has been converted before.
+    ``config`` may be the schedule as text, "[8,4,8,8]", and ``options`` the other fields of DSQConfig.
+
+    Returns ``model``. Raises TypeError where ``model`` is no module, or for what ``DSQConfig.of`` refuses; ValueError
+    where the model has been converted before.
     """
-    config = DSQConfig() if config is None else config
+    whole = not (config is None or isinstance(config, str))
+    config = DSQConfig.of(config, **options if whole else {"stash": "linears", **options})
     _check_types("convert", model, config)
     if is_converted(model):
         known = "use dsq.set_level to change its precision, or dsq.unconvert first"
@@ -218,7 +221,7 @@ def change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
 def quantised_class(module: nn.Module) -> type[nn.Module] | None:
     """Return the class that ``convert`` gives a module like this one; None where it leaves it."""
     kind = class_of(module)
-    if any(p.is_complex() for p in module.parameters(recurse=False)):
+    if any(p.is_complex() or of_another_quantisation(p) for p in module.parameters(recurse=False)):
         return None
     if kind in _CLASSES:
         return _CLASSES[kind]

@@ -83,6 +83,8 @@ class Coverage:
         lines.append(f"time here: {before:.4g} ms before, {after:.4g} ms now ({after / before:.2f} x)")
         lines += [] if self.gradient is None else [str(self.gradient)]
         lines.append(f"layers: {self.layers} converted, {len(self.uncalled)} of them never called")
+        if not self.layers:
+            lines.append("  if it was to be converted: dsq.convert(model) or dsq.DynamicPrecision(model) comes before")
         lines += [f"  never called: {name}" for name in self.uncalled]
         if self.unlike:
             lines.append("  features of unlike scales share boxes: standardise them, or give q0 more bits, in")

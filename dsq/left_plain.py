@@ -4,14 +4,17 @@ from dataclasses import dataclass
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
+from dsq.linear import of_another_quantisation
 from dsq.quantizers import Quantised
 
 #: matrices of these are tables or scales, no operands of a product
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _NO_PRODUCT = (*_EMBEDDINGS, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
+_CONVERTED = (nn.Linear, nn.MultiheadAttention, NonDynamicallyQuantizableLinear)  #: unless asked otherwise
 _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 
 
@@ -34,14 +37,19 @@ def unquantised(model: nn.Module) -> tuple[Unquantised, ...]:
         if isinstance(module, _NO_PRODUCT) or _quantises(module):
             continue
         if any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False)):
-            found.append(Unquantised(name, type(module).__name__, 0, "lazy: convert after its first forward"))
+            found.append(Unquantised(name, _kind(module).__name__, 0, "lazy: convert after its first forward"))
         own = [p for p in matrices(module) if id(p) not in seen]
         if not own:
             continue
         seen |= {id(p) for p in own}
         tied = all(id(p) in tables for p in own)
-        found.append(Unquantised(name, type(module).__name__, sum(p.numel() for p in own), _why(module, own, tied)))
+        found.append(Unquantised(name, _kind(module).__name__, sum(p.numel() for p in own), _why(module, own, tied)))
     return tuple(found)
+
+
+def _kind(module: nn.Module) -> type[nn.Module]:
+    """Return the class of ``module``, as it was before the conversion if its forward was seen to multiply by none."""
+    return module.plain if isinstance(module, Quantised) else type(module)
 
 
 def _quantises(module: nn.Module) -> bool:
@@ -68,12 +76,14 @@ def embedded(model: nn.Module) -> set[int]:
 
 
 def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
-    kind = type(module)
+    kind = _kind(module)
     if any(p.is_complex() for p in own):
         return "its parameters are complex"
+    if any(map(of_another_quantisation, own)):
+        return "its weight is of another quantisation"
     if kind is nn.Linear and tied:
         return "its weight is an embedding's too, which few bits keep from learning; DSQConfig(tied=True) converts it"
-    if kind is nn.Linear or kind is nn.MultiheadAttention or kind.__name__ == "Conv1D":
+    if kind in _CONVERTED or kind.__name__ == "Conv1D":
         return "excluded, an adapter (adapters=True converts it), or added after the conversion"
     if isinstance(module, nn.Linear):
         return f"a subclass of nn.Linear, {kind.__name__}, whose weight is of another quantisation"
@@ -87,7 +97,7 @@ def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
         return "parameters of three dimensions, multiplied where dsq does not see them, or not at all"
     if hasattr(module, "top_k"):
         return "a router of experts: its few products decide which expert serves a token"
-    return f"{kind.__name__} holds matrices itself, and its forward multiplies by none"
+    return f"{kind.__name__} holds matrices itself, and its forward calls no product by them that dsq knows"
 
 
 def quantised_parameters(model: nn.Module) -> int:

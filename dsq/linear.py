@@ -64,11 +64,19 @@ def multiply(layer: Quantised, x: Tensor, weight: Tensor, bias: Tensor | None) -
     """Return ``linear`` at the level of ``layer``, or ``F.linear`` if the layer evaluates in floating point."""
     if layer.eval_full_precision and not layer.training:
         return F.linear(x, weight, bias)
-    if type(weight) not in (nn.Parameter, Tensor) and isinstance(weight, Tensor) and hasattr(weight, "device_mesh"):
-        from dsq.ops.tensor_parallel import sharded_linear  # importing torch.distributed.tensor takes half a second
+    if type(weight) not in (nn.Parameter, Tensor) and isinstance(weight, Tensor):
+        if of_another_quantisation(weight):  # since the conversion
+            return F.linear(x, weight, bias)
+        if hasattr(weight, "device_mesh"):
+            from dsq.ops.tensor_parallel import sharded_linear  # importing torch.distributed.tensor takes half a second
 
-        return sharded_linear(_Linear.apply, x, weight, bias, layer.quantizers.matmuls, layer.quantizers.seed())
+            return sharded_linear(_Linear.apply, x, weight, bias, layer.quantizers.matmuls, layer.quantizers.seed())
     return linear(x, weight, bias, layer.quantizers)
+
+
+def of_another_quantisation(weight: Tensor) -> bool:
+    """Return whether ``weight`` is a tensor made of others that is no DTensor, as torchao's int8."""
+    return hasattr(weight, "__tensor_flatten__") and not hasattr(weight, "device_mesh")
 
 
 class _Linear(torch.autograd.Function):

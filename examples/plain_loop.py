@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dsq
-from costmodel import predicted
+from dsq.costmodel import predicted
 
 
 def mlp(width: int, classes: int) -> nn.Sequential:

@@ -14,10 +14,11 @@ from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
 
 import dsq
-from costmodel import predicted
+from dsq.costmodel import predicted
 from dsq.precision import levels_text
 from dsq.stash.meter import Observation
 from fairseq_plugin.flags import config_of
+from fairseq_plugin.loss_in_chunks import FEATURES_ONLY, in_chunks
 from fairseq_plugin.record import write_history, write_workload
 from fairseq_plugin.state import DSQState, prepare, state_of
 
@@ -58,6 +59,11 @@ class DSQTask(FairseqTask):
             logger.info("DSQ: %d linears converted, levels %s", len(dsq.converted(model)), levels)
         return model
 
+    def build_criterion(self, cfg: Any) -> Any:
+        criterion, state = super().build_criterion(cfg), self.dsq_state
+        packs = state is not None and state.config.stash == "all"
+        return in_chunks(criterion, self._dsq_observation.model) if packs else criterion
+
     def train_step(self, sample: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         state = self.dsq_state
         if state is None:
@@ -81,6 +87,7 @@ class DSQTask(FairseqTask):
         if calls:
             self._described = True
             inputs, keywords = calls[0]
+            keywords.pop(FEATURES_ONLY, None)
             workload = write_workload(model, self.dsq_save_dir, *inputs, **keywords)
             cost = predicted(state.config.as_dict(), workload, self.dsq_updates)
             logger.info("DSQ cost to expect, fixed-point 32 = 1 (dsq-cost, paper profile): %s", cost)

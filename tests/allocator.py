@@ -30,50 +30,35 @@ def compiler() -> str | None:
     return shutil.which("cc") if sys.platform == "linux" else None
 
 
-def build(folder: Path) -> Path:
-    """Compile the counting malloc into a folder; RuntimeError where there is no compiler, or it fails."""
-    command = compiler()
-    if command is None:
-        raise RuntimeError("counting what malloc holds takes Linux and a C compiler named cc")
-    library = folder / "counting_malloc.so"
-    made = subprocess.run(
-        [command, "-O2", "-fPIC", "-shared", "-o", str(library), str(_SOURCE)], capture_output=True, text=True
-    )
-    if made.returncode:
-        raise RuntimeError(f"{command} did not compile {_SOURCE.name}: {made.stderr.strip()}")
+@cache
+def _library() -> Path:
+    """The counting malloc, compiled once a process and gone with it."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    library = Path(folder) / "counting_malloc.so"
+    subprocess.run([str(compiler()), "-O2", "-fPIC", "-shared", "-o", library, _SOURCE], check=True)
     return library
 
 
-def run(library: Path, arguments: list[str]) -> str:
-    """Return what ``python arguments`` prints under the library. RuntimeError with its last words if it fails."""
+def run(*arguments: str) -> str:
+    """Return what ``python arguments`` prints under the counting malloc."""
     # from the heap at any size: memory that malloc maps is rounded up to whole pages
-    counted = {"LD_PRELOAD": str(library), "MALLOC_MMAP_THRESHOLD_": str(2**25), "KINETO_LOG_LEVEL": "99"}
+    counted = {"LD_PRELOAD": str(_library()), "MALLOC_MMAP_THRESHOLD_": str(2**25), "KINETO_LOG_LEVEL": "99"}
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env={**os.environ, **counted})
-    if done.returncode:
-        raise RuntimeError(f"python {' '.join(arguments)} failed: {done.stderr.strip()[-2000:]}")
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def figures(module: str, *arguments: object) -> Any:
     """Run ``python -m module arguments``, counted, and return its last line, which is JSON."""
-    return json.loads(run(_built(), ["-m", module, *map(str, arguments)]).splitlines()[-1])
-
-
-@cache
-def _built() -> Path:
-    """The counting malloc, compiled once a process and gone with it."""
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder)
-    return build(Path(folder))
+    return json.loads(run("-m", module, *map(str, arguments)).splitlines()[-1])
 
 
 class Count:
-    """The count of this process; RuntimeError where it was not started by ``run``."""
+    """The count of this process, which ``run`` has started."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL(None)
-        if not hasattr(library, "counting_malloc_live"):
-            raise RuntimeError("this process is not counted: start it by tests.allocator.run")
         self._live, self._peak = library.counting_malloc_live, library.counting_malloc_peak
         self._live.restype = self._peak.restype = ctypes.c_int64
         self._reset_peak = library.counting_malloc_reset_peak
@@ -110,13 +95,13 @@ class HeldBytes:
     left: int  #: after the step: what it did not give back
 
 
-def step_bytes(forward: Callable[[], Tensor], warm: int = WARM) -> HeldBytes:
+def step_bytes(forward: Callable[[], Tensor]) -> HeldBytes:
     """Count one step, ``forward().backward()``, of a counted process (CPU).
 
     forward: makes the loss of a batch that exists already. Gradients stay between the steps.
     """
     count = Count()
-    for _ in range(warm):
+    for _ in range(WARM):
         forward().backward()
     gc.collect()
     gc.disable()

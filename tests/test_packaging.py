@@ -96,7 +96,7 @@ def test_plots_are_an_extra():
     use = "import torch, dsq; dsq.convert(torch.nn.Sequential(torch.nn.Linear(4, 4))); print(dsq.__version__)"
     done = run("-c", f"{block} {use}")
     assert done.stdout.strip() == dsq.__version__, done.stderr
-    command = "from costmodel.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = "from dsq.costmodel.cli.main import main; sys.exit(main(sys.argv[1:]))"
     question = ("[16,4,4,16]", "--workload", "roberta_base_mnli", "--hardware", "h100")
     assert run("-c", f"{block} {command}", "estimate", *question).returncode == 0
     done = run("-c", f"{block} {command}", "roofline", *question, "--picture", "none.png")

@@ -36,8 +36,8 @@ from triton.runtime.jit import JITFunction
 
 import dsq
 from analysis.models import EncoderBlock
-from costmodel.hardware.hardware import MICRO, Hardware, load_hardware
 from dsq.command import OneLineParser, Record, table
+from dsq.costmodel.hardware.hardware import MICRO, Hardware, load_hardware
 from dsq.formats import BFP, Layout, SignedNVInt
 from dsq.kernels import dispatch
 from dsq.kernels.triton.backend import TRITON

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from costmodel.hardware.hardware import Hardware
-from costmodel.model.methods import Setup, parse_setups
-from costmodel.model.operations import Workload
-from costmodel.model.roofline import Floor
 from dsq.command import as_csv, read_toml, table
+from dsq.costmodel.hardware.hardware import Hardware
+from dsq.costmodel.model.methods import Setup, parse_setups
+from dsq.costmodel.model.operations import Workload
+from dsq.costmodel.model.roofline import Floor
 
 Record = dict[str, Any]
 _COLUMNS: dict[str, dict[str, str]] = read_toml(Path(__file__).with_name("columns.toml"))

@@ -11,11 +11,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from costmodel.hardware.hardware import DEFAULT_HARDWARE, profile_names
-from costmodel.model.methods import all_sizes, format_names
-from costmodel.workloads.named import ADAPTED, DEFAULT_MODEL, names
 from dsq import __version__
 from dsq.command import OneLineParser, check_writable, guarded, read_toml, write_text
+from dsq.costmodel.hardware.hardware import DEFAULT_HARDWARE, profile_names
+from dsq.costmodel.model.methods import all_sizes, format_names
+from dsq.costmodel.workloads.named import ADAPTED, DEFAULT_MODEL, names
 from dsq.formats import DEFAULT
 
 _DESCRIBED = read_toml(Path(__file__).with_name("commands.toml"))
@@ -47,7 +47,7 @@ def answer(arguments: argparse.Namespace) -> None:
                 raise ValueError(f"{name} {path} must end in {' or '.join(accepted)}")
     if arguments.output and arguments.output.endswith((*ends["picture"], *ends["html"])):
         raise ValueError(f"output {arguments.output} is for text: give --picture or --html")
-    module = import_module(f"costmodel.cli.commands.{COMMANDS[arguments.command]['module']}")
+    module = import_module(f"dsq.costmodel.cli.commands.{COMMANDS[arguments.command]['module']}")
     report = getattr(module, arguments.command)(arguments)
     text = report.json() if arguments.json else report.csv() if arguments.csv else report.table()
     if arguments.output:

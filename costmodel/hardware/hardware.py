@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from costmodel.names import completed
 from dsq.command import read_toml
+from dsq.costmodel.names import completed
 from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
 
 DEFAULT_HARDWARE = "a100-80gb"

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cache, lru_cache
 
-from costmodel.model.ledger import BATCH, BEFORE, MADE_AGAIN, STATE_BITS, Stored
-from costmodel.model.methods import CostedPolicy, Setup
-from costmodel.model.operations import CAST, CHUNK, ENCODER_OUT, Gemm, Group, Operation, Pointwise, Workload
-from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
+from dsq.costmodel.model.ledger import BATCH, BEFORE, MADE_AGAIN, STATE_BITS, Stored
+from dsq.costmodel.model.methods import CostedPolicy, Setup
+from dsq.costmodel.model.operations import CAST, CHUNK, ENCODER_OUT, Gemm, Group, Operation, Pointwise, Workload
+from dsq.costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from dsq.formats import WIDEST, Identity
 from dsq.kept import FEW
 
@@ -63,7 +63,8 @@ class Alike:
     """Bytes that each operation of a group holds, not knowing what its neighbours keep already."""
 
     kept: tuple[SizedTensor, ...]
-    entering: float  #: of the operation's input, as a recomputed layer keeps it; 0: it has none
+    entering: float  #: of the operation's input; 0: it has none
+    in_codes: float  #: of that input as a recomputed layer keeps it
     added: float  #: of a bias of scores that is shared by all layers
     made: float  #: of y, while it is made
     temporary: float  #: that the backward holds beside the kept tensors
@@ -122,6 +123,8 @@ def entries_of(
     entries = []
     seen: set[tuple[object, ...]] = set() if setup.autocast else {(False, BATCH)}  # the batch is there before the step
     again = made_again(workload, policy) if policy and policy.bits else frozenset[str]()
+    # of rounded inputs a router would choose other experts
+    choosing = {layer_of(op) for op in workload.operations if op.kind == "expert gate"}
     for op in workload.operations:
         entry = LedgerEntry(op, layer_of(op), alike[op.name])
         if op.name in biased and isinstance(op, Gemm) and op.on_chip == "x":
@@ -135,7 +138,7 @@ def entries_of(
                 entry.kept[tensor.category] += size
                 if packed and not (recompute and entry.layer):
                     (entry.packed if size else entry.again).append(packed)
-        for what, size in _given(entry) if recompute and entry.layer else ():
+        for what, size in _given(entry, entry.layer in choosing) if recompute and entry.layer else ():
             if size and what not in seen:
                 seen.add(what)
                 entry.entering += size
@@ -143,13 +146,13 @@ def entries_of(
     return entries
 
 
-def _given(entry: LedgerEntry) -> Iterator[tuple[tuple[object, ...], float]]:
+def _given(entry: LedgerEntry, exact: bool) -> Iterator[tuple[tuple[object, ...], float]]:
     """Inputs that a recomputed layer keeps at this operation, (name, bytes); all layers share some of them."""
-    stack = entry.layer.partition(".")[0]
-    yield (entry.layer,), entry.alike.entering
+    stack, entering = entry.layer.partition(".")[0], entry.alike.entering if exact else entry.alike.in_codes
+    yield (entry.layer,), entering
     yield (stack, "added", entry.alike.added), entry.alike.added
     if entry.op.input == ENCODER_OUT:
-        yield (stack, ENCODER_OUT), entry.alike.entering
+        yield (stack, ENCODER_OUT), entering
 
 
 def made_again(workload: Workload, policy: CostedPolicy) -> frozenset[str]:
@@ -183,9 +186,9 @@ def _alike(group: Group, setup: Setup, policy: CostedPolicy | None, widths: dict
     kept = tuple(tensor for tensor in tensors if tensor.stored.kept and _needed(op, tensor.stored))
     packed = [tensor for tensor in kept if tensor.packed]
     given = next((tensor for tensor in tensors if tensor.stored.written == BEFORE and tensor.plain), None)
-    entering = given.plain if given else 0.0
+    in_codes = entering = given.plain if given else 0.0
     if given and policy and given.values > FEW:
-        entering = min(entering, given.values * policy.code_bits("boundary") / 8)
+        in_codes = min(entering, given.values * policy.code_bits("boundary") / 8)
     added = sum(tensor.size for tensor in tensors if tensor.stored.shape == "bias")  # masks are there from step to step
     made = sum(tensor.plain for tensor in packed)  # y besides, where nothing keeps it, and the logits
     made += sum(
@@ -200,7 +203,7 @@ def _alike(group: Group, setup: Setup, policy: CostedPolicy | None, widths: dict
         made, temporary = made + (given.plain if given else 0.0) + temporary, 0.0
     gradients = op.parameters * STATE_BITS / 8 if op.trains and op.kind != "adam" else 0.0
     result = sum(tensor.plain for tensor in tensors if tensor.stored.name in ("y", "logsumexp"))
-    return Alike(kept, entering, added, made, temporary, gradients, result)
+    return Alike(kept, entering, in_codes, added, made, temporary, gradients, result)
 
 
 def _sized(group: Group, setup: Setup, policy: CostedPolicy | None, widths: dict[str, int]) -> Iterator[SizedTensor]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from costmodel.model.operations import Gemm
 from dsq.command import read_toml
+from dsq.costmodel.model.operations import Gemm
 from dsq.kept import What
 
 #: width of master weights, weight gradients, biases and Adam's moments

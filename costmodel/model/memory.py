@@ -11,11 +11,11 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from costmodel.model.entries import CATEGORIES, Category, LedgerEntry, entries_of, layer_of, results_kept
-from costmodel.model.ledger import STATE_BITS
-from costmodel.model.methods import BF16, OPTIMISERS, Method, Setup
-from costmodel.model.operations import ENCODER_OUT, Gemm, Operation, Workload
-from costmodel.model.traffic import widths_of
+from dsq.costmodel.model.entries import CATEGORIES, Category, LedgerEntry, entries_of, layer_of, results_kept
+from dsq.costmodel.model.ledger import STATE_BITS
+from dsq.costmodel.model.methods import BF16, OPTIMISERS, Method, Setup
+from dsq.costmodel.model.operations import ENCODER_OUT, Gemm, Operation, Workload
+from dsq.costmodel.model.traffic import widths_of
 from dsq.formats import WIDEST
 
 Bytes = npt.NDArray[np.float64]

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from costmodel.model.ledger import Stored
-from costmodel.model.operations import Gemm, Operation
 from dsq import formats
 from dsq.arguments import choice
+from dsq.costmodel.model.ledger import Stored
+from dsq.costmodel.model.operations import Gemm, Operation
 from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity
-from dsq.kept import FEW, GACT_GROUP, MESA_BITS, MORE, What
+from dsq.kept import FEW, GACT_GROUP, LEAST_BITS, MESA_BITS, MORE, What
 from dsq.precision import Precision, parse_levels
 
 
@@ -112,8 +112,6 @@ class CostedPolicy:
             if self.samples(op):
                 sampled = round(self.ratio * op.M) * op.K
                 return sampled * min(size / values, self.code_bits("linear") / 8) + ROW_BYTES * self.ratio * op.M
-            if op.weights > 1 and not op.x_values:  # experts' grouped product has no row
-                return size
             values = min(values, op.M * op.K)  # of a part of x that is read
         if not self.bits or coded == "" or values <= FEW:
             return size
@@ -147,6 +145,12 @@ _COMPARED = (
 )
 #: name -> the policies that a plan compares
 POLICIES = {policy.name: policy for policy in _COMPARED}
+
+
+def whole_stash(setup: Setup) -> CostedPolicy:
+    """The policy that dsq.DSQConfig(stash="all") runs beside layers of this setup."""
+    bits = max(LEAST_BITS, setup.precision.q1)
+    return replace(POLICIES["bfp 4"], name=f"bfp {bits}", bits=bits if bits <= MAX_PACKED_BITS else 0)
 
 
 # ---- methods of training

@@ -10,11 +10,11 @@ over its kernels; it is memory-bound if its bytes alone take longer than its ope
 from collections import defaultdict
 from dataclasses import dataclass
 
-from costmodel.hardware.hardware import Hardware, Rate
-from costmodel.model.memory import saved_bytes
-from costmodel.model.methods import Setup, at_width
-from costmodel.model.operations import CLASSES, Gemm, Group, Workload
-from costmodel.model.traffic import CostedMatMul, Transfer, arithmetic_cost, matmuls, total_stash_bytes, transfers
+from dsq.costmodel.hardware.hardware import Hardware, Rate
+from dsq.costmodel.model.memory import saved_bytes
+from dsq.costmodel.model.methods import Setup, at_width
+from dsq.costmodel.model.operations import CLASSES, Gemm, Group, Workload
+from dsq.costmodel.model.traffic import CostedMatMul, Transfer, arithmetic_cost, matmuls, total_stash_bytes, transfers
 from dsq.formats import WIDEST, Identity
 
 FLOPS_PER_MAC = 2

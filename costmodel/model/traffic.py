@@ -13,10 +13,10 @@ products no quantiser touches multiply containers of width a as floating point.
 from dataclasses import dataclass
 from math import prod
 
-from costmodel.model import ledger
-from costmodel.model.ledger import BACKWARD, BEFORE, FOR_GRADIENT, STATE_BITS, UPDATE, Stored
-from costmodel.model.methods import Setup, at_width
-from costmodel.model.operations import Gemm, Group, Pointwise, Workload
+from dsq.costmodel.model import ledger
+from dsq.costmodel.model.ledger import BACKWARD, BEFORE, FOR_GRADIENT, STATE_BITS, UPDATE, Stored
+from dsq.costmodel.model.methods import Setup, at_width
+from dsq.costmodel.model.operations import Gemm, Group, Pointwise, Workload
 from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity, Layout
 
 #: the operand of Gemm.on_chip -> its shape

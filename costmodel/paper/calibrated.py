@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from costmodel.model.methods import Setup
-from costmodel.model.operations import Gemm, Workload
 from dsq.arguments import whole_number
 from dsq.command import read_toml
+from dsq.costmodel.model.methods import Setup
+from dsq.costmodel.model.operations import Gemm, Workload
 from dsq.formats import WIDEST, FixedPoint, Format, Identity
 
 #: a box (values and exponent) is stored in whole words of this many bits; it makes BFP 32 cost 36 bits a value

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from costmodel.hardware.hardware import Hardware
-from costmodel.model.methods import BF16, Setup, parse_setups
-from costmodel.model.roofline import Floor, evaluate
-from costmodel.paper import calibrated
-from costmodel.workloads.named import load_workload
 from dsq.command import read_toml
+from dsq.costmodel.hardware.hardware import Hardware
+from dsq.costmodel.model.methods import BF16, Setup, parse_setups
+from dsq.costmodel.model.roofline import Floor, evaluate
+from dsq.costmodel.paper import calibrated
+from dsq.costmodel.workloads.named import load_workload
 
 
 @dataclass(frozen=True)

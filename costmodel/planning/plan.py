@@ -1,4 +1,4 @@
-"""Does a training fit, how fast is it, what bounds it, and what would help: `dsq-cost plan` and `costmodel.plan`."""
+"""Does a training fit, how fast is it, what bounds it, and what would help: `dsq-cost plan`, `dsq.costmodel.plan`."""
 
 import re
 from collections.abc import Iterator
@@ -6,15 +6,26 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from costmodel.hardware.hardware import Hardware
-from costmodel.model.memory import Memory
-from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, OPTIMISERS, POLICIES, Method, Setup, Training
-from costmodel.model.operations import Workload
-from costmodel.planning.step import Stages, StepTime, sent_bytes, sharded_memory, sharded_step
-from costmodel.workloads.named import AskedStep
-from costmodel.workloads.transformer import Shard
-from costmodel.workloads.workload_file import states_its_sizes
 from dsq.arguments import choice, whole_number
+from dsq.costmodel.hardware.hardware import Hardware
+from dsq.costmodel.model.memory import Memory
+from dsq.costmodel.model.methods import (
+    AUTOCAST,
+    BF16,
+    DSQ,
+    FP32,
+    OPTIMISERS,
+    POLICIES,
+    Method,
+    Setup,
+    Training,
+    whole_stash,
+)
+from dsq.costmodel.model.operations import Workload
+from dsq.costmodel.planning.step import Stages, StepTime, sent_bytes, sharded_memory, sharded_step
+from dsq.costmodel.workloads.named import AskedStep
+from dsq.costmodel.workloads.transformer import Shard
+from dsq.costmodel.workloads.workload_file import states_its_sizes
 from dsq.precision import DEFAULT_LEVELS, Precision
 
 GIGA = 1e9
@@ -46,7 +57,7 @@ USUAL = (
     Method("bf16 autocast", AUTOCAST),
     Method("bf16", BF16),
     *(Method(f"dsq {level}", Setup(DSQ, level), trusted=f"dsq {level}" in TRUSTED) for level in LEVELS),
-    *(Method(f"dsq {level} all", Setup(DSQ, level), stash=POLICIES["bfp 4"]) for level in DEFAULT_LEVELS),
+    *(Method(f"dsq {level} all", Setup(DSQ, level), stash=whole_stash(Setup(DSQ, level))) for level in DEFAULT_LEVELS),
     *(Method(f"bf16, {name}", BF16, stash=it, trusted=name in TRUSTED) for name, it in POLICIES.items()),
     Method("bf16, selective recompute", BF16, recompute=True, selective=True),
     Method("bf16, recompute", BF16, recompute=True),

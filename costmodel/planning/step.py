@@ -5,15 +5,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from costmodel.hardware.hardware import Hardware, Pass
-from costmodel.model.entries import layer_of, results_kept
-from costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
-from costmodel.model.memory import Memory, gradient_bytes, is_base, packed_values, peak_memory, state
-from costmodel.model.methods import BF16, OPTIMISERS, CostedPolicy, Method
-from costmodel.model.operations import Gemm, Operation, Workload
-from costmodel.model.roofline import step_floor
-from costmodel.model.traffic import matmuls, transfers
-from costmodel.workloads.transformer import Shard
+from dsq.costmodel.hardware.hardware import Hardware, Pass
+from dsq.costmodel.model.entries import layer_of, results_kept
+from dsq.costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
+from dsq.costmodel.model.memory import Memory, gradient_bytes, is_base, packed_values, peak_memory, state
+from dsq.costmodel.model.methods import BF16, OPTIMISERS, CostedPolicy, Method
+from dsq.costmodel.model.operations import Gemm, Operation, Workload
+from dsq.costmodel.model.roofline import step_floor
+from dsq.costmodel.model.traffic import matmuls, transfers
+from dsq.costmodel.workloads.transformer import Shard
 
 
 @dataclass(frozen=True)

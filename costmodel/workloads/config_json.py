@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from costmodel.names import suggestion
-from costmodel.workloads.shapes import Head, MixtureOfExperts, Patches, Stack, Transformer
 from dsq.command import read_toml
+from dsq.costmodel.names import suggestion
+from dsq.costmodel.workloads.shapes import Head, MixtureOfExperts, Patches, Stack, Transformer
 
 DEFAULT_LENGTH, LONGEST = 512, 2048
 _DATA = read_toml(Path(__file__).with_name("families.toml"))

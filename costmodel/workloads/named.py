@@ -7,13 +7,13 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from costmodel.model.operations import Workload
-from costmodel.names import completed
-from costmodel.workloads import config_json, workload_file
-from costmodel.workloads.shapes import MAX_SIZE, Head, Stack, Transformer
-from costmodel.workloads.transformer import Shard, build, stages
 from dsq.arguments import whole_number
 from dsq.command import read_json, read_toml
+from dsq.costmodel.model.operations import Workload
+from dsq.costmodel.names import completed
+from dsq.costmodel.workloads import config_json, workload_file
+from dsq.costmodel.workloads.shapes import MAX_SIZE, Head, Stack, Transformer
+from dsq.costmodel.workloads.transformer import Shard, build, stages
 
 DEFAULT_MODEL = "transformer_iwslt_de_en"
 #: the layers that get adapters unless told: every linear layer of every block

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from costmodel.model.ledger import BATCH
-from costmodel.model.operations import CAST, ENCODER_OUT, Gemm, Operation, Pointwise, Workload
-from costmodel.workloads.shapes import Head, MixtureOfExperts, Patches, Stack, Transformer
+from dsq.costmodel.model.ledger import BATCH
+from dsq.costmodel.model.operations import CAST, ENCODER_OUT, Gemm, Operation, Pointwise, Workload
+from dsq.costmodel.workloads.shapes import Head, MixtureOfExperts, Patches, Stack, Transformer
 
 #: norms of queries and of keys: passes over heads, of which tensor parallelism gives each device its own
 HEAD_NORMS = ("q_norm", "k_norm")

@@ -9,9 +9,9 @@
 from dataclasses import MISSING, fields
 from typing import Any
 
-from costmodel.model.ledger import POINTWISE
-from costmodel.model.operations import CLASSES, Gemm, Operation, Pointwise, Workload
 from dsq.command import read_json
+from dsq.costmodel.model.ledger import POINTWISE
+from dsq.costmodel.model.operations import CLASSES, Gemm, Operation, Pointwise, Workload
 
 VERSION = 1
 MAX_SIZE = 2**48

@@ -87,6 +87,15 @@ class _Entry(NamedTuple):
         return Form(tensors, _Made(lambda saved: order.restore(own.flat(make(saved))), ((len(tensors), make),)))
 
 
+def _is_small(x: Tensor) -> bool:
+    """Return whether ``x`` has FEW values; one whose size depends on data, as experts' tokens in a graph, has not."""
+    if _compiling():
+        from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+        return guard_or_false(x.numel() <= FEW)
+    return x.numel() <= FEW
+
+
 class Stash:
     """The saved tensors of one forward of a model under a policy.
 
@@ -102,11 +111,12 @@ class Stash:
         self._made: dict[tuple[object, ...], _Entry] = {}
         self._outside = self._made
         self._exact: dict[tuple[int, int], StorageWeakRef] = {}
+        self._left: dict[tuple[int, int], StorageWeakRef] = {}
 
     def forget(self) -> None:
         """Forget what the forward made, which is over: it is the graph's alone."""
         self._made = self._outside = {}
-        self._exact = {}
+        self._exact, self._left = {}, {}
         self.segment = None  # which holds its inputs
 
     def enter_segment(self, segment: object) -> None:
@@ -119,11 +129,12 @@ class Stash:
         self._made = self._outside if segment is None else {}
 
     def code(self, x: Tensor, what: What, prepare: Prepare | None = None) -> Kept:
-        """Return ``x`` in the policy's codes; ``x`` itself if it is a weight, of few values, or no plain float.
+        """Return ``x`` in the policy's codes; ``x`` itself if it is a weight, of few values, no plain float, what
+        PyTorch keeps anyway, or what ``leave_exact`` was told.
 
         Where ``prepare`` is given, what it makes of the values is coded, and made again in the place of ``x``.
         """
-        if x.dtype not in FLOATS or x.numel() <= FEW or is_weight(x):
+        if x.dtype not in FLOATS or _is_small(x) or is_weight(x) or self._stays_exact(x):
             return self.exact(x)
         key, order, values = place(x)
         if not _compiling() and key in self._made:
@@ -147,6 +158,18 @@ class Stash:
                 self._exact[key] = weak(x)
                 self._count(x.nbytes, (x,))
         return x
+
+    def leave_exact(self, x: Tensor) -> None:
+        """Note that ``x`` is not to be coded."""
+        if not _compiling():
+            self._left[x.untyped_storage()._cdata, x._version] = weak(x)
+
+    def _stays_exact(self, x: Tensor) -> bool:
+        if _compiling():
+            return False
+        maker = (x if x._base is None else x._base).grad_fn
+        kept_anyway = maker is not None and maker.name() in _KEEP_THEIR_RESULT
+        return kept_anyway or (x.untyped_storage()._cdata, x._version) in self._left
 
     def bits(self, x: Tensor, low: float = 0.0, high: float = float("nan"), nan_is_open: bool = True) -> Form:
         """Return where ``x`` (floating or bool) lies between the limits, a bit a value; made again as 0 and 1."""
@@ -268,6 +291,13 @@ def is_weight(x: Tensor) -> bool:
     return not _compiling() and x._is_view() and isinstance(x._base, nn.Parameter)
 
 
+#: operations without a row that keep their result: codes of it would come on top, and an exponential, whose values are
+#: of very different sizes, would lose most of them
+_KEEP_THEIR_RESULT = {
+    f"{name}Backward0" for name in ("Exp", "Exp2", "Sqrt", "Rsqrt", "Reciprocal", "Cumprod", "Logcumsumexp")
+}
+
+
 def _parts(forms: Sequence[Kept | None]) -> tuple[tuple[tuple[int, Make | None], ...], tuple[Tensor, ...]]:
     """Return how many tensors each form has and what makes its value (None: it is the tensor), and all tensors."""
     parts: list[tuple[int, Make | None]] = []
@@ -330,3 +360,8 @@ class _Made:
         self.value = None if dropped else value
         self.fresh = held is None and dropped and not self.sources
         return value
+
+
+def is_made_of_others(form: Form) -> bool:
+    """Return whether a form's value has no codes of its own."""
+    return isinstance(form.make, _Made) and bool(form.make.sources)

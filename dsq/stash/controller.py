@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.nn.utils.parametrize import is_parametrized
 
 APPLIED = "_dsq_stash"  #: attribute of a model under policies: {policy name: controller}
 _PART_OF = "_dsq_part_of"  #: attribute of a part of a model: the controllers of the model
@@ -280,6 +281,8 @@ def _parts(model: nn.Module) -> Iterator[nn.Module]:
     for child in model.children():
         if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
             yield from _parts(child)
+        elif is_parametrized(child):  # a layer, whose one child makes its weight
+            continue
         elif next(child.children(), None) is not None and not isinstance(child, nn.MultiheadAttention):
             yield child
 

@@ -72,6 +72,8 @@ class Interception(TorchFunctionMode):
             func = torch.unflatten
         elif func is Tensor.__pow__:
             func = torch.pow
+        elif func is Tensor.__rsub__:
+            func = torch.rsub
         row = None if self.is_over else self.rows.get(func)
         if self.segments_inputs is not None and func in _CHOOSE:
             self.stash.segment.get_inputs = _Inputs(self.segments_inputs)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ class Recorder(TorchDispatchMode):
         self._quantised = {p.untyped_storage()._cdata for p in own}
         self._scopes: list[str] = []
         self._inside_linear = 0
-        self._inputs: list[Tensor] = []  # alive until the end, so that an id names one tensor
+        self._inputs: list[ReferenceType[Tensor]] = []  # a step described in a run must not keep what that packs
 
     @contextmanager
     def hooks(self, model: nn.Module) -> Iterator[None]:
@@ -71,9 +72,9 @@ class Recorder(TorchDispatchMode):
             self._inside_linear -= 1
 
     def _linear(self, name: str, module: nn.Linear, x: Tensor) -> None:
-        source = next((i for i, known in enumerate(self._inputs) if known is x), len(self._inputs))
+        source = next((i for i, known in enumerate(self._inputs) if known() is x), len(self._inputs))
         if source == len(self._inputs):
-            self._inputs.append(x)
+            self._inputs.append(ref(x))
         self.add_gemm(
             name,
             (1, x.numel() // x.shape[-1], module.in_features, module.out_features),

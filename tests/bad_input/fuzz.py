@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis import ROOT
-from costmodel.cli import main as cost
+from dsq.costmodel.cli import main as cost
 
 SECONDS = 10
 GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 2, "n_head": 2}

@@ -16,13 +16,14 @@ import torch
 import yaml
 
 import dsq
+from dsq import costmodel
 from tests.bad_input import fuzz
 from tests.threads import threads
 
 CASES = yaml.safe_load(Path(__file__).with_name("cases.yaml").read_text())
 EXPRESSIONS = CASES.pop("python")
 COMMANDS = [(program, case, line) for program, cases in CASES.items() for case, line in cases.items()]
-MODULES = {"dsq-cost": "costmodel"}
+MODULES = {"dsq-cost": "dsq.costmodel"}
 
 
 def test_there_are_many_cases() -> None:
@@ -30,34 +31,36 @@ def test_there_are_many_cases() -> None:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts, data and a checkpoint, and of each kind a damaged one."""
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data of no use, and damaged files."""
+    folder = tmp_path_factory.mktemp("place")
+    contents = {
+        "file": b"hello\n",
+        "file.toml": b"= [\n",
+        "list.json": b"[]",
+        "empty.json": b"{}",
+        "junk.pt": b"hello\n",
+    }
+    for name, content in {**contents, "badcount.txt": b"a x\n", "twice.txt": b"a 1\na 2\n"}.items():
+        (folder / name).write_bytes(content)
+    (folder / "data").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(files: Path) -> Path:
+    """Texts, data and a checkpoint besides, and of each a damaged one."""
     pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
     from tests.fairseq_plugin.harness import LEVELS, MODEL, run, sentence_pairs, write_pairs
 
-    folder = tmp_path_factory.mktemp("place")
-    with contextlib.chdir(folder):
+    with contextlib.chdir(files):
         for name in ("text", "empty"):
             Path(name).mkdir()
         for seed, name in enumerate(("train", "valid", "test")):
             write_pairs(Path("text", name), sentence_pairs(40, seed))
-        contents = {
-            "latin.de": "für\n".encode("latin-1"),
-            "latin.xx": b"a\n",
-            "uneven.de": b"a\nb\n",
-            "uneven.xx": b"a\n",
-        }
-        for name, content in {**contents, "empty.de": b"", "empty.xx": b""}.items():
+        contents = {"latin.de": "für\n".encode("latin-1"), "latin.xx": b"a\n", "uneven.de": b"a\nb\n"}
+        for name, content in {**contents, "uneven.xx": b"a\n", "empty.de": b"", "empty.xx": b""}.items():
             Path("text", name).write_bytes(content)
-        contents = {
-            "file": b"hello\n",
-            "file.toml": b"= [\n",
-            "list.json": b"[]",
-            "empty.json": b"{}",
-            "junk.pt": b"hello\n",
-        }
-        for name, content in {**contents, "badcount.txt": b"a x\n", "twice.txt": b"a 1\na 2\n"}.items():
-            Path(name).write_bytes(content)
         prefixes = [f"--{name}pref=text/{name}" for name in ("train", "valid", "test")]
         run("preprocess", "-s", "de", "-t", "xx", *prefixes, "--destdir", "data")
         run("train", "data", *MODEL, "--max-update", 1, "--save-dir", "run", "--dsq-levels", LEVELS)
@@ -67,7 +70,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree("data", name)
         Path("damaged", "train.de-xx.de.idx").write_bytes(b"no index" * 8)
         Path("truncated", "train.de-xx.de.bin").write_bytes(bytes(50))
-    return folder
+    return files
 
 
 @pytest.fixture
@@ -81,18 +84,22 @@ def fresh(place: Path) -> Iterator[None]:
     shutil.rmtree(place / "out", ignore_errors=True)
 
 
-@pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(("program", "case", "line"), COMMANDS)
-def test_command(place: Path, program: str, case: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.fairseq_plugin.harness import MODEL
+def test_command(
+    files: Path, program: str, case: str, line: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    words = shlex.split(f"{program} {case}")
+    if words[0] != "dsq-cost":
+        request.getfixturevalue("fresh")
+        from tests.fairseq_plugin.harness import MODEL
 
-    words = shlex.split(program.replace("$MODEL", shlex.join(MODEL)) + " " + case)
+        words = [word for it in words for word in (MODEL if it == "$MODEL" else [it])]
     if words[:2] == ["python", "-m"]:
         words = words[2:]
     elif words[0] != "dsq-cost":
         words[:1] = ["fairseq_plugin.commands", words[0].removeprefix("dsq-")]
     module = MODULES.get(words[0], words[0])
-    monkeypatch.chdir(place)
+    monkeypatch.chdir(files)
     monkeypatch.setattr(sys, "argv", words)
     said = io.StringIO()
     with (
@@ -124,7 +131,8 @@ def test_some_malformed_files(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("expression", "line"), EXPRESSIONS.items())
 def test_expression(expression: str, line: str) -> None:
-    names = {"torch": torch, "dsq": dsq, "x": torch.ones(4, 16), "model": torch.nn.Sequential(torch.nn.Linear(16, 4))}
+    names = {"torch": torch, "dsq": dsq, "costmodel": costmodel, "x": torch.ones(4, 16)}
+    names["model"] = torch.nn.Sequential(torch.nn.Linear(16, 4))
     with pytest.raises((ValueError, TypeError)) as raised:
         eval(expression, names)
     assert str(raised.value).startswith(line)

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-import dsq
-from costmodel import predicted
-from costmodel.workloads.named import load_workload
+from dsq.costmodel import predicted
+from dsq.costmodel.workloads.named import load_workload
 from tests.costmodel.workloads.models import dump
 
 WORKLOAD = dump(load_workload("transformer_iwslt_de_en"))
@@ -27,21 +26,6 @@ def test_levels_are_weighed_by_the_moment_of_the_rise(rise: float, total: int) -
 def test_where_plateaus_decide_or_the_end_is_not_known_it_is_a_range(rises: tuple[int, ...]) -> None:
     said = predicted(config([2, 2, 2, 16], [16, 4, 4, 16], rise_at=rises), WORKLOAD)
     assert said == f"{LOW}, 0.0148 to 0.0983 in all; {HIGH}, 0.2016 to 0.4375 in all"
-
-
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ((dsq.DSQConfig(), WORKLOAD), r"config must be a DSQConfig's as_dict\(\), got DSQConfig\(levels="),
-        (({"format": "bfp"}, WORKLOAD), r"config must be a DSQConfig's as_dict\(\)"),
-        ((config([4, 4, 4, 8]), {}), "workload must be what dsq.workload.trace gives, got <class 'dict'>"),
-        ((config([4, 4, 4, 8]), WORKLOAD, -3), "total_updates must be a whole number from 0, got -3"),
-        ((config([4, 4, 4, 8]), WORKLOAD, "10"), "total_updates must be a whole number from 0, got '10'"),
-    ],
-)
-def test_what_cannot_be_priced_is_one_line(given: tuple[Any, ...], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        predicted(*given)
 
 
 def test_one_level_and_a_rise_that_does_not_come() -> None:

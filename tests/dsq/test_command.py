@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from dsq.command import (
-    OneLineParser,
     as_csv,
     check_writable,
     guarded,
@@ -100,19 +99,6 @@ def test_a_turn_is_taken_at_a_file_that_can_be_written(tmp_path, monkeypatch):
 
     with turn_at(tmp_path):
         assert locked == [(True, os.O_RDWR)]
-
-
-def test_a_wrong_flag_is_one_line_and_status_2(capsys):
-    parser = OneLineParser(prog="tool")
-    parser.add_subparsers(dest="command").add_parser("run").add_argument("--steps", type=int)
-    for arguments, said in [
-        (["run", "--steps", "x"], "tool run: error: argument --steps: invalid int value: 'x'\n"),
-        (["--no"], "tool: error: unrecognized arguments: --no\n"),
-    ]:
-        with pytest.raises(SystemExit) as left:
-            parser.parse_args(arguments)
-        assert left.value.code == 2
-        assert capsys.readouterr() == ("", said)
 
 
 @pytest.mark.parametrize("error", [ValueError("--out x:\nthere already"), OSError("--out x: there already")])

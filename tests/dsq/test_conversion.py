@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.testing._internal.two_tensor import TwoTensor
 
 import dsq
 from dsq.left_plain import unquantised
@@ -14,6 +15,17 @@ def model():
     net = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 10, bias=False))
     net[3].weight = net[0].weight  # tied
     return net
+
+
+def test_text_and_options_are_a_config():
+    plain, text = model(), model()
+    dsq.convert(plain, dsq.DSQConfig("[4,3,3,8] [8,4,4,8]", exclude="^3$"))
+    dsq.convert(text, "[4,3,3,8] [8,4,4,8]", exclude="^3$")
+    found, wanted = dsq.converted(text), dsq.converted(plain)
+    assert {name: (it.quantizers, it.conversion) for name, it in found.items()} == {
+        name: (it.quantizers, it.conversion) for name, it in wanted.items()
+    }
+    assert all(it.conversion["stash"] == "all" for it in dsq.converted(dsq.convert(model(), stash="all")).values())
 
 
 def test_conversion_is_in_place_and_changes_only_classes():
@@ -84,6 +96,20 @@ def test_the_stash_of_a_model_without_products_follows_the_level():
         dsq.unconvert(net)
 
 
+def test_weights_of_another_quantisation_stay_and_multiply_by_themselves():
+    def other(layer):  # a tensor made of others, as torchao's int8
+        layer.weight = nn.Parameter(TwoTensor(layer.weight.detach(), layer.weight.detach()))
+
+    net, x = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)), torch.randn(4, 16)
+    other(net[0])
+    dsq.DynamicPrecision(net)
+    assert list(dsq.converted(net)) == ["1"]
+    assert [entry.why for entry in unquantised(net)] == ["its weight is of another quantisation"]
+    other(net[1])
+    y = net(x)
+    assert torch.equal(y.a, dsq.unconvert(net)(x).a)
+
+
 def test_complex_layers_stay():
     net = dsq.convert(nn.Sequential(nn.Linear(4, 4, dtype=torch.complex64), nn.Linear(4, 4)))
     assert list(dsq.converted(net)) == ["1"]
@@ -107,10 +133,12 @@ class Twice(nn.Module):
         return 2 * weight
 
 
+@pytest.mark.parametrize("stash", ["linears", "all"])
 @pytest.mark.parametrize("first", ["parametrize", "convert"])
-def test_a_parametrized_layer_is_converted_and_taken_back(first):
+def test_a_parametrized_layer_is_converted_and_taken_back(first, stash):
     net, x = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)), torch.randn(24, 16)
-    steps = [lambda: parametrize.register_parametrization(net[0], "weight", Twice()), lambda: dsq.convert(net)]
+    convert = lambda: dsq.convert(net, dsq.DSQConfig(stash=stash))  # noqa: E731
+    steps = [lambda: parametrize.register_parametrization(net[0], "weight", Twice()), convert]
     for step in steps if first == "parametrize" else reversed(steps):
         step()
     assert list(dsq.converted(net)) == ["0", "2"]
@@ -166,21 +194,6 @@ def test_a_transformer_evaluates_under_a_padding_mask():
     with torch.no_grad():
         without_gradient = net(x, src_key_padding_mask=padded)
     torch.testing.assert_close(without_gradient, net(x, src_key_padding_mask=padded).detach())
-
-
-def test_the_whole_stash_follows_the_level():
-    def stashed(config, level=0):
-        model = nn.TransformerEncoderLayer(64, 2, 128, dropout=0.0, batch_first=True)
-        dsq.convert(model, config)
-        dsq.set_level(model, config, level)
-        x = torch.randn(8, 32, 64)
-        return dsq.stash.measure(lambda: model(x).sum()).nbytes
-
-    levels = ("[4,4,4,16]", "[8,8,8,16]")
-    linears = stashed(dsq.DSQConfig(levels=levels))
-    four, eight = (stashed(dsq.DSQConfig(levels=levels, stash="all"), level) for level in (0, 1))
-    assert four < 0.35 * linears
-    assert 1.4 * four < eight < 2 * four
 
 
 def test_a_model_whose_policy_forbids_the_whole_stash_stays_as_it_was():

@@ -6,30 +6,20 @@ Run as a module, under the counting malloc, it prints the outcomes as JSON.
 import gc
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import dsq
+from analysis.models import attach
 from tests.allocator import Count, compiler, figures
 from tests.dsq.stash.held.cases import MODELS, POLICIES
 
 Step = Callable[[], list[Tensor]]
-
-
-@dataclass
-class Outcome:
-    """The outcome of all failures of one case."""
-
-    allocations: int = 0
-    raised: int = 0  #: failures that ended in an exception
-    #: failures after which a step, or this one, gave other bits
-    wrong: tuple[int, ...] = ()
-    #: bytes held after the last that were not held after the first
-    leaked: int = 0
 
 
 def training(model: nn.Module, forward: Callable[[], Tensor]) -> Step:
@@ -59,11 +49,11 @@ def converted(stash: str) -> Step:
     return training(model, lambda: model(x).square().sum())
 
 
-def under_policies(model_name: str, policies_name: str) -> Step:
+def under_policies(model_name: str, setup: str) -> Step:
     """A model of tests/dsq/stash/held. Each step begins with what its policies kept of the first: their estimates and
     seeds go on from step to step."""
     model, forward = MODELS[model_name]()
-    policies = [dsq.stash.apply(model, name, **options) for name, options in POLICIES[policies_name]]
+    policies = attach(model, setup)
     step = training(model, forward)
     step()
     states = [policy.state_dict() for policy in policies]
@@ -101,31 +91,34 @@ def failures(step: Step) -> Iterator[tuple[int, list[Tensor] | None]]:
         yield number, result
 
 
-def sweep(step: Step) -> Outcome:
-    """Fail every allocation of ``step``, each time followed by a step in which none fails."""
+def sweep(step: Step) -> dict[str, Any]:
+    """Fail every allocation of ``step``, each time followed by a step in which none fails.
+
+    raised: failures that ended in an exception. wrong: those after which a step, or this one, gave other bits. leaked:
+    bytes held after the last that were not held after the first.
+    """
     for _ in range(2):
         right = [tensor.clone() for tensor in step()]
-    outcome, count, held = Outcome(), Count(), 0
+    outcome, wrong, count, held = Counter[str](), [], Count(), 0
     gc.freeze()  # what is there already need not be searched after every failure
 
     def same(result: list[Tensor]) -> bool:
         return len(result) == len(right) and all(map(torch.equal, result, right))
 
     for number, result in failures(step):
-        outcome.allocations += 1
-        outcome.raised += result is None
+        outcome["allocations"] += 1
+        outcome["raised"] += result is None
         if not (result is None or same(result)) or not same(step()):
-            outcome.wrong += (number,)
+            wrong.append(number)
         del result
         gc.collect()
         held = held or count.live()
     gc.collect()  # after the step in which there was no more to fail
-    outcome.leaked = count.live() - held
-    return outcome
+    return {**outcome, "wrong": wrong, "leaked": count.live() - held}
 
 
 QUICK = [name for name in CASES if not name.startswith("encoder")]
-LONG = [name for name in CASES if name.startswith("encoder") and not name.endswith("gact adapted")]
+LONG = [name for name in CASES if name.startswith("encoder") and not name.endswith("gact 4")]
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")
@@ -143,5 +136,5 @@ if __name__ == "__main__":
     outcomes = {}
     for case in sys.argv[1:]:
         torch.manual_seed(0)
-        outcomes[case] = asdict(sweep(CASES[case]()))
+        outcomes[case] = sweep(CASES[case]())
     print(json.dumps(outcomes))

@@ -19,8 +19,9 @@ needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glib
 
 
 @pytest.fixture(autouse=True)
-def _new_process(monkeypatch, tmp_path):
+def _new_process(monkeypatch, tmp_path, caplog):
     """As if nothing had been set yet, on a system whose huge pages are for who asks."""
+    caplog.set_level(logging.INFO, "dsq")
     monkeypatch.delenv(process_memory.SWITCH, raising=False)
     monkeypatch.setenv(process_memory.HUGE_PAGES, "1")
     monkeypatch.setattr(process_memory, "_unwanted", False)
@@ -59,7 +60,6 @@ def test_without_proc_nothing_is_known(monkeypatch, tmp_path):
 
 @needs_glibc
 def test_settings_are_made_once_and_logged_once(caplog):
-    caplog.set_level(logging.INFO, "dsq")
     first = dsq.give_memory_back()
     assert first.returned
     assert dsq.give_memory_back() is first
@@ -69,7 +69,6 @@ def test_settings_are_made_once_and_logged_once(caplog):
 
 @pytest.mark.parametrize("by", ["variable", "program"])
 def test_a_process_can_decline(by, monkeypatch, caplog):
-    caplog.set_level(logging.INFO, "dsq")
     monkeypatch.delenv(process_memory.HUGE_PAGES)
     if by == "variable":
         monkeypatch.setenv(process_memory.SWITCH, "0")
@@ -82,7 +81,6 @@ def test_a_process_can_decline(by, monkeypatch, caplog):
 
 @needs_glibc
 def test_a_kernel_without_huge_pages_is_no_error(tmp_path, monkeypatch, caplog):
-    caplog.set_level(logging.INFO, "dsq")
     _system_gives(tmp_path, monkeypatch, "always madvise [never]")
     found = dsq.give_memory_back()
     assert (found.returned, found.huge_pages) == (True, False)
@@ -123,7 +121,6 @@ def _refusing(name):
     ],
 )
 def test_an_allocator_that_refuses_is_no_error(libraries, why, monkeypatch, caplog):
-    caplog.set_level(logging.INFO, "dsq")
     monkeypatch.setattr(ctypes, "CDLL", libraries)
     assert not dsq.give_memory_back().returned
     assert caplog.messages[0] == why
@@ -195,7 +192,6 @@ def test_a_model_that_is_packed_too_late_says_what_to_do(monkeypatch):
 def test_a_packed_stash_gives_memory_back_where_huge_pages_make_it_cheap(
     modes, returned, tmp_path, monkeypatch, caplog
 ):
-    caplog.set_level(logging.INFO, "dsq")
     _system_gives(tmp_path, monkeypatch, modes)
     monkeypatch.delitem(sys.modules, "torch")  # before it is imported
     made = []

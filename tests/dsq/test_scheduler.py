@@ -1,5 +1,4 @@
 import json
-import math
 
 import numpy as np
 import pytest
@@ -10,14 +9,14 @@ import dsq
 LEVELS = ("[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]")
 
 
-def test_work_is_recorded_where_it_was_done():
+def test_work_is_recorded_where_it_was_done_and_counts_may_be_tensors():
     scheduler = dsq.PrecisionScheduler(LEVELS[:2], patience=1)
-    scheduler.record(updates=1, tokens=100)
-    scheduler.record(tokens=50)
+    scheduler.record(np.int64(1), torch.ones(100, dtype=torch.bool).sum())
+    scheduler.record(tokens=torch.tensor(50))
     scheduler.step(1.0)
     scheduler.step(1.0)
     scheduler.record(updates=7, tokens=9)
-    assert scheduler.history() == {
+    assert json.loads(json.dumps(scheduler.history())) == {
         "levels": [
             {"precision": [2, 2, 2, 16], "updates": 2, "tokens": 150},
             {"precision": [4, 4, 4, 16], "updates": 7, "tokens": 9},
@@ -25,32 +24,7 @@ def test_work_is_recorded_where_it_was_done():
     }
 
 
-def test_counts_may_be_tensors_and_are_kept_as_numbers():
-    scheduler = dsq.PrecisionScheduler(LEVELS)
-    scheduler.record(np.int64(1), torch.ones(3, dtype=torch.bool).sum())
-    state = scheduler.state_dict()
-    scheduler.record(tokens=torch.tensor(4))
-    assert state["work"][0] == (1, 3)
-    assert json.loads(json.dumps(scheduler.history()))["levels"][0]["tokens"] == 7
-
-
-@pytest.mark.parametrize("count", [-5, 1.5, math.nan, True, None, torch.tensor(2.0), torch.tensor([1, 2])])
-def test_a_count_that_is_no_whole_number_is_refused(count):
-    scheduler = dsq.PrecisionScheduler(LEVELS)
-    with pytest.raises(ValueError, match="tokens must be a whole number from 0, got"):
-        scheduler.record(1, count)
-    with pytest.raises(ValueError, match="updates must be a whole number from 0, got"):
-        scheduler.record(count)
-    assert scheduler.state_dict()["work"][0] == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("key", "values"),
-    [
-        ("levels", [None, [[2, 2]], 3]),
-        ("level", [7, -1, 1.0, None]),
-    ],
-)
+@pytest.mark.parametrize(("key", "values"), [("levels", [None, [[2, 2]], 3]), ("level", [7, -1, 1.0, None])])
 def test_a_bad_state_is_refused_and_none_of_it_taken(key, values):
     scheduler = dsq.PrecisionScheduler(LEVELS)
     before = scheduler.state_dict()

@@ -3,7 +3,9 @@
 import json
 import logging
 import math
+import random
 import re
+import socket
 from collections import Counter
 from pathlib import Path
 
@@ -11,9 +13,20 @@ import pytest
 import torch
 
 import dsq
-from costmodel.cli.commands.step import estimate
-from costmodel.cli.main import parser
-from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, levels, resume, run, same_weights, updates
+from dsq.costmodel.cli.commands.step import estimate
+from dsq.costmodel.cli.main import parser
+from tests.fairseq_plugin.harness import (
+    LEVELS,
+    MODEL,
+    contents,
+    levels,
+    resume,
+    run,
+    same_weights,
+    start,
+    updates,
+    weights,
+)
 
 LINEARS = 2 * 6 + 2 * 10  # an encoder layer has 4 + 2, a decoder layer 4 + 4 + 2; the output projection is tied
 
@@ -170,3 +183,95 @@ def test_of_a_run_that_began_without_dsq_fractions_are_of_what_is_left(data: Pat
     run("train", data, *given, "--max-update", 3)
     run("train", data, *given, "--max-update", 7, "--dsq-levels", LEVELS, "--dsq-rise-at", 0.5)
     assert updates(tmp_path) == [2, 2]
+
+
+#: dsq-train that says what loss the schedule was given, and the level after it
+WORKER = """
+from fairseq_plugin import commands, tasks
+
+def step_schedule(state, model, update, loss):
+    step(state, model, update, loss)
+    print("STEP", update, loss, state.scheduler.level)
+
+step, tasks.step_schedule = tasks.step_schedule, step_schedule
+commands.train()
+"""
+
+
+def test_two_workers(data: Path, tmp_path: Path) -> None:
+    given = [data, *MODEL, "--lr", 0, "--save-interval-updates", 1, "--dsq-patience", 1, "--dsq-levels", LEVELS]
+    given += ["--save-dir", tmp_path]
+    run("train", *given, "--max-update", 1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    given += ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp", "--max-update", 4]
+    workers = [start("-c", WORKER, *given, RANK=str(rank), **meeting) for rank in range(2)]
+    logs = [worker.communicate(timeout=300)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], "\n".join(logs)
+
+    first, second = ([line for line in log.splitlines() if line.startswith("STEP")] for log in logs)
+    assert first == second
+    assert len(first) == 3
+    assert first[-1].endswith(" 1")  # the loss got no better: the level rose, on both
+    record = json.loads((tmp_path / "dsq_history.json").read_text())
+    assert record["level"] == 1
+    assert record["updates"] == 4
+    assert record["levels"][1]["updates"] >= 1
+    counts = [float(line.split("wpb=")[1].split(",")[0]) for line in logs[0].splitlines() if "| train_inner |" in line]
+    alone = record["tokens"] - sum(counts)  # the update before; the others count the tokens of both workers
+    assert len(counts) == 3
+    assert 0 < alone < min(counts)
+
+
+# ---- RoBERTa's sentence_prediction (the GLUE path): its head is quantised too, the level rises, a run resumes
+
+ROBERTA = [
+    *("--arch", "roberta", "--encoder-layers", "2", "--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "64"),
+    *("--encoder-attention-heads", "2", "--max-positions", "32", "--task", "sentence_prediction", "--num-classes", "2"),
+    *("--criterion", "sentence_prediction", "--init-token", "0", "--separator-token", "2", "--optimizer", "adam"),
+    *("--batch-size", "16", "--lr", "0", "--num-workers", "0", "--no-epoch-checkpoints", "--cpu", "--no-progress-bar"),
+]
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sentences that are good or bad."""
+    folder, draw = tmp_path_factory.mktemp("glue"), random.Random(0)
+    for name, count in (("train", 64), ("valid", 16)):
+        labels = [draw.choice(["good", "bad"]) for _ in range(count)]
+        lines = [f"{draw.choice(['this', 'that'])} {draw.choice(['film', 'play'])} is {label}" for label in labels]
+        (folder / f"{name}.input0").write_text("\n".join(lines) + "\n")
+        (folder / f"{name}.label").write_text("\n".join(labels) + "\n")
+    for part in ("input0", "label"):
+        prefixes = [f"--{name}pref={folder / name}.{part}" for name in ("train", "valid")]
+        run("preprocess", "--only-source", *prefixes, "--destdir", folder / "bin" / part)
+    return folder / "bin"
+
+
+def test_sentence_prediction(sentences: Path, tmp_path: Path, calls) -> None:
+    given = [sentences, *ROBERTA, "--save-interval-updates", 1, "--dsq-patience", 1, "--save-dir", tmp_path]
+    run("train", *given, "--dsq-levels", LEVELS, "--max-update", 2)
+    assert {str(call.quantizers.precision) for call in calls} == {"[2,2,2,16]"}
+    assert any(call.weight.shape == (2, 32) for call in calls)  # the head's projection to two classes
+    calls.clear()
+    run("train", *given, "--dsq-levels", LEVELS, "--max-update", 3)
+    assert {str(call.quantizers.precision) for call in calls} == {"[16,4,4,16]"}  # raised by the second validation
+
+    first, second = levels(tmp_path)
+    assert (first["updates"], second["updates"]) == (2, 1)
+    described = {entry["name"] for entry in json.loads((tmp_path / "dsq_workload.json").read_text())["operations"]}
+    assert "classification_heads.sentence_classification_head.out_proj" in described
+    assert not any("lm_head" in name for name in described)  # which is no part of this training
+    state = weights(tmp_path)["dsq._extra_state"]
+    assert dsq.Precision(*state["config"]["levels"][state["trained_level"]]) == dsq.Precision(16, 4, 4, 16)
+
+
+def test_fine_tuning_starts_at_the_first_level(sentences: Path, tmp_path: Path) -> None:
+    plain, tuned = tmp_path / "plain", tmp_path / "tuned"
+    run("train", sentences, *ROBERTA, "--max-update", 1, "--save-dir", plain)
+    given = ["--finetune-from-model", plain / "checkpoint_last.pt", "--dsq-levels", LEVELS, "--save-dir", tuned]
+    run("train", sentences, *ROBERTA, "--max-update", 1, *given)
+    before, after = weights(plain), weights(tuned)
+    assert after.pop("dsq._extra_state")["scheduler"]["level"] == 0
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())  # --lr 0

@@ -6,11 +6,11 @@ import json
 from importlib import import_module
 from typing import Any
 
-from costmodel.cli.answer import Answer, Record, Section
-from costmodel.hardware.hardware import load_hardware
-from costmodel.workloads import workload_file
 from dsq.arguments import whole_number
 from dsq.command import check_writable, write_text
+from dsq.costmodel.cli.answer import Answer, Record, Section
+from dsq.costmodel.hardware.hardware import load_hardware
+from dsq.costmodel.workloads import workload_file
 
 
 def calibrate(arguments: argparse.Namespace) -> Answer:

@@ -2,32 +2,42 @@
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
-import costmodel
-from costmodel.cli.answer import Answer, Record, Section, facts, floor_record, heading, named, refuse_idle, setups_of
-from costmodel.hardware.hardware import Hardware, Rate, load_hardware
-from costmodel.model.methods import Method, Setup, all_sizes
-from costmodel.model.operations import Workload
-from costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates
-from costmodel.model.traffic import matmuls, transfers
-from costmodel.paper.calibrated import level_costs, shares
-from costmodel.planning.plan import ASKED
-from costmodel.workloads.named import AskedStep, asked
+from dsq import costmodel
 from dsq.command import write_whole
+from dsq.costmodel.cli.answer import (
+    Answer,
+    Record,
+    Section,
+    facts,
+    floor_record,
+    heading,
+    named,
+    refuse_idle,
+    setups_of,
+)
+from dsq.costmodel.hardware.hardware import Hardware, Rate, load_hardware
+from dsq.costmodel.model.methods import Method, Setup, all_sizes, whole_stash
+from dsq.costmodel.model.operations import Workload
+from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates
+from dsq.costmodel.model.traffic import matmuls, transfers
+from dsq.costmodel.paper.calibrated import level_costs, shares
+from dsq.costmodel.planning.plan import ASKED
+from dsq.costmodel.workloads.named import AskedStep, asked
 from dsq.precision import parse_rise_at
 
 _UNITS = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 def plan(arguments: argparse.Namespace) -> Answer:
-    setups = setups_of(arguments, _precisions(arguments))
+    methods = tuple(_asked_methods(arguments))
     options = {name: getattr(arguments, name) for name in (*vars(AskedStep()), *ASKED, "hardware", "qlora")}
     budget = parse_bytes(arguments.fit) if arguments.fit else 0
-    found = costmodel.plan(**options, fit=budget, methods=tuple(Method(str(setup), setup) for setup in setups))
+    found = costmodel.plan(**options, fit=budget, methods=methods)
     if arguments.picture or arguments.html:
-        from costmodel.cli.pictures.plan import draw_page, draw_picture
+        from dsq.costmodel.cli.pictures.plan import draw_page, draw_picture
 
         for path, draw in ((arguments.picture, draw_picture), (arguments.html, draw_page)):
             if path:
@@ -36,6 +46,16 @@ def plan(arguments: argparse.Namespace) -> Answer:
     records, notes = data.pop("methods"), data.pop("notes")
     section = Section("methods", heading(found.workload, found.question.hardware), records, "methods")
     return Answer([section], notes, data, lead=found.answer)
+
+
+def _asked_methods(arguments: argparse.Namespace) -> Iterator[Method]:
+    """The precisions; behind one, " all" stands for dsq.DSQConfig(stash="all")."""
+    for text in _precisions(arguments):
+        levels = text.removesuffix(" all")
+        for setup in setups_of(arguments, [levels]):
+            yield (
+                Method(str(setup), setup) if levels == text else Method(f"{setup} all", setup, stash=whole_stash(setup))
+            )
 
 
 def _precisions(arguments: argparse.Namespace) -> list[str]:
@@ -156,7 +176,7 @@ def roofline(arguments: argparse.Namespace) -> Answer:
         records += found
         notes.append(note)
     if arguments.picture:
-        from costmodel.cli.pictures.roofline import draw_roofline
+        from dsq.costmodel.cli.pictures.roofline import draw_roofline
 
         dots = [record for record in records if record["class"] != "total" and "tflops" in record]
         write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, dots))

@@ -2,9 +2,9 @@
 
 import argparse
 
-from costmodel.cli.answer import Answer, Record, Section, hardware_facts, refuse_idle
-from costmodel.hardware.hardware import load_hardware
-from costmodel.paper import tables
+from dsq.costmodel.cli.answer import Answer, Record, Section, hardware_facts, refuse_idle
+from dsq.costmodel.hardware.hardware import load_hardware
+from dsq.costmodel.paper import tables
 from dsq.formats import FixedPoint
 
 TABLES = (1, 6, 7)

@@ -7,9 +7,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogFormatter
 
-from costmodel.cli.pictures.figure import BLACK, BLUE, GREY, VERMILION, around, name_points, new_figure, save
-from costmodel.model.entries import CATEGORIES
-from costmodel.planning.plan import GIGA, MethodCost, Plan
+from dsq.costmodel.cli.pictures.figure import BLACK, BLUE, GREY, VERMILION, around, name_points, new_figure, save
+from dsq.costmodel.model.entries import CATEGORIES
+from dsq.costmodel.planning.plan import GIGA, MethodCost, Plan
 
 #: as PyTorch's memory profiler names them; the stash is a band of its own
 COLOURS = {

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
-from costmodel.cli.answer import Record
-from costmodel.cli.pictures.figure import BLACK, COLOURS, GREY, LABEL, SMALL, around, name_points, new_figure, save
-from costmodel.hardware.hardware import Hardware
+from dsq.costmodel.cli.answer import Record
+from dsq.costmodel.cli.pictures.figure import BLACK, COLOURS, GREY, LABEL, SMALL, around, name_points, new_figure, save
+from dsq.costmodel.hardware.hardware import Hardware
 
 TERA = 1e12
 #: area of a dot, in square points: of no time, and of all of it

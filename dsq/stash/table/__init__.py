@@ -21,6 +21,8 @@ lines that keeps forms (dsq/stash/codes.py) and calls PyTorch's own backward of 
         instance norm
     GELU, SiLU, tanh, ... , x ** 2, GLU   x                                         its result
     product of two tensors                both; a broadcast one exact               its result
+    difference to data; division          as PyTorch keeps them                     - ; the quotient
+    1 - z                                 nothing                                   its result, where z is made again
     ReLU, leaky ReLU, ReLU6, hardtanh     a bit a value                             its result, where x is kept
     dropout                               a bit a value                             its result, where x is kept
     max-pool; average pool                places in 16 or 32 bits; nothing
@@ -65,6 +67,9 @@ def _rows() -> dict[Callable[..., Any], Row]:
         norms.instance_norm: (F.instance_norm,),
         norms.group_norm: (F.group_norm,),
         pointwise.mul: (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.multiply),
+        pointwise.sub: (torch.sub, Tensor.sub, Tensor.__sub__),
+        pointwise.rsub: (torch.rsub,),
+        pointwise.div: (torch.div, Tensor.div, Tensor.__truediv__),
         pointwise.power: (torch.pow, Tensor.pow),
         masks.relu: (F.relu, torch.relu, Tensor.relu),
         masks.relu_in_place: (torch.relu_, Tensor.relu_),

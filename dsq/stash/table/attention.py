@@ -54,7 +54,7 @@ class Softmax(torch.autograd.Function):
 
 
 def _rows_of_one(roots: Tensor, dim: int) -> Tensor:
-    squares = roots.clamp(min=0).square_()
+    squares = roots.clamp_(min=0).square_()
     sums = squares.sum(dim, keepdim=True)
     return squares.div_(sums.clamp_(min=torch.finfo(sums.dtype).tiny))  # a row without a key is zeros
 

@@ -113,12 +113,12 @@ class Dropout(torch.autograd.Function):
         if x.device.type == "cpu":  # as F.dropout draws there
             noise = torch.empty_like(x).bernoulli_(1 - p)
             mask = stash.bits(noise)
-            y = x * noise.div_(1 - p)
+            y = noise.div_(1 - p).mul_(x)
         else:
             y, kept_values = torch.native_dropout(x, p, True)
             mask = stash.bits(kept_values)
         keep(ctx, mask)
-        stash.derive(y, (stash.find(x), mask), lambda x, mask: x * mask.to(x.dtype).div_(1 - p))
+        stash.derive(y, (stash.find(x), mask), lambda x, mask: mask.to(x.dtype).div_(1 - p).mul_(x))
         ctx.p = p
         return y
 

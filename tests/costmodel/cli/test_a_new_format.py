@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from costmodel.cli.main import main
+from dsq.costmodel.cli.main import main
 from dsq.formats import FORMATS, Format, Law, register
 
 

@@ -10,12 +10,12 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.text import Text
 
-import costmodel
-from costmodel.cli.main import main
-from costmodel.cli.pictures.figure import around, name_points, new_figure
-from costmodel.cli.pictures.plan import front
-from costmodel.cli.pictures.roofline import coinciding, roofs
-from costmodel.hardware.hardware import load_hardware
+from dsq import costmodel
+from dsq.costmodel.cli.main import main
+from dsq.costmodel.cli.pictures.figure import around, name_points, new_figure
+from dsq.costmodel.cli.pictures.plan import front
+from dsq.costmodel.cli.pictures.roofline import coinciding, roofs
+from dsq.costmodel.hardware.hardware import load_hardware
 
 
 def names_on(axes, points, taken):

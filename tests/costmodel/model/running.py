@@ -20,12 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from analysis.models import attach, fairseq_transformer, transformer
-from costmodel.model.memory import peak_memory
-from costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, POLICIES, Method, Setup
-from costmodel.model.operations import Workload
-from costmodel.workloads.named import load_shapes, load_workload
-from costmodel.workloads.transformer import build
 from dsq.command import OneLineParser, guarded, table
+from dsq.costmodel.model.memory import peak_memory
+from dsq.costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, POLICIES, Method, Setup
+from dsq.costmodel.model.operations import Workload
+from dsq.costmodel.workloads.named import load_shapes, load_workload
+from dsq.costmodel.workloads.shapes import Transformer
+from dsq.costmodel.workloads.transformer import build
 from dsq.precision import Precision
 from tests.allocator import figures, step_bytes
 
@@ -91,24 +92,31 @@ def workload_of(model: Any, sequences: int, **lengths: int) -> Workload:
 
 
 def _fairseq() -> CheckedModel:
-    model, inputs = fairseq_transformer(WIDTH, BLOCKS, HEADS, WORDS, BATCH)
-    for module in model.modules():
-        if type(module).__name__ == "MultiheadAttention":
-            module.skip_embed_dim_check = True  # type: ignore[assignment] # as fairseq_plugin: it calls its Linears
+    model, inputs, shapes = fairseq(WIDTH, BLOCKS, HEADS, WORDS, BATCH)
 
     def loss() -> Tensor:
         logits = model(**inputs)[0]
         return nn.functional.cross_entropy(logits.float().flatten(0, 1), inputs["src_tokens"].flatten())
 
+    return CheckedModel(model, loss, build(replace(shapes, head=replace(shapes.head, upcasts=True))))
+
+
+def fairseq(
+    width: int, blocks: int, heads: int, words: int, batch: tuple[int, int]
+) -> tuple[nn.Module, dict[str, Tensor], Transformer]:
+    """fairseq's transformer, a batch of (sequences, tokens), and what the cost model knows of both."""
+    model, inputs = fairseq_transformer(width, blocks, heads, words, batch)
+    for module in model.modules():
+        if type(module).__name__ == "MultiheadAttention":
+            module.skip_embed_dim_check = True  # type: ignore[assignment] # as fairseq_plugin: it calls its Linears
     shape = load_shapes("transformer_iwslt_de_en")
     assert shape.encoder is not None
     assert shape.decoder is not None
-    sizes: dict[str, Any] = {"layers": BLOCKS, "d": WIDTH, "heads": HEADS, "ffn": 4 * WIDTH, "dropout": False}
-    sizes["tables"] = (("embed_tokens", WORDS),)
+    sizes: dict[str, Any] = {"layers": blocks, "d": width, "heads": heads, "ffn": 4 * width, "dropout": False}
+    sizes["tables"] = (("embed_tokens", words),)
     stacks: dict[str, Any] = {"encoder": replace(shape.encoder, **sizes), "decoder": replace(shape.decoder, **sizes)}
-    head = replace(shape.head, outputs=WORDS, upcasts=True)
-    lengths: dict[str, Any] = {"sequences": BATCH[0], "source_length": BATCH[1], "target_length": BATCH[1]}
-    return CheckedModel(model, loss, build(replace(shape, head=head, **stacks, **lengths)))
+    lengths: dict[str, Any] = {"sequences": batch[0], "source_length": batch[1], "target_length": batch[1]}
+    return model, inputs, replace(shape, head=replace(shape.head, outputs=words), **stacks, **lengths)
 
 
 @dataclass(frozen=True)
@@ -146,9 +154,7 @@ METHODS = (
     CheckedMethod("bf16, bfp 4", Method("", BF16, stash=POLICIES["bfp 4"]), "bf16 + snvint 4"),
     CheckedMethod("checkpoint", Method("", FP32, recompute=True), _CHECKPOINT),
     CheckedMethod(
-        "checkpoint, bfp 4",
-        Method("", FP32, recompute=True, stash=POLICIES["bfp 4"]),
-        f"{_CHECKPOINT} + snvint 4",
+        "checkpoint, bfp 4", Method("", FP32, recompute=True, stash=POLICIES["bfp 4"]), f"{_CHECKPOINT} + snvint 4"
     ),
     replace(_policy("selective"), name="selective, frozen", frozen=True),
 )

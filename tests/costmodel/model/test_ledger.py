@@ -7,12 +7,22 @@ from typing import get_args
 
 import pytest
 
-from costmodel.model.ledger import AFTER, BACKWARD, BATCH, BEFORE, FOR_GRADIENT, FORWARD, POINTWISE, PRODUCTS, UPDATE
-from costmodel.model.methods import AUTOCAST, Setup
-from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.model.traffic import layout_bytes, tensors_of, transfers, widths_of
-from costmodel.workloads.shapes import Head, Stack, Transformer
-from costmodel.workloads.transformer import build
+from dsq.costmodel.model.ledger import (
+    AFTER,
+    BACKWARD,
+    BATCH,
+    BEFORE,
+    FOR_GRADIENT,
+    FORWARD,
+    POINTWISE,
+    PRODUCTS,
+    UPDATE,
+)
+from dsq.costmodel.model.methods import AUTOCAST, Setup
+from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
+from dsq.costmodel.model.traffic import layout_bytes, tensors_of, transfers, widths_of
+from dsq.costmodel.workloads.shapes import Head, Stack, Transformer
+from dsq.costmodel.workloads.transformer import build
 from dsq.formats import BFP, FixedPoint, Identity
 from dsq.kept import What
 from dsq.precision import Precision

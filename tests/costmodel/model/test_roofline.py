@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.hardware.hardware import MEASURED, Efficiency, Hardware, Pass, Peak
-from costmodel.model.methods import Setup
-from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.model.roofline import floors, rates
-from costmodel.model.traffic import matmuls, transfers
+from dsq.costmodel.hardware.hardware import MEASURED, Efficiency, Hardware, Pass, Peak
+from dsq.costmodel.model.methods import Setup
+from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
+from dsq.costmodel.model.roofline import floors, rates
+from dsq.costmodel.model.traffic import matmuls, transfers
 from dsq.formats import BFP, Identity
 from dsq.precision import Precision
 
@@ -102,19 +102,16 @@ def test_measured_hardware_takes_what_was_measured(mine):
     measured = replace(mine, peaks=(peak,), measured="today", bandwidth=1.0, passes=passes)
     n = 100
     workload = Workload("two", (Gemm("l", n, n, n), Gemm("m", n, n, n), Pointwise("r", "relu", n, n)), tokens=n)
-    setup = Setup(Identity(), Precision(32, 32, 32, 32))
-    found = floors(transfers(workload, setup), matmuls(workload, setup), measured, setup.container_bits)
+    found = roofs(workload, Precision(32, 32, 32, 32), measured, Identity())
     assert found["fc"].seconds == pytest.approx(6 * (2 * n**3 / 1e12 + 3 * n * n * 1e-9 + 1e-5))
     assert found["other"].seconds == pytest.approx(2 * (n * n * 2e-9 + 1e-6))
 
 
 def test_a_measured_product_reads_the_weights_of_all_experts(mine):
     peak = Peak("kernel", 1e12, {"float": (32, 32)}, "", per_value=1e-9)
-    measured, setup = replace(mine, peaks=(peak,), measured="today"), Setup(Identity(), Precision(32, 32, 32, 32))
-    n = 100
+    measured, n = replace(mine, peaks=(peak,), measured="today"), 100
     workload = Workload("one", (Gemm("experts", n, n, n, weights=8),), tokens=n)
-    moved = transfers(workload, setup)
-    found = floors(moved, matmuls(workload, setup), measured, setup.container_bits)
+    found = roofs(workload, Precision(32, 32, 32, 32), measured, Identity())
     assert found["fc"].seconds == pytest.approx(3 * (2 * n**3 / 1e12 + 10 * n * n * 1e-9))
 
 

@@ -4,26 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.hardware.hardware import Pass, load_hardware
-from costmodel.model.methods import AUTOCAST, BF16, FP32, POLICIES, Method
-from costmodel.model.operations import Gemm, Pointwise, Workload
-from costmodel.planning.step import (
-    communication_bytes,
-    packing_seconds,
-    sending_seconds,
-    step_time,
-)
-from costmodel.workloads.named import load_workload
-
-
-def test_communication_and_step():
-    workload, h100 = load_workload("roberta_base_mnli"), load_hardware("h100")
-    alone, eight = Method("bf16", BF16), Method("bf16", BF16, devices=8)
-    assert communication_bytes(workload, alone) == 0
-    assert communication_bytes(workload, eight) == pytest.approx(2 * 7 / 8 * 4 * workload.parameters)
-    assert step_time(workload, eight, h100).seconds > step_time(workload, alone, h100).seconds
-    with pytest.raises(ValueError, match="states no link"):
-        step_time(workload, eight, load_hardware("laptop-cpu"))
+from dsq.costmodel.hardware.hardware import Pass, load_hardware
+from dsq.costmodel.model.methods import AUTOCAST, BF16, FP32, POLICIES, Method
+from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
+from dsq.costmodel.planning.step import communication_bytes, packing_seconds, sending_seconds, step_time
+from dsq.costmodel.workloads.named import load_workload
 
 
 def test_sending_takes_the_slower_of_two_links_and_a_latency_for_each_hop():

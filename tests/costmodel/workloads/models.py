@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from costmodel.model.operations import Gemm, Operation, Pointwise, Workload
-from costmodel.workloads.shapes import Head, Stack, Transformer
+from dsq.costmodel.model.operations import Gemm, Operation, Pointwise, Workload
+from dsq.costmodel.workloads.shapes import Head, Stack, Transformer
 
 
 def quantising_attention(workload: Workload) -> Workload:

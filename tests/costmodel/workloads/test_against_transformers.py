@@ -9,11 +9,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
-from costmodel.model.methods import Setup
-from costmodel.model.traffic import total_stash_bytes
-from costmodel.workloads import workload_file
-from costmodel.workloads.config_json import FAMILIES, transformer_of
-from costmodel.workloads.named import load_workload
+from dsq.costmodel.model.methods import Setup
+from dsq.costmodel.model.traffic import total_stash_bytes
+from dsq.costmodel.workloads import workload_file
+from dsq.costmodel.workloads.config_json import FAMILIES, transformer_of
+from dsq.costmodel.workloads.named import load_workload
 from dsq.workload.of_transformers import trace_config
 
 transformers = pytest.importorskip("transformers")

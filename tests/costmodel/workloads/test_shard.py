@@ -1,31 +1,24 @@
-"""Shares of a transformer against Megatron's formulas (Korthikanti et al., 2022), and against the whole model."""
+"""Shares of a transformer against Megatron's formulas (Korthikanti et al., 2022), the whole model and llm-analysis."""
 
 from dataclasses import replace
 
 import pytest
 
-from costmodel.model.entries import CATEGORIES
-from costmodel.model.memory import peak_memory
-from costmodel.model.methods import BF16, Method
-from costmodel.model.operations import Gemm, Workload
-from costmodel.model.traffic import layout_bytes, tensors_of, widths_of
-from costmodel.workloads.shapes import Head, Stack, Transformer
-from costmodel.workloads.transformer import Shard, build, stages
+from dsq.costmodel.model.entries import CATEGORIES
+from dsq.costmodel.model.memory import peak_memory
+from dsq.costmodel.model.methods import BF16, Method
+from dsq.costmodel.model.operations import Gemm, Workload
+from dsq.costmodel.model.traffic import layout_bytes, tensors_of, widths_of
+from dsq.costmodel.workloads.named import load_shapes
+from dsq.costmodel.workloads.shapes import Head, Stack, Transformer
+from dsq.costmodel.workloads.transformer import Shard, build, stages
 
 S, B, H, A, LAYERS = 60, 2, 96, 6, 4
 GPT = Transformer(
     "gpt",
     Head("lm", 128, tied=True),
     decoder=Stack(
-        "decoder",
-        LAYERS,
-        H,
-        A,
-        4 * H,
-        final_norm=True,
-        tables=(("words", 128),),
-        dropout=True,
-        attention_dropout=True,
+        "decoder", LAYERS, H, A, 4 * H, final_norm=True, tables=(("words", 128),), dropout=True, attention_dropout=True
     ),
     sequences=B,
     target_length=S,
@@ -129,8 +122,27 @@ def test_keys_are_cut_or_copied_whole():
         stages(grouped, Shard(tensor=3))
 
 
-def test_what_cannot_be_cut_is_refused():
-    with pytest.raises(ValueError, match=r"decoder.heads \(6\) cannot be cut into 4"):
-        stages(GPT, Shard(tensor=4))
-    with pytest.raises(ValueError, match=r"decoder.layers \(4\) cannot be cut into 3"):
-        stages(GPT, Shard(pipeline=3))
+@pytest.mark.parametrize("sequences, theirs, printed", [(1, 31.4, 29.2), (2, 38.5, 35.8)])
+def test_llm_analysis_of_opt(sequences, theirs, printed):
+    """Its own example, OPT-1.3B in 16 bits on one GPU (its default), in GB, and as it prints them, 1024^3 bytes as "G".
+
+    Its formulas (cli99/llm-analysis, llm_analysis/analysis.py, get_memory_* and training), in bytes, with s tokens, b
+    sequences, h the width, a heads: a parameter of a layer 2 (weight) + 16 (master copies of weight and gradient,
+    moments) + 2 (gradient), of the embedding 2 alone; a layer's activations 10 sbh + sbh + a s^2 b (attention), 18 sbh
+    + sbh (MLP), 8 sbh (norms, in fp32). Logits are left out. The ledger has 12 sbh less: a relu's y is the next
+    layer's x, and norms keep x in 16 bits. It has softmax's result twice more, logits, and 18 bytes a parameter.
+    """
+    s = h = 2048
+    heads, layers, words = 32, 24, 50272
+    sbh, scores = s * h, heads * s * s
+    their_layer = 38 * sbh + scores
+    whole = 20 * layers * 12 * h * h + 2 * words * h + sequences * layers * their_layer
+    assert whole == pytest.approx(theirs * 1e9, rel=0.002)
+    assert whole == pytest.approx(printed * 2**30, rel=0.002)
+    opt = load_shapes("opt_1.3b")  # heads are views to it
+    opt = replace(opt, decoder=replace(opt.decoder, attention_dropout=True, heads_copied=False), sequences=sequences)
+    workload = build(opt)
+    memory = peak_memory(workload, Method("bf16", BF16))
+    kept, logits = layers * (their_layer - 12 * sbh + 8 * scores), 4 * s * words
+    assert memory.saved == pytest.approx(sequences * (kept + logits), rel=0.005)
+    assert memory.totals[-1] == 18 * workload.parameters

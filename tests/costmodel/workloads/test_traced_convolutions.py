@@ -8,12 +8,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
-from costmodel.workloads import workload_file
+from dsq.costmodel.workloads import workload_file
 from dsq.workload.of_transformers import trace_config
 
 transformers = pytest.importorskip("transformers")
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 80}
 SIDES = {
     **{f"{side}_layers": 1 for side in ("encoder", "decoder")},
     **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
@@ -43,14 +42,6 @@ def convolutions():
 
 CASES = {
     "convolutions": convolutions,
-    "vit": lambda: of_transformers(
-        "vit",
-        "ViTForImageClassification",
-        {"pixel_values": torch.zeros(2, 3, 32, 32)},
-        image_size=32,
-        patch_size=8,
-        **SIZES,
-    ),
     "whisper": lambda: of_transformers(
         "whisper",
         "WhisperForConditionalGeneration",

@@ -4,23 +4,21 @@ import pytest
 import torch
 
 import dsq
+from analysis.models import transformer
 
-transformers = pytest.importorskip("transformers", reason="the callback needs transformers, which is not installed")
+pytest.importorskip("transformers", reason="the callback needs transformers, which is not installed")
 pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate, which is not installed")
+import transformers
+
+from dsq.integrations.huggingface import PrecisionCallback, restore
+
 IDS = torch.arange(256).view(16, 16) % 64
+ROWS = [{"input_ids": ids, "labels": ids} for ids in IDS]
 
 
 def gpt(blocks):
     torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=64, n_positions=16, n_embd=32, n_layer=blocks, n_head=2, use_cache=False, bos_token_id=0,
-        eos_token_id=0,
-    )  # fmt: skip
-    return transformers.GPT2LMHeadModel(config)
-
-
-def rows():
-    return [{"input_ids": ids, "labels": ids} for ids in IDS]
+    return transformer("gpt2", 32, blocks, 2, words=64, n_positions=16)[0]
 
 
 def trained(folder, callback, blocks=2, **options):
@@ -29,14 +27,12 @@ def trained(folder, callback, blocks=2, **options):
         use_cpu=True, disable_tqdm=True, save_strategy="no",
     )  # fmt: skip
     model = gpt(blocks)
-    trainer = transformers.Trainer(model, arguments, train_dataset=rows(), callbacks=[callback])
+    trainer = transformers.Trainer(model, arguments, train_dataset=ROWS, callbacks=[callback])
     trainer.train()
     return model, trainer
 
 
 def test_one_line_packs_the_whole_stash_and_a_saved_model_comes_back(tmp_path):
-    from dsq.integrations.huggingface import PrecisionCallback, restore
-
     plain = dsq.stash.measure(lambda: gpt(2)(input_ids=IDS, labels=IDS).loss).nbytes
     model, trainer = trained(tmp_path / "run", PrecisionCallback())
     assert dsq.stash.measure(lambda: model.train()(input_ids=IDS, labels=IDS).loss).nbytes < 0.4 * plain
@@ -52,8 +48,6 @@ def test_one_line_packs_the_whole_stash_and_a_saved_model_comes_back(tmp_path):
 
 
 def test_torch_compile_is_made_again_once_a_level(tmp_path):
-    from dsq.integrations.huggingface import PrecisionCallback
-
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     runs = []
@@ -71,8 +65,6 @@ def test_trl_trains_with_the_same_line(tmp_path):
     trl = pytest.importorskip("trl", reason="TRL is not installed")
     datasets = pytest.importorskip("datasets")
     tokenizers = pytest.importorskip("tokenizers")
-    from dsq.integrations.huggingface import PrecisionCallback
-
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(64)}, unk_token="0"))
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="1", pad_token="2")
     arguments = trl.SFTConfig(

@@ -4,6 +4,7 @@ import copy
 import csv
 import importlib
 import logging
+from functools import partial
 
 import pytest
 import torch
@@ -42,11 +43,15 @@ def plain():
     return weights(model), dynamic
 
 
+def q0(model):
+    return {layer.quantizers.precision.q0 for layer in dsq.converted(model).values()}
+
+
 def same(plain, model, dynamic):
     expected, loop = plain
     assert torch.equal(weights(model), expected)
     assert dynamic.state_dict() == loop.state_dict()
-    assert {layer.quantizers.precision.q0 for layer in dsq.converted(model).values()} == {16}
+    assert q0(model) == {16}
 
 
 def test_what_happens_once_is_logged(caplog):
@@ -88,66 +93,58 @@ def test_a_plain_loop_resumed_equals_the_unbroken_one(plain):
     same(plain, model, dynamic)
 
 
-def hugging_face(folder, updates, resume=False, logger=None):
+NEEDS = {"huggingface": ("transformers", "accelerate"), "lightning": ("lightning.pytorch",)}
+
+
+def callback_for(trainer, *config, **options):
+    """The callback of one of the trainers; skips where that is not installed."""
+    for name in NEEDS[trainer]:
+        pytest.importorskip(name)
+    return importlib.import_module(f"dsq.integrations.{trainer}").PrecisionCallback(*config, **options)
+
+
+def hugging_face(folder, *callbacks, updates=UPDATES, sets=None, resume=False, **arguments):
+    """Train a Net with Hugging Face's Trainer, which is returned. It validates on ``sets``, if they are given."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    from dsq.integrations.huggingface import PrecisionCallback
-
+    usual = {"save_strategy": "steps", "save_steps": HALF, "eval_strategy": "steps" if sets else "no"}
     arguments = transformers.TrainingArguments(
         str(folder), max_steps=updates, per_device_train_batch_size=BATCH, per_device_eval_batch_size=BATCH,
-        eval_strategy="steps", eval_steps=EVERY, save_strategy="steps", save_steps=HALF, report_to=logger or [],
-        use_cpu=True, disable_tqdm=True, max_grad_norm=0, lr_scheduler_type="constant",
-        train_sampling_strategy="sequential", logging_steps=EVERY,
+        eval_steps=EVERY, logging_steps=EVERY, use_cpu=True, disable_tqdm=True, max_grad_norm=0,
+        lr_scheduler_type="constant", train_sampling_strategy="sequential", **{"report_to": []} | usual | arguments,
     )  # fmt: skip
-    model, callback = Net(), PrecisionCallback(**OPTIONS)
-    rows, kept = Rows(BATCH * HALF, 1), Rows(BATCH, 2)
+    model = Net()
     trainer = transformers.Trainer(
-        model, arguments, train_dataset=rows, eval_dataset=kept, callbacks=[callback],
+        model, arguments, train_dataset=Rows(BATCH * HALF, 1), eval_dataset=sets, callbacks=list(callbacks),
         optimizers=(optimizer(model), None),
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=resume)
-    return model, callback.dynamic, trainer
+    return trainer
 
 
-def test_hugging_face(plain, tmp_path):
-    model, dynamic, trainer = hugging_face(tmp_path / "whole", UPDATES)
-    same(plain, model, dynamic)
-    logged = [line for line in trainer.state.log_history if "dsq/level" in line]
-    assert {line["dsq/level"] for line in logged} == {0.0, 1.0}
-    hugging_face(tmp_path / "broken", HALF)
-    model, dynamic, _ = hugging_face(tmp_path / "broken", UPDATES, resume=True)
-    same(plain, model, dynamic)
+def validated(folder, **arguments):
+    """Model, precision and trainer of the run of training.py."""
+    callback = callback_for("huggingface", **OPTIONS)
+    trainer = hugging_face(folder, callback, sets=Rows(BATCH, 2), **arguments)
+    return trainer.model, callback.dynamic, trainer
 
 
-def short_run(folder, callback, **arguments):
-    """Four updates of Hugging Face's Trainer with two sets for its evaluations."""
-    transformers = pytest.importorskip("transformers")
-    model, sets = Net(), {"a": Rows(BATCH, 2), "b": Rows(BATCH, 3)}
-    arguments = transformers.TrainingArguments(
-        str(folder), max_steps=HALF, per_device_train_batch_size=BATCH, report_to=[], use_cpu=True, disable_tqdm=True,
-        **({"save_strategy": "no"} | arguments),
-    )  # fmt: skip
-    rows = Rows(BATCH * HALF, 1)
-    transformers.Trainer(model, arguments, train_dataset=rows, eval_dataset=sets, callbacks=[callback]).train()
-    return callback.dynamic.scheduler
+SETS = {"a": Rows(BATCH, 2), "b": Rows(BATCH, 3)}
 
 
 def test_hugging_face_with_several_sets_for_evaluations(tmp_path):
-    pytest.importorskip("accelerate")
-    from dsq.integrations.huggingface import PrecisionCallback
-
-    evaluations = {"eval_strategy": "steps", "eval_steps": EVERY}
-    scheduler = short_run(tmp_path, PrecisionCallback(**OPTIONS, monitor="eval_b_loss"), **evaluations)
-    assert [work.updates for work in scheduler.work] == [HALF, 0]
-    assert scheduler.level == 1
-    with pytest.raises(ValueError, match="got 'eval_loss' where there is 'eval_a_loss'"):
-        short_run(tmp_path, PrecisionCallback(**OPTIONS), **evaluations)
-    with pytest.raises(ValueError, match="got 'eval_c_loss' where there is 'eval_a_loss'"):
-        short_run(tmp_path, PrecisionCallback(**OPTIONS, monitor="eval_c_loss"), **evaluations)
+    callback = callback_for("huggingface", **OPTIONS, monitor="eval_b_loss")
+    hugging_face(tmp_path, callback, updates=HALF, sets=SETS)
+    assert [work.updates for work in callback.dynamic.scheduler.work] == [HALF, 0]
+    assert callback.dynamic.scheduler.level == 1
+    for monitor in ("eval_loss", "eval_c_loss"):
+        callback = callback_for("huggingface", **OPTIONS, monitor=monitor)
+        with pytest.raises(ValueError, match=f"got '{monitor}' where there is 'eval_a_loss'"):
+            hugging_face(tmp_path, callback, updates=HALF, sets=SETS)
 
 
 def test_hugging_faces_evaluations_of_ones_own_do_not_count(tmp_path):
-    _, dynamic, trainer = hugging_face(tmp_path, UPDATES)
+    _, dynamic, trainer = validated(tmp_path)
     before = dynamic.state_dict()
     trainer.evaluate()
     trainer.evaluate(metric_key_prefix="test")
@@ -155,22 +152,17 @@ def test_hugging_faces_evaluations_of_ones_own_do_not_count(tmp_path):
 
 
 def test_hugging_faces_best_model_is_at_the_level_that_it_had(tmp_path):
-    pytest.importorskip("accelerate")
-    from dsq.integrations.huggingface import PrecisionCallback
-
-    callback = PrecisionCallback(**OPTIONS, monitor="eval_b_loss")
-    scheduler = short_run(
-        tmp_path, callback, eval_strategy="steps", eval_steps=EVERY, save_strategy="steps", save_steps=EVERY,
-        load_best_model_at_end=True, metric_for_best_model="eval_b_loss", greater_is_better=True,
+    callback = callback_for("huggingface", **OPTIONS, monitor="eval_b_loss")
+    hugging_face(
+        tmp_path, callback, updates=HALF, sets=SETS, save_steps=EVERY, load_best_model_at_end=True,
+        metric_for_best_model="eval_b_loss", greater_is_better=True,
     )  # fmt: skip
-    assert scheduler.level == 1  # the first evaluation's loss was the greatest
-    assert {str(layer.quantizers.precision) for layer in dsq.converted(callback.dynamic.model).values()} == {
-        "[4,4,4,16]"
-    }
+    assert callback.dynamic.scheduler.level == 1  # the first evaluation's loss was the greatest
+    assert q0(callback.dynamic.model) == {4}
 
 
 def test_hugging_faces_second_training_begins_anew(tmp_path):
-    _, dynamic, trainer = hugging_face(tmp_path, UPDATES)
+    _, dynamic, trainer = validated(tmp_path)
     assert dynamic.scheduler.level == 1
     callback = next(it for it in trainer.callback_handler.callbacks if hasattr(it, "dynamic"))
     trainer.train()
@@ -178,9 +170,10 @@ def test_hugging_faces_second_training_begins_anew(tmp_path):
     assert callback.dynamic.scheduler.updates == UPDATES
 
 
-def module_of_lightning(optimizers):
-    """Net as Lightning trains it, by what ``optimizers`` makes of the module."""
+def lightning_run(folder, *callbacks, updates=UPDATES, validation=None, resume=False, compiled=False, **arguments):
+    """Train a Net in a module of Lightning; the trainer."""
     lightning = pytest.importorskip("lightning.pytorch")
+    from lightning.pytorch.callbacks import ModelCheckpoint
 
     class Module(lightning.LightningModule):
         def __init__(self):
@@ -194,90 +187,56 @@ def module_of_lightning(optimizers):
             self.log("val_loss", self.net(**batch)["loss"])
 
         def configure_optimizers(self):
-            return optimizers(self)
+            return optimizer(self)
 
-    return Module()
+    trainer = lightning.Trainer(
+        max_steps=updates, val_check_interval=EVERY, num_sanity_val_steps=1, accelerator="cpu",
+        callbacks=[*callbacks, ModelCheckpoint(folder, save_on_train_epoch_end=True, save_top_k=-1)],
+        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1, **{"logger": False} | arguments,
+    )  # fmt: skip
+    module = torch.compile(Module(), backend="aot_eager") if compiled else Module()
+    checkpoint = next(folder.glob("*.ckpt")) if resume else None
+    trainer.fit(module, loader(True), validation, ckpt_path=checkpoint, weights_only=False)
+    return trainer
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_training_step_that_lightning_compiles_is_packed_too(tmp_path):
-    lightning = pytest.importorskip("lightning.pytorch")
-    from dsq.integrations.lightning import PrecisionCallback
-
     held = []
-
-    class Weigh(lightning.Callback):
-        def on_train_end(self, trainer, module):
-            batch = next(iter(loader(True)))
-            held.append(dsq.stash.measure(lambda: module.training_step(batch)).nbytes)
-
-    for callbacks in ([], [PrecisionCallback()]):
+    for callbacks in ([], [callback_for("lightning")]):
         torch._dynamo.reset()
-        module = module_of_lightning(optimizer)
-        trainer = lightning.Trainer(
-            max_steps=2, accelerator="cpu", callbacks=[*callbacks, Weigh()], default_root_dir=tmp_path, logger=False,
-            enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-        )  # fmt: skip
-        trainer.fit(torch.compile(module, backend="aot_eager"), loader(True))
+        module = lightning_run(tmp_path, *callbacks, updates=2, compiled=True).lightning_module
         assert "_torchdynamo_orig_callable" in vars(vars(module)["training_step"])  # as Lightning left it
+        held.append(dsq.stash.measure(lambda: module.training_step(next(iter(loader(True))))).nbytes)  # noqa: B023
     assert held[1] < 0.7 * held[0]
 
 
-def half_with_hugging_face(folder, updates, callbacks):
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    arguments = transformers.TrainingArguments(
-        str(folder), max_steps=updates, per_device_train_batch_size=BATCH, report_to=[], use_cpu=True,
-        disable_tqdm=True, save_strategy="steps", save_steps=HALF,
-    )  # fmt: skip
-    trainer = transformers.Trainer(Net(), arguments, train_dataset=Rows(BATCH * HALF, 1), callbacks=callbacks)
-    trainer.train(resume_from_checkpoint=updates > HALF)
-
-
-def half_with_lightning(folder, updates, callbacks):
-    lightning = pytest.importorskip("lightning.pytorch")
-    from lightning.pytorch.callbacks import ModelCheckpoint
-
-    module = module_of_lightning(optimizer)
-    trainer = lightning.Trainer(
-        max_steps=updates, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[*callbacks, ModelCheckpoint(folder, save_on_train_epoch_end=True)],
-    )  # fmt: skip
-    resume = next(folder.glob("*.ckpt")) if updates > HALF else None
-    trainer.fit(module, loader(True), ckpt_path=resume, weights_only=False)
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("trained", [half_with_hugging_face, half_with_lightning])
-def test_of_a_run_that_began_without_dsq_fractions_are_of_what_is_left(trained, tmp_path):
-    trained(tmp_path, HALF, [])  # skips without the trainer
-    options = {"levels": LEVELS, "rise_at": 0.5}
-    name = "lightning" if trained is half_with_lightning else "huggingface"
-    callback = importlib.import_module(f"dsq.integrations.{name}").PrecisionCallback(**options)
-    trained(tmp_path, UPDATES, [callback])
+@pytest.mark.parametrize(("trainer", "train"), [("huggingface", hugging_face), ("lightning", lightning_run)])
+def test_of_a_run_that_began_without_dsq_fractions_are_of_what_is_left(trainer, train, tmp_path):
+    callback = callback_for(trainer, LEVELS, rise_at=0.5)
+    train(tmp_path, updates=HALF)
+    train(tmp_path, callback, resume=True)
     assert [work.updates for work in callback.dynamic.scheduler.work] == [2, 2]
 
 
 def not_training_in_lightning(count):
     """A trainer that trains nothing, a callback for it, and so many modules."""
-    lightning = pytest.importorskip("lightning.pytorch")
-    from dsq.integrations.lightning import PrecisionCallback
+    callback = callback_for("lightning", config())
+    import lightning.pytorch as lightning
 
     trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     modules = [lightning.LightningModule() for _ in range(count)]
     for module in modules:
         module.net = Net()
-    return trainer, PrecisionCallback(config()), modules
+    return trainer, callback, modules
 
 
 def test_a_level_that_cannot_rise_is_warned_of(tmp_path):
-    pytest.importorskip("accelerate")
     trainer, callback, (module,) = not_training_in_lightning(1)
-    from dsq.integrations import huggingface
-
     with pytest.warns(UserWarning, match="cannot rise without evaluations"):
-        short_run(tmp_path, huggingface.PrecisionCallback(**OPTIONS))
-    short_run(tmp_path, huggingface.PrecisionCallback(LEVELS, rise_at=[2]))
+        hugging_face(tmp_path, callback_for("huggingface", **OPTIONS), updates=HALF)
+    hugging_face(tmp_path, callback_for("huggingface", LEVELS, rise_at=[2]), updates=HALF)
     callback.setup(trainer, module, "fit")
     with pytest.warns(UserWarning, match="cannot rise without validations"):
         callback.on_train_start(trainer, module)
@@ -295,45 +254,20 @@ def test_a_callback_of_lightning_serves_one_module_after_another():
         assert callback.dynamic.scheduler.work is work
 
 
-def lightning_run(folder, updates, resume=None, logger=False):
-    lightning = pytest.importorskip("lightning.pytorch")
-    from lightning.pytorch.callbacks import ModelCheckpoint
-
-    from dsq.integrations.lightning import PrecisionCallback
-
-    module, callback = module_of_lightning(optimizer), PrecisionCallback(config())
-    trainer = lightning.Trainer(
-        max_steps=updates, val_check_interval=EVERY, num_sanity_val_steps=1, accelerator="cpu", logger=logger,
-        callbacks=[callback, ModelCheckpoint(folder, save_on_train_epoch_end=True, save_top_k=-1)],
-        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
-    )  # fmt: skip
-    trainer.fit(module, loader(True), loader(False), ckpt_path=resume, weights_only=False)
-    return module.net, callback.dynamic, trainer
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_lightning(plain, tmp_path):
-    model, dynamic, trainer = lightning_run(tmp_path / "whole", UPDATES)
-    assert trainer.logged_metrics["dsq/level"] == 1
-    assert trainer.logged_metrics["dsq/bits"] == 4
-    assert trainer.logged_metrics["dsq/stash_mib"] > 0  # Lightning calls no forward of the module
-    trainer.validate(trainer.lightning_module, loader(False))  # does not count
-    same(plain, model, dynamic)
-    lightning_run(tmp_path / "broken", HALF)
-    model, dynamic, _ = lightning_run(tmp_path / "broken", UPDATES, next((tmp_path / "broken").glob("*.ckpt")))
-    same(plain, model, dynamic)
+def validated_in_lightning(folder, **arguments):
+    """Model, precision and trainer of the run of training.py."""
+    callback = callback_for("lightning", config())
+    trainer = lightning_run(folder, callback, validation=loader(False), **arguments)
+    return trainer.lightning_module.net, callback.dynamic, trainer
 
 
 def test_lightning_converts_a_module_that_it_only_tests(plain):
-    pytest.importorskip("lightning.pytorch")
-    from dsq.integrations.lightning import PrecisionCallback
-
-    callback, model = PrecisionCallback(config()), Net()
+    callback, model = callback_for("lightning", config()), Net()
     callback.on_test_start(None, model)
     assert not dsq.converted(model)  # no checkpoint said how
     callback.load_state_dict(plain[1].state_dict())
     callback.on_test_start(None, model)
-    assert {layer.quantizers.precision.q0 for layer in dsq.converted(model).values()} == {16}
+    assert q0(model) == {16}
 
 
 def test_lightning_tests_a_checkpoint_at_its_level():
@@ -344,17 +278,16 @@ def test_lightning_tests_a_checkpoint_at_its_level():
     callback.load_state_dict(early)
     for module in modules[:2]:  # the second is not the one that was trained
         callback.on_test_start(trainer, module)
-        assert {layer.quantizers.precision.q0 for layer in dsq.converted(module).values()} == {4}
+        assert q0(module) == {4}
     early["scheduler"]["level"] = 1
     callback.setup(trainer, modules[2], "fit")
     callback.on_validation_start(trainer, modules[2])
-    assert {layer.quantizers.precision.q0 for layer in dsq.converted(modules[2]).values()} == {4}
+    assert q0(modules[2]) == {4}
 
 
-@pytest.mark.parametrize("trainer", ["huggingface", "lightning"])
+@pytest.mark.parametrize("trainer", NEEDS)
 def test_every_callback_takes_the_same(trainer):
-    pytest.importorskip({"huggingface": "transformers", "lightning": "lightning"}[trainer])
-    callback = importlib.import_module(f"dsq.integrations.{trainer}").PrecisionCallback
+    callback = partial(callback_for, trainer)
     advised = dsq.DSQConfig("[8,4,8,8]", stash="all")
     assert callback().config == callback(advised).config == callback("[8,4,8,8]").config == advised
     whole = dsq.DSQConfig(LEVELS, rise_at=0.8, stash="linears")
@@ -372,35 +305,33 @@ def test_every_callback_takes_the_same(trainer):
 def test_lightnings_own_logger_writes_the_metrics(tmp_path):
     loggers = pytest.importorskip("lightning.pytorch.loggers")
     logger = loggers.CSVLogger(tmp_path, flush_logs_every_n_steps=1)
-    _, dynamic, _ = lightning_run(tmp_path / "run", UPDATES, logger=logger)
+    _, dynamic, trainer = validated_in_lightning(tmp_path / "run", logger=logger)
+    before = dynamic.state_dict()
+    trainer.validate(trainer.lightning_module, loader(False))  # does not count
+    assert dynamic.state_dict() == before
     with open(f"{logger.log_dir}/metrics.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["dsq/level"]]
     assert [float(row["dsq/level"]) for row in rows] == [0] * HALF + [1] * HALF
-    assert float(rows[-1]["dsq/stash_mib"]) == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
-
-
-def scalars(folder):
-    """Read the event files under a folder: each tag's values by step, the latest of a step."""
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    found = {}
-    for file in folder.rglob("events.*"):
-        accumulator = events.EventAccumulator(str(file)).Reload()
-        for tag in accumulator.Tags()["scalars"]:
-            found[tag] = {event.step: event.value for event in accumulator.Scalars(tag)}
-    return found
+    assert {row["dsq/bits"] for row in rows} == {"4.0"}
+    assert 0 < float(rows[-1]["dsq/stash_mib"]) == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
 
 
 def test_tensorboard_under_hugging_face(tmp_path, monkeypatch):
-    pytest.importorskip("tensorboard")
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
-    _, dynamic, _ = hugging_face(tmp_path / "run", UPDATES, logger="tensorboard")
-    found = scalars(tmp_path / "events")
+    _, dynamic, _ = validated(tmp_path / "run", report_to="tensorboard")
+    found = {}
+    for file in (tmp_path / "events").rglob("events.*"):
+        written = events.EventAccumulator(str(file)).Reload()
+        for tag in written.Tags()["scalars"]:
+            found[tag] = {event.step: event.value for event in written.Scalars(tag)}
     assert found["train/dsq/level"] == {2: 0, 4: 0, 6: 1, 8: 1}
     assert found["train/dsq/stale"][UPDATES] == dynamic.scheduler.stale
     assert found["train/dsq/stash_mib"][UPDATES] == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
 
 
-def accelerated(folder, until, resume=False):
+def accelerated(folder, updates=UPDATES, resume=False):
+    """Model and precision of the run of training.py."""
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
     model = Net()
@@ -410,7 +341,7 @@ def accelerated(folder, until, resume=False):
     if resume:
         accelerator.load_state(folder)
     done = sum(work.updates for work in dynamic.scheduler.work)
-    for update, batch in updates_from(done, until, batches):
+    for update, batch in updates_from(done, updates, batches):
         optimise.zero_grad()
         accelerator.backward(prepared(**batch)["loss"])
         optimise.step()
@@ -421,9 +352,11 @@ def accelerated(folder, until, resume=False):
     return model, dynamic
 
 
-def test_accelerate(plain, tmp_path):
-    model, dynamic = accelerated(tmp_path / "whole", UPDATES)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("run", [validated, validated_in_lightning, accelerated])
+def test_a_run_and_one_that_was_resumed_equal_the_plain_loop(run, plain, tmp_path):
+    model, dynamic, *_ = run(tmp_path / "whole")
     same(plain, model, dynamic)
-    accelerated(tmp_path / "broken", HALF)
-    model, dynamic = accelerated(tmp_path / "broken", UPDATES, resume=True)
+    run(tmp_path / "broken", updates=HALF)
+    model, dynamic, *_ = run(tmp_path / "broken", resume=True)
     same(plain, model, dynamic)

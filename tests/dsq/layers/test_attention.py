@@ -96,18 +96,3 @@ def test_back_again_the_fused_path_too():
     torch.testing.assert_close(dsq.convert(net.eval(), FLOAT)(x), dsq.unconvert(net)(x))
     with pytest.raises(ValueError, match="nothing to take back"):
         dsq.unconvert(net)
-
-
-def test_its_products_are_quantised_where_the_config_asks():
-    config = dsq.DSQConfig(levels="[4,4,4,16]", attention=True)
-    x = torch.randn(3, 16, 32)
-    outputs = []
-    for chosen in (config, dsq.DSQConfig(levels="[4,4,4,16]"), dsq.DSQConfig(levels="[32,32,32,32]", attention=True)):
-        plain, ours = pair(chosen, batch_first=True)
-        outputs.append(ours(x, x, x, need_weights=False)[0])
-        found = dsq.report(ours, x, x, x)
-        expected = (1, 1) if chosen.attention else (0.8, 5 / 7)
-        assert (found.forward.share, found.backward.share) == pytest.approx(expected)
-    torch.testing.assert_close(outputs[2], plain(x, x, x)[0], rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(outputs[0], outputs[1])
-    assert "conversion" not in dsq.unconvert(ours).__dict__

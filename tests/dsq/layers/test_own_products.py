@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import dsq
 from analysis.coverage import shares
+from dsq.left_plain import unquantised
 from dsq.ops.products import attention, product
 from tests.dsq.gradients import saving
 from tests.dsq.layers.kinds import Own, drawn, made
@@ -121,6 +122,7 @@ def test_after_a_forward_without_own_products_no_mode_is_entered():
     first = net(X)
     assert net.idle
     assert torch.equal(net(X), first)
+    assert [entry.kind for entry in unquantised(net)] == ["Scaled"]
     assert "idle" not in dsq.unconvert(net).__dict__
 
 

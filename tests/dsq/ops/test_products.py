@@ -13,7 +13,7 @@ from dsq.kernels.backend import MatMul, Operand
 from dsq.kernels.cpu.library import library
 from dsq.kernels.dispatch import backend_for
 from dsq.ops.products import attention, product, product_matmuls
-from tests.dsq.gradients import saving
+from tests.dsq.gradients import error, saving
 from tests.dsq.stash.census import peak_bytes
 
 
@@ -149,25 +149,19 @@ def test_a_mask_of_float32_serves_bfloat16():
 
 
 @pytest.mark.parametrize("masks", [{}, {"is_causal": True}], ids=["none", "causal"])
-def test_attention_and_its_gradients_are_the_equations(masks):
-    formats = q0, q1, q2 = dsq.BFP(8), dsq.BFP(4), dsq.BFP(6)
-    (q, k, v), dy = inputs()
-    y, p = attention(q, k, v, product_matmuls(*formats), **masks)
-    found = torch.autograd.grad(y, (q, k, v), dy)
-    scores = quantised(q, q0, -1) @ quantised(k, q0, -1).mT / math.sqrt(16)
+def test_attention_and_its_gradients_are_two_products_with_a_softmax_between(masks):
+    matmuls, (given, dy) = product_matmuls(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6)), inputs()
+    q, k, v = given
+    scores = product(q, k.mT, matmuls) / math.sqrt(16)
     if masks:
         scores = scores.masked_fill(~torch.ones(24, 40, dtype=torch.bool).tril(), -math.inf)
     weights = scores.softmax(-1)
-    torch.testing.assert_close(p.double(), weights, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(y.double(), quantised(p, q0, -1) @ quantised(v, q0, -2), rtol=1e-5, atol=1e-5)
-    dp = quantised(dy, q2, -1) @ quantised(v, q1, -1).mT
-    dv = quantised(p, q1, -2).mT @ quantised(dy, q2, -2)
-    ds = (p.double() * (dp - (dp * p.double()).sum(-1, keepdim=True)) / math.sqrt(16)).float()
-    dq = quantised(ds, q2, -1) @ quantised(k.detach(), q1, -2)  # k.mT is b (D, S): its gradient's boxes run along S
-    dk = (quantised(q, q1, -2).mT @ quantised(ds, q2, -2)).mT
-    for ours, exact in zip(found, (dq, dk, dv), strict=True):
-        error = (ours.double() - exact).norm() / exact.norm()  # a rounding of ds may fall to the other side
-        assert error < 2e-3
+    y, p = attention(q, k, v, matmuls, **masks)
+    torch.testing.assert_close(p, weights, rtol=1e-5, atol=1e-6)
+    assert error(y, product(p, v, matmuls)) < 1e-6
+    expected = product(weights, v, matmuls)
+    for ours, exact in zip(*(torch.autograd.grad(it, given, dy) for it in (y, expected)), strict=True):
+        assert error(ours, exact) < 2e-3  # a rounding of the scores' gradient may fall to the other side
 
 
 def kept_bytes(given, **options):

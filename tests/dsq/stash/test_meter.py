@@ -1,5 +1,6 @@
 """The meter against a census of live storages, in every place a stash can hide."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -31,61 +32,43 @@ class Pair:
     scale: Tensor
 
 
-HIDING_PLACES = {
-    "attribute": lambda x: x + 1,
-    "list of dict": lambda x: [{"a": x + 1}, (x + 2,)],
-    "dataclass": lambda x: Pair((x > 0), x.amax(-1)),
-    "packed": lambda x: dsq.pack(x, dsq.BFP(4)),
-    "view of more": lambda x: torch.cat([x, x])[:1],
-}
-
-
 def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8), nn.Softmax(-1))
 
 
-def both_counts(fn) -> tuple[int, int]:
-    return measure(fn).nbytes, kept_bytes(fn)
+def on_a_ctx(how: Callable[[Tensor], object]) -> Callable[[Tensor], Tensor]:
+    return lambda x: Holder.apply(x.exp(), how)  # exp keeps its result
 
 
-def test_plain_layers():
-    model = mlp()
-    meter, census = both_counts(lambda: model(torch.randn(16, 32)).sum())
-    # input 16x32, GELU's input, LayerNorm's input and two statistics, its output, softmax's output
-    assert meter == census == 4 * 16 * (32 + 64 + 64 + 2 + 64 + 8)
+def by_hooks(x: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: {"half": t.half()}, lambda kept: kept["half"].float()):
+        return x.exp()
 
 
-@pytest.mark.parametrize("place", HIDING_PLACES)
-def test_held_on_a_ctx(place):
+def checkpointed(reentrant: bool) -> Callable[[Tensor], Tensor]:
+    return lambda x: checkpoint(MLP, x.neg(), use_reentrant=reentrant, preserve_rng_state=False)
+
+
+MLP, VALUES = mlp(), 16 * 32
+#: a forward of 16 x 32 values, and the bytes that it keeps
+FORWARDS = {
+    # the input, GELU's input, LayerNorm's input and two statistics, its output, softmax's output
+    "plain layers": (lambda x: MLP(x.detach() + 0), 4 * 16 * (32 + 64 + 64 + 2 + 64 + 8)),
+    "an attribute": (on_a_ctx(lambda x: x + 1), 8 * VALUES),
+    "a list of a dict": (on_a_ctx(lambda x: [{"a": x + 1}, (x + 2,)]), 12 * VALUES),
+    "a dataclass": (on_a_ctx(lambda x: Pair((x > 0), x.amax(-1))), 5 * VALUES + 4 * 16),
+    "packed": (on_a_ctx(lambda x: dsq.pack(x, dsq.BFP(4))), 4 * VALUES + VALUES // 2 + VALUES // 16),
+    "a view of more": (on_a_ctx(lambda x: torch.cat([x, x])[:1]), 12 * VALUES),
+    "hooks": (by_hooks, 2 * VALUES),
+    "a checkpoint": (checkpointed(False), 4 * VALUES),
+    "a reentrant checkpoint": (checkpointed(True), 4 * VALUES),
+}
+
+
+@pytest.mark.parametrize(("forward", "nbytes"), FORWARDS.values(), ids=FORWARDS)
+def test_what_is_kept_is_found_wherever_it_is(forward, nbytes):
     leaf = torch.randn(16, 32, requires_grad=True)
-
-    def forward():
-        return Holder.apply(leaf.exp(), HIDING_PLACES[place]).sum()
-
-    meter, census = both_counts(forward)
-    assert meter == census > 0
-
-
-def test_held_by_saved_tensor_hooks():
-    leaf = torch.randn(16, 32, requires_grad=True)
-
-    def forward():
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: {"half": t.half()}, lambda kept: kept["half"].float()):
-            return leaf.exp().sum()
-
-    meter, census = both_counts(forward)
-    assert meter == census == 2 * 16 * 32
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointed_inputs_are_found(reentrant):
-    model, leaf = mlp(), torch.randn(16, 32, requires_grad=True)
-
-    def forward():
-        return checkpoint(model, leaf.neg(), use_reentrant=reentrant, preserve_rng_state=False).sum()
-
-    meter, census = both_counts(forward)
-    assert meter == census == 4 * 16 * 32
+    assert measure(lambda: forward(leaf).sum()).nbytes == kept_bytes(lambda: forward(leaf).sum()) == nbytes
 
 
 def test_shared_storages_count_once_and_parameters_never():

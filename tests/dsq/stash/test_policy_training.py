@@ -158,11 +158,7 @@ def test_the_users_random_stream_is_untouched(name):
     assert torch.equal(*states)
 
 
-STOCHASTIC = {
-    "gact": {"bits": 3, "adapt_interval": 2},
-    "mesa": {},
-    "wtacrs": {},
-}
+STOCHASTIC = {"gact": {"bits": 3, "adapt_interval": 2}, "mesa": {}, "wtacrs": {}}
 
 
 @pytest.mark.parametrize("name", STOCHASTIC)

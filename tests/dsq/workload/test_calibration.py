@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from costmodel.cli.commands.machine import toml
-from costmodel.hardware.hardware import load_hardware
-from costmodel.model.ledger import POINTWISE
-from costmodel.model.methods import Setup
-from costmodel.model.roofline import TIMED_AS, evaluate
-from costmodel.workloads.named import load_workload
+from dsq.costmodel.cli.commands.machine import toml
+from dsq.costmodel.hardware.hardware import load_hardware
+from dsq.costmodel.model.ledger import POINTWISE
+from dsq.costmodel.model.methods import Setup
+from dsq.costmodel.model.roofline import TIMED_AS, evaluate
+from dsq.costmodel.workloads.named import load_workload
 from dsq.formats import BFP, Identity
 from dsq.precision import Precision
 from dsq.workload import calibration

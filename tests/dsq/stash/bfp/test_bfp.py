@@ -8,7 +8,7 @@ import dsq
 from analysis.models import encoder
 from dsq.formats import SignedBFP, SignedNVInt
 from dsq.stash import apply, measure
-from tests.dsq.gradients import gradient
+from tests.dsq.gradients import error, gradient
 from tests.dsq.stash.census import kept_bytes
 
 ROWS, WIDTH = 32, 48
@@ -87,6 +87,31 @@ def test_views_share_a_code_and_come_back_in_their_shapes():
     exact = gradient(model, x)
     apply(model, "bfp", bits=16)
     torch.testing.assert_close(gradient(model, x), exact, rtol=1e-3, atol=1e-2)
+
+
+class Two(nn.Module):
+    """Two layers that read one activation, each in its own view of it."""
+
+    def __init__(self, first, last):
+        super().__init__()
+        self.views = first, last
+        widths = [view(torch.zeros(16, 24, 32)).shape[-1] for view in self.views]
+        self.layers = nn.ModuleList(nn.Linear(width, 32) for width in widths)
+
+    def forward(self, x):
+        x = x + 0  # an activation, which nobody keeps yet
+        return torch.cat([layer(view(x)).flatten() for layer, view in zip(self.layers, self.views, strict=True)])
+
+
+PLAIN, TURNED, WIDER = lambda x: x, lambda x: x.transpose(0, 1), lambda x: x.reshape(16, 12, 64)
+
+
+@pytest.mark.parametrize("views", [(PLAIN, PLAIN), (PLAIN, TURNED), (TURNED, PLAIN), (PLAIN, WIDER), (WIDER, PLAIN)])
+def test_quantised_layers_that_read_one_memory_in_other_shapes_or_orders_have_their_own_codes(views):
+    model, x = Two(*views), torch.randn(16, 24, 32)
+    exact = gradient(model, x)
+    dsq.convert(model, dsq.DSQConfig("[16,8,16,16]", stash="all"))
+    assert error(gradient(model, x), exact) < 0.02
 
 
 def test_encoder_is_close_to_its_smallest_possible_size():

@@ -18,18 +18,9 @@ def small():
     return encoder(blocks=3, width=32, heads=4, ffn=64, dropout=0.1)
 
 
-@pytest.mark.parametrize("needs_x", [True, False])
-def test_gradients_are_exact(needs_x):
-    plain, x = small(), torch.randn(2, 8, 32, requires_grad=needs_x)
-    model = copy.deepcopy(plain)
-    controller = apply(model, "checkpoint")
-    assert controller.attached == ("0", "1", "2")
-    assert same(step(model, x), step(plain, x))
-
-
 def test_only_segment_inputs_are_kept():
     model, x = small(), torch.randn(2, 8, 32)
-    apply(model, "checkpoint")
+    assert apply(model, "checkpoint").attached == ("0", "1", "2")
     report, random_state = measure(lambda: model(x).sum()), torch.get_rng_state().nbytes
     statistics = 2 * 4 * 2 * 8
     # two blocks' inputs (the first one's is the caller's) and the last norm's

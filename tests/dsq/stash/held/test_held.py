@@ -13,14 +13,15 @@ from tests.dsq.stash.held.cases import MODELS, POLICIES
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")]
 OVERHEAD = 224 * 1024
-WHOLE = ("bfp", "bfp 2", "mesa", "gact", "gact 2")  # nothing is kept that their reports do not count
-SLOW = "gact adapted"  # a backward a saved tensor
-#: whose losses, which have no row, lie outside of the model; in compiled graphs no report counts
+#: nothing is kept that their reports do not count
+WHOLE = ("snvint 4", "snvint 2", "mesa", "gact 4 uniform", "gact 2 uniform")
+SLOW = "gact 4"  # a backward a saved tensor
+#: whose losses keep nothing; in compiled graphs no report counts
 COUNTED = ("encoder", "dropout", "autocast", "vit", "resnet", "bert")
 EAGER = [model for model in MODELS if model not in ("compiled", "graph")]
 CASES = [f"{model}/{policies}" for model in EAGER for policies in POLICIES if policies != SLOW]
-CASES += [f"compiled/{policies}" for policies in ("plain", "bfp", "bfp 2", "gact")]
-CASES += [f"graph/{policies}" for policies in ("plain", "bfp", "mesa")]
+CASES += [f"compiled/{policies}" for policies in ("plain", "snvint 4", "snvint 2", "gact 4 uniform")]
+CASES += [f"graph/{policies}" for policies in ("plain", "snvint 4", "mesa")]
 CASES += [f"{model}/{SLOW}" for model in ("encoder", "vit", "bert")]
 
 

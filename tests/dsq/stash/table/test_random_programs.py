@@ -8,7 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from dsq.stash import codes
-from tests.dsq.stash.table.exactly import under_the_table
+from tests.dsq.gradients import same
+from tests.dsq.stash.table.exactly import Exactly, under_the_table
 
 SHAPE = (4, 24, 24)
 LEAVES = (SHAPE, (24, 24), (24,), (24,))
@@ -62,16 +63,21 @@ def gradients(sums, leaves, keep):
     return [torch.zeros(()) if g is None else g for of_sum in found for g in of_sum]
 
 
+def drawn(number):
+    generator = torch.Generator().manual_seed(number)
+    return [(torch.randn(shape, generator=generator, dtype=torch.float64) / 3).requires_grad_() for shape in LEAVES]
+
+
+PROGRAMS = pytest.mark.parametrize("first", range(0, 10 * SEVERAL, SEVERAL))
+
+
 @pytest.mark.parametrize("held", [0, 1 << 60])
-@pytest.mark.parametrize("first", range(0, 10 * SEVERAL, SEVERAL))
+@PROGRAMS
 def test_gradients_of_a_program(first, held, monkeypatch):
     monkeypatch.setattr(codes, "_HELD", held)
     for number in range(first, first + SEVERAL):
-        generator = torch.Generator().manual_seed(number)
-        leaves = [
-            (torch.randn(shape, generator=generator, dtype=torch.float64) / 3).requires_grad_() for shape in LEAVES
-        ]
-        expected, handed_out = gradients(run(number, leaves, []), leaves, True), []
+        leaves, handed_out = drawn(number), []
+        expected = gradients(run(number, leaves, []), leaves, True)
         sums, _ = under_the_table(run, number, leaves, handed_out)
         once, again = (gradients(sums, leaves, True) for _ in range(2))
         whole, _ = under_the_table(run, number, leaves, handed_out)
@@ -83,3 +89,21 @@ def test_gradients_of_a_program(first, held, monkeypatch):
         ):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
         assert all(dy.equal(copy) for dy, copy in handed_out)
+
+
+class Rounding(Exactly):
+    """Keeps values in bfloat16."""
+
+    def encode(self, values, order, kept):
+        return super().encode(values.bfloat16(), order, kept)
+
+
+@PROGRAMS
+def test_gradients_do_not_tell_whether_coded_values_were_held_or_unpacked_for_each_reader(first, monkeypatch):
+    for number in range(first, first + SEVERAL):
+        leaves, found = drawn(number), []
+        for held in (0, 1 << 60):
+            monkeypatch.setattr(codes, "_HELD", held)
+            sums, _ = under_the_table(run, number, leaves, [], codec=Rounding())
+            found += [gradients(sums, leaves, True) for _ in range(2)]
+        assert all(map(same, found, found[1:]))

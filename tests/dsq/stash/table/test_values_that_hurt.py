@@ -192,6 +192,51 @@ def test_a_loss_of_minus_log_sees_the_improbable_classes_of_a_softmax():
         assert cosine(ours[rows], exact[rows]) >= LEAST
 
 
+WRITTEN = {
+    "a product": lambda residual, s: (residual * (-s).exp()) ** 2,
+    "a quotient": lambda residual, s: (residual / s.exp()) ** 2,
+    "a square": lambda residual, s: residual.square() * (-2 * s).exp(),
+}
+
+
+@pytest.mark.parametrize("gaussian", WRITTEN)
+def test_a_gaussian_that_a_model_writes_out_sees_residuals_of_any_size(gaussian):
+    """As of a mixture, where the component that fits a point stands beside those that do not."""
+    data, sizes = drawn(64, 1), 10.0 ** torch.linspace(-3, 0, 16)
+    means = data + sizes * drawn(64, 16, seed=1)
+    function = lambda x, s: WRITTEN[gaussian](data - x, s)  # noqa: E731
+    for ours, exact in pairs(function, means, sizes.log().expand(64, 16)):
+        assert F.cosine_similarity(ours, exact, dim=0).min() >= LEAST  # a component's
+
+
+def test_exponential_decays_of_a_recurrence_are_no_others():
+    """Rounded, a decay of .97 is 1, and 128 of them in a row 50 times what they are."""
+
+    def recurrence(x, w):
+        state = 0 * w
+        for decay in torch.exp(-x):
+            state = decay * state + w
+        return state
+
+    for ours, exact in pairs(recurrence, (0.03 + 0.005 * drawn(32, 16)).expand(128, 32, 16), drawn(32, 16)):
+        assert cosine(ours, exact) >= LEAST
+        assert 0.9 < ours.norm() / exact.norm() < 1.1
+
+
+def test_gates_of_a_recurrence_and_what_they_leave_sum_to_one():
+    """Rounded by itself, a 1 - z of .95 is 1 or .86, in each step."""
+
+    def recurrence(x, w):
+        state = w
+        for scores, news in zip(x, drawn(128, 32, 16, seed=2), strict=True):
+            gate = torch.sigmoid(scores - 3)
+            state = (1 - gate) * state + gate * news
+        return state
+
+    for ours, exact in pairs(recurrence, drawn(128, 32, 16), drawn(32, 16)):
+        assert (ours - exact).norm() < 0.1 * exact.norm()
+
+
 LSTM, GRU = nn.LSTM(32, 32), nn.GRU(32, 32)
 WITHOUT_A_ROW = {
     "local response norm": lambda x: F.local_response_norm(x, 3),

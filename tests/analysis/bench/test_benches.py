@@ -1,9 +1,9 @@
-"""The bench of the process's memory on a tiny GPT, and its search on known figures."""
+"""The benches on few values: the process's memory on a tiny GPT, its search on known figures, races of kernels."""
 
 import pandas as pd
 import pytest
 
-from analysis.bench import process
+from analysis.bench import process, races
 from analysis.bench.__main__ import main
 from analysis.bench.process import ProcessCase, largest
 
@@ -33,3 +33,11 @@ def test_the_largest_batch_is_found_by_what_the_process_takes(limit, expected, m
     found = largest(ProcessCase("fp32", "usual", "none", 16), limit)
     assert expected * (1 - process.NEAR) - 1 <= found <= expected
     assert len(asked) < 8
+
+
+def test_the_kernels_race_against_copies(tmp_path, monkeypatch):
+    monkeypatch.setattr(races, "LARGE", 2 * races.COLUMNS)
+    monkeypatch.setattr(races, "SIZES", (1 << 12,))
+    assert main(["kernels", "--rounds", "2", "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "kernels.csv").read_text()
+    assert all(name in text for name in ("pack stochastic", "quantise, rows", "unpack, columns", "sbfp", "snvint"))
