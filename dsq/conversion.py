@@ -51,8 +51,9 @@ def convert(model: Model, config: DSQConfig | str | None = None, **options: Any)
     Returns ``model``. Raises TypeError where ``model`` is no module, or for what ``DSQConfig.of`` refuses; ValueError
     where the model has been converted before.
     """
-    whole = not (config is None or isinstance(config, str))
-    config = DSQConfig.of(config, **options if whole else {"stash": "linears", **options})
+    if config is None or isinstance(config, str):
+        options = {"stash": "linears", **options}  # where trainers' one line packs all
+    config = DSQConfig.of(config, **options)
     _check_types("convert", model, config)
     if is_converted(model):
         known = "use dsq.set_level to change its precision, or dsq.unconvert first"

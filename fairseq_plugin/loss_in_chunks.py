@@ -24,12 +24,14 @@ FEATURES_ONLY = "features_only"  #: fairseq's argument of a transformer's forwar
 def in_chunks(criterion: Any, model: nn.Module) -> Any:
     """Return ``criterion``, which makes its loss in chunks where it is one of fairseq's two cross-entropies, nothing
     but the loss is asked of it, and ``model`` is one whose transformer gives its features."""
-    made = _IN_CHUNKS.get(type(criterion))
-    decoder = getattr(model, "decoder", None)
-    asked = decoder if isinstance(model, FairseqLanguageModel) else model  # the first passes on what it is given
-    gives = asked is not None and FEATURES_ONLY in inspect.signature(asked.forward).parameters
-    plain = gives and getattr(decoder, "adaptive_softmax", None) is None and hasattr(decoder, "output_projection")
-    if made is not None and plain and not getattr(criterion, "report_accuracy", False):
+    made, decoder = _IN_CHUNKS.get(type(criterion)), getattr(model, "decoder", None)
+    if made is None or getattr(criterion, "report_accuracy", False) or not hasattr(decoder, "output_projection"):
+        return criterion
+    asked: Any = decoder if isinstance(model, FairseqLanguageModel) else model  # the first passes on what it is given
+    if (
+        FEATURES_ONLY in inspect.signature(asked.forward).parameters
+        and getattr(decoder, "adaptive_softmax", None) is None
+    ):
         criterion.__class__ = made
     return criterion
 

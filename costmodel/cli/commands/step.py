@@ -52,10 +52,9 @@ def _asked_methods(arguments: argparse.Namespace) -> Iterator[Method]:
     """The precisions; behind one, " all" stands for dsq.DSQConfig(stash="all")."""
     for text in _precisions(arguments):
         levels = text.removesuffix(" all")
+        behind = text[len(levels) :]
         for setup in setups_of(arguments, [levels]):
-            yield (
-                Method(str(setup), setup) if levels == text else Method(f"{setup} all", setup, stash=whole_stash(setup))
-            )
+            yield Method(f"{setup}{behind}", setup, stash=whole_stash(setup) if behind else None)
 
 
 def _precisions(arguments: argparse.Namespace) -> list[str]:
