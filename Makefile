@@ -9,7 +9,7 @@
 # make gpu-compile  every GPU kernel compiled for nine GPUs that need not be there: hours of a core; PART=hot, minutes
 # make fuzz    random calls of the kernels against the reference, and malformed files to commands, MINUTES=1 each
 # make lint    ruff, mypy, the contracts of imports, and the files that forges and PyPI read
-# make docs    the documentation site, in site/
+# make docs    the documentation site, in site/; a dead link fails
 # make wheel   dist/: the wheel and the sdist, checked
 # make first-hour  install the wheel in an environment of its own and do there what a person does first
 # make env     .venv with everything; the targets above make it by themselves, once
@@ -97,7 +97,7 @@ lint: $(DEV)
 	$(PYTHON) -m check_jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 
 docs: $(DEV)
-	$(PYTHON) -m mkdocs build --strict --quiet
+	$(PYTHON) -m mkdocs build --strict  # with --quiet no warning would count
 
 wheel: $(DEV)
 	rm -rf dist build/lib build/bdist.*

@@ -145,7 +145,7 @@ class DSQConfig:
     def of(config: "DSQConfig | str | dict[str, Any] | None" = None, **options: Any) -> "DSQConfig":
         """Return the config that a trainer's one line asks for: the way in is the same in every trainer.
 
-        ``config`` is a DSQConfig, what its ``as_dict`` gave, or the schedule as text, "[4,3,3,8] [8,4,4,8]";
+        ``config`` is a DSQConfig, what its ``as_dict`` gave, or the schedule as text, ``"[4,3,3,8] [8,4,4,8]"``;
         ``options`` are its other fields. Without ``stash`` everything is packed, "all". Raises TypeError where
         ``config`` is something else, options stand beside a whole config, or are none of its fields.
         """
