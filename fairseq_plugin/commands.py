@@ -27,6 +27,7 @@ COMMANDS = {
     "generate": "fairseq_cli.generate",  # a checkpoint trained with DSQ generates at the level it was trained at
     "interactive": "fairseq_cli.interactive",
     "eval-lm": "fairseq_cli.eval_lm",
+    "validate": "fairseq_cli.validate",
     "average": "fairseq_plugin.averaging",
 }
 _WITHOUT_USER_DIR = ("hydra-train", "average")
@@ -67,8 +68,6 @@ def _run(command: str) -> None:
     prog = f"dsq-{command}"
     if not hasattr(importlib.import_module("fairseq_plugin"), "shims"):
         fail(prog, INSTALL)
-    from fairseq_plugin import checkpoints
-
     sys.argv[0] = prog
     argparse.ArgumentParser.error = _error  # type: ignore[assignment,method-assign]  # fairseq's usage text is 300 lines
     try:
@@ -81,8 +80,6 @@ def _run(command: str) -> None:
         if message is None:
             raise
         fail(prog, message)
-    finally:
-        checkpoints.release()
 
 
 def _error(parser: argparse.ArgumentParser, message: str) -> NoReturn:

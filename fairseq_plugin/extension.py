@@ -19,10 +19,9 @@ from fairseq_cli import train
 from hydra.core.config_store import ConfigStore
 from torch import nn
 
-from dsq.scheduler import updates_left
 from fairseq_plugin import checkpoints
 from fairseq_plugin.flags import DSQFlags, add_flags
-from fairseq_plugin.record import set_aside, write_history
+from fairseq_plugin.record import write_history
 from fairseq_plugin.state import NAME, total_updates
 from fairseq_plugin.tasks import DSQTask
 
@@ -35,7 +34,6 @@ def extend_fairseq() -> None:
         _extend_task(name)
     options.add_model_args = _and_then(options.add_model_args, lambda group, parser: add_flags(parser))
     train.train = _up_to_max_update(train.train)
-    checkpoint_utils.verify_checkpoint_directory = checkpoints.claim
     checkpoint_utils.load_checkpoint_to_cpu = checkpoints.checked(checkpoint_utils.load_checkpoint_to_cpu)
     checkpoint_utils.torch_persistent_save = checkpoints.save
     PathManager.copy = staticmethod(checkpoints.copy)
@@ -102,14 +100,12 @@ def _of_a_model_without_state(init: Callable) -> Callable:
 def _begin(loaded: tuple[Any, Any], cfg: Any, trainer: Trainer) -> None:
     """Tell the run how long it is, now that fairseq has its batches; ``loaded``: of ``load_checkpoint``."""
     state = getattr(trainer.task, "dsq_state", None)
-    if trainer.is_data_parallel_master and (state is None or not state.scheduler.updates):
-        set_aside(cfg.save_dir)
     if state is not None:
         _, epochs = loaded
         task = trainer.task
         batches = 0 if task.has_sharded_data("train") else len(epochs)
         total, before = total_updates(trainer.cfg.optimization, batches), trainer.get_num_updates()
-        task.dsq_updates = updates_left(total, before - state.scheduler.updates) or 0
+        task.dsq_updates = total and max(total - before + state.scheduler.updates, 1)
         state.set_total_updates(task.dsq_updates)
 
 

@@ -17,9 +17,7 @@ from dsq.precision import DEFAULT_LEVELS
 logger = logging.getLogger(__name__)
 
 ABOUT = """Training at a precision that rises by itself; the record of a run is dsq_history.json in --save-dir. A
-checkpoint holds the level; generation runs at the level the checkpoint was trained at, and needs none of these flags.
-dsq-train works as it is; the unmodified fairseq-train --user-dir fairseq_plugin cannot import fairseq 0.12.2 on Python
-3.11 and later before "python -m fairseq_plugin.startup install" was run once."""
+checkpoint holds the level; generation runs at that level and needs none of these flags."""
 _RESET = """leave the DSQ state of the restored checkpoint: begin at the first of --dsq-levels, or go on without DSQ, at
 each start; --reset-optimizer and --finetune-from-model do so by themselves"""
 #: the fields of DSQConfig that are flags; PEFT's adapters do not meet fairseq

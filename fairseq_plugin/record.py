@@ -1,7 +1,6 @@
 """The record of a DSQ run: dsq_history.json in --save-dir, and dsq_workload.json, the model that it trained."""
 
 import json
-import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,6 @@ from fairseq_plugin.state import DSQState
 
 FILE = "dsq_history.json"
 WORKLOAD = "dsq_workload.json"
-EARLIER = "earlier_"
-
-logger = logging.getLogger(__name__)
 
 
 def history(state: DSQState) -> dict[str, Any]:
@@ -57,15 +53,6 @@ def write_workload(model: nn.Module, folder: str, *inputs: Any, **keywords: Any)
         parameter.data = data
     _write(Path(folder) / WORKLOAD, workload)
     return workload
-
-
-def set_aside(folder: str) -> None:
-    """Rename the records of an earlier run in ``folder``, which does not go on: they would pass for this run's."""
-    for name in (FILE, WORKLOAD):
-        path = Path(folder) / name
-        if path.exists():
-            path.replace(path.with_name(EARLIER + name))
-            logger.warning("%s is of an earlier run: it is %s%s from now on", path, EARLIER, name)
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:

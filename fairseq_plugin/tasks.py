@@ -15,8 +15,8 @@ from fairseq.tasks import FairseqTask
 
 import dsq
 from dsq.costmodel import predicted
+from dsq.dynamic import stash_mib
 from dsq.precision import levels_text
-from dsq.stash.meter import Observation
 from fairseq_plugin.flags import config_of
 from fairseq_plugin.loss_in_chunks import FEATURES_ONLY, in_chunks
 from fairseq_plugin.record import write_history, write_workload
@@ -33,7 +33,7 @@ class DSQTask(FairseqTask):
     dsq_save_dir = ""
     dsq_updates = 0  #: updates of the run that are made with DSQ, from the first epoch on; 0: nothing bounds them
     dsq_state: DSQState | None = None
-    _dsq_observation: Observation  #: of the model, which it holds
+    _dsq_model: Any
     _validation_is_new = False
     _described = False
 
@@ -54,7 +54,7 @@ class DSQTask(FairseqTask):
         prepare(model, self.dsq_config, reset=lambda: self.dsq_reset, inference=from_checkpoint)
         self.dsq_state = state_of(model)
         if self.dsq_state is not None:
-            self._dsq_observation = Observation(model)
+            self._dsq_model = model
             levels = levels_text(self.dsq_state.config.levels)
             logger.info("DSQ: %d linears converted, levels %s", len(dsq.converted(model)), levels)
         return model
@@ -62,7 +62,7 @@ class DSQTask(FairseqTask):
     def build_criterion(self, cfg: Any) -> Any:
         criterion, state = super().build_criterion(cfg), self.dsq_state
         packs = state is not None and state.config.stash == "all"
-        return in_chunks(criterion, self._dsq_observation.model) if packs else criterion
+        return in_chunks(criterion, self._dsq_model) if packs else criterion
 
     def train_step(self, sample: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         state = self.dsq_state
@@ -78,7 +78,7 @@ class DSQTask(FairseqTask):
             yield
             return
         calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        model = self._dsq_observation.model
+        model = self._dsq_model
         hook = model.register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True)
         try:
             yield
@@ -100,8 +100,8 @@ class DSQTask(FairseqTask):
         if state.training:  # fairseq calls this once an update, with the outputs of all workers, and in validation
             before = state.scheduler.level
             if state.record(int(sum(output.get("ntokens", 0) for output in logging_outputs))):
-                rise(state, self._dsq_observation.model, before, state.scheduler.updates, "as --dsq-rise-at says")
-        seen = {"level": state.scheduler.level, **self._dsq_observation.metrics()}
+                rise(state, self._dsq_model, before, state.scheduler.updates, "as --dsq-rise-at says")
+        seen = {"level": state.scheduler.level, **stash_mib(self._dsq_model)}
         for name, value in seen.items():
             metrics.log_scalar(f"dsq_{name}", value, weight=0, priority=150, round=2)
 
@@ -115,7 +115,6 @@ class DSQTask(FairseqTask):
         if self.dsq_state is None or not self._validation_is_new:  # called for each valid subset: the first one counts
             return
         self._validation_is_new = False
-        self._dsq_observation.begin()
         # stats["loss"] is rounded for the log; the meter is not, and it has summed up all workers
         step_schedule(self.dsq_state, model, stats["num_updates"], float(agg["loss"].avg))
         write_history(self.dsq_state, self.dsq_save_dir)
