@@ -162,21 +162,11 @@ class Products(TorchFunctionMode):
             return made.result(linear(a, b, None, self.quantizers))
         return made.result(self._batched(a.flatten(0, -3), b.flatten(0, -3)))
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor | None:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Tensor | None:
         if not self.attending:
             return None
         q = self.quantizers
-        return attention(query, key, value, q.products, attn_mask, dropout_p, is_causal, scale, enable_gqa, q.seed())[0]
+        return attention(query, key, value, q.products, *rest, **named, seed=q.seed())[0]  # type: ignore[misc]
 
 
 _QUANTISED: dict[Any, Callable[..., Tensor | None]] = {

@@ -94,12 +94,9 @@ def _checkpointed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _check_no_cache(module: nn.Module, arguments: tuple[Any, ...]) -> None:
     """Raise RuntimeError for keys and values of transformers that a segment adds to: it would add to them again."""
-    cache = next((a for a in arguments if hasattr(type(a), "get_seq_length")), None)
-    if cache is not None:
-        raise RuntimeError(
-            f"a checkpointed segment ({type(module).__name__}) was given a {type(cache).__name__}, which it would fill "
-            "again when it is recomputed; call the model with use_cache=False"
-        )
+    if any(hasattr(type(it), "get_seq_length") for it in arguments):
+        text = f"a checkpointed segment ({type(module).__name__}) would fill its cache again when it is recomputed"
+        raise RuntimeError(f"{text}: call the model with use_cache=False")
 
 
 # ---- for whoever calls torch.utils.checkpoint ----

@@ -24,10 +24,8 @@ from dsq.stash.controller import RUNNING, Controller, Summary, run_under
 from dsq.stash.table import TABLE, Row
 
 _PLAIN = (Tensor, nn.Parameter)
-Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]  # pack, unpack
-
 #: () -> the (pack, unpack) that a tensor saved now would go through; None: PyTorch keeps it as it is
-innermost_hooks: Callable[[], Hooks | None] = partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
+innermost_hooks: Callable[[], Any] = partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
 
 
 def in_backward() -> bool:
@@ -59,7 +57,6 @@ class Interception(TorchFunctionMode):
     def __init__(self, stash: Stash, rows: Mapping[Callable[..., Any], Row] = TABLE) -> None:
         super().__init__()
         self.stash, self.rows = stash, rows
-        self.is_over = False  #: the forward: after Ctrl-C PyTorch may push the mode once more
         self.segments_inputs: list[Any] | None = None  #: exact, of the checkpoint's segment that runs
 
     @not_compiled_alone
@@ -74,7 +71,7 @@ class Interception(TorchFunctionMode):
             func = torch.pow
         elif func is Tensor.__rsub__:
             func = torch.rsub
-        row = None if self.is_over else self.rows.get(func)
+        row = self.rows.get(func)
         if self.segments_inputs is not None and func in _CHOOSE:
             self.stash.segment.get_inputs = _Inputs(self.segments_inputs)
         if row is None or not torch.is_grad_enabled() or "out" in kwargs:
@@ -191,12 +188,11 @@ class TablePolicy(Controller):
         if not recomputing:
             self.latest = stash
         RUNNING.stashes.append(stash)
-        mode = Interception(stash, self.rows)
-        torch._C._push_on_torch_function_stack(mode)
         try:
-            yield
+            with Interception(stash, self.rows):
+                yield
         finally:
-            mode.is_over = True
+            RUNNING.stashes.pop()
             stash.forget()
 
     def report(self) -> Summary:

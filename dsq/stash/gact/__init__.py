@@ -33,7 +33,7 @@ from dsq.arguments import choice, number, whole_number
 from dsq.kept import What
 from dsq.stash.codes import Code, Codec, Decode
 from dsq.stash.controller import RUNNING, Controller
-from dsq.stash.gact.plan import EXACT, WIDTHS, BitPlan, Sensitivities, encode, factor
+from dsq.stash.gact.plan import EXACT, WIDTHS, BitPlan, encode, factor
 from dsq.stash.interception import TablePolicy, in_backward
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import apply, register
@@ -178,6 +178,12 @@ class Gact(TablePolicy):
         self.inputs: Any = ()  #: of the forward that runs
         self.run: TrainingForward | None = None  #: the latest of the training loop
         self.recomputed = 0
+        self.inner: Controller | None = None  #: the checkpointing of CB1
+
+    def remove(self, copy: nn.Module | None = None) -> None:
+        super().remove(copy)
+        if self.inner is not None:
+            self.inner.remove(copy)
 
     def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the model; where its tensors have two codes, measure them when the gradient comes back."""
@@ -205,11 +211,9 @@ class Gact(TablePolicy):
         return self.run
 
     def due(self) -> bool:
-        """Return whether to measure this step: the interval is over, or an unknown list of tensors came up."""
-        if self.adapt_interval is None or self.next_adaptation is None:
-            return False
-        soonest = self.next_adaptation - self.adapt_interval * 9 // 10
-        return self.step >= self.next_adaptation or (not self.plan.complete() and self.step >= soonest)
+        """Return whether to measure this step: the interval is over."""
+        due = self.next_adaptation
+        return self.adapt_interval is not None and due is not None and self.step >= due
 
     def adapt(
         self,
@@ -239,7 +243,7 @@ class Gact(TablePolicy):
         c = sensitivities(gradient, duals, factor(self.plan.uniform))
         self.recomputed = 0
         if c and all(math.isfinite(value) for value in c):
-            self.plan.measured[len(c)] = Sensitivities(tuple(c), tuple(run.sizes))
+            self.plan.measured[len(c)] = tuple(c), tuple(run.sizes)
 
     def details(self) -> tuple[str, ...]:
         """Return the average bits, bits and sensitivity of each tensor."""
@@ -251,7 +255,7 @@ class Gact(TablePolicy):
         average = sum(b * d for b, d in zip(run.bits, run.sizes, strict=True)) / max(sum(run.sizes), 1)
         lines = [f"{average:.3f} bits a value on average, scales and masks aside; {budget}"]
         for index, (size, bits) in enumerate(zip(run.sizes, run.bits, strict=True)):
-            known = f", c = {measured.c[index]:.3g}" if measured else ""
+            known = f", c = {measured[0][index]:.3g}" if measured else ""
             lines.append(f"tensor {index}: {size} values, {'exact' if bits == EXACT else f'{bits} bits'}{known}")
         return tuple(lines)
 
@@ -295,11 +299,9 @@ def attach(
     number("bits", bits, least=WIDTHS[0], most=WIDTHS[-1])
     adapt_interval = None if adapt_interval is None else whole_number("adapt_interval", adapt_interval, 1)
     seed = whole_number("seed", seed)
-    # first: it refuses a model without blocks, which must then be left as it was
-    checkpointing = apply(model, "checkpoint") if level in ("CB1", "CB2") else None
     controller = Gact(model, BitPlan(float(bits)), adapt_interval, seed)
-    if checkpointing is not None:
-        controller.hooks.append(checkpointing)
+    if level != "L1":  # first: it refuses a model without blocks, which must then be left as it was
+        controller.inner = apply(model, "checkpoint")
     if level == "CB2":
         for module in model.modules():
             if isinstance(module, nn.MultiheadAttention):

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -34,19 +34,12 @@ def factor(bits: int) -> float:
 Sizes = tuple[int, ...]  #: values of each tensor that one kind of input makes the model save, in order
 
 
-class Sensitivities(NamedTuple):
-    """Sensitivities c_l of the tensors of a forward, and the sizes those had."""
-
-    c: tuple[float, ...]
-    sizes: Sizes
-
-
 @dataclass
 class BitPlan:
     """The average, and what was measured: sensitivities by number of tensors, layouts by key of input."""
 
     bits: float
-    measured: dict[int, Sensitivities] = field(default_factory=dict)
+    measured: dict[int, tuple[tuple[float, ...], Sizes]] = field(default_factory=dict)  #: c_l, and the sizes then
     layouts: dict[str, Sizes] = field(default_factory=dict)
 
     @property
@@ -54,26 +47,20 @@ class BitPlan:
         """Return the widest code within the average: a tensor gets it while nothing is known of the tensor."""
         return max(width for width in WIDTHS if width <= self.bits)
 
-    def complete(self) -> bool:
-        """Return whether the sensitivities of all known layouts were measured."""
-        return all(len(sizes) in self.measured for sizes in self.layouts.values())
-
     def allocation(self, sizes: Sizes | None) -> tuple[int, ...] | None:
         """Return the bits of each tensor, within the average. None: unknown."""
         measured = None if sizes is None else self.measured.get(len(sizes))
         if sizes is None or measured is None:
             return None
         # c_l is a sum over the tensor's values: a longer batch scales it
-        c = tuple(c * d / max(size, 1) for c, d, size in zip(measured.c, sizes, measured.sizes, strict=True))
+        c = tuple(c * d / max(size, 1) for c, d, size in zip(measured[0], sizes, measured[1], strict=True))
         return allocate(c, sizes, self.bits * sum(sizes), (*WIDTHS, EXACT))
 
     def state_dict(self) -> dict[str, Any]:
-        measured = {count: tuple(found) for count, found in self.measured.items()}
-        return {"measured": measured, "layouts": dict(self.layouts)}
+        return {"measured": dict(self.measured), "layouts": dict(self.layouts)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.measured = {count: Sensitivities(*found) for count, found in state["measured"].items()}
-        self.layouts = dict(state["layouts"])
+        self.measured, self.layouts = dict(state["measured"]), dict(state["layouts"])
 
 
 @lru_cache(maxsize=64)  # of the kinds of input that training has

@@ -32,7 +32,7 @@ from dsq.stash.codes import keep, kept
 from dsq.stash.controller import RUNNING, Controller, Summary
 from dsq.stash.interception import in_backward, stash_now
 from dsq.stash.policy import register
-from dsq.stash.wtacrs.rows import RowSampler, Tally, budget, norms_of, samples_of, scales_of
+from dsq.stash.wtacrs.rows import RowSampler, Tally, budget, norms_of, samples_of
 
 
 @dataclass(eq=False)
@@ -49,8 +49,7 @@ class WTACRS(Controller):
 
         Holds until the next call. An id must name the same sample in every epoch and after a resume. A linear whose
         input has another length along its first axis (the model flattened its tokens) takes p_i ~ ||H_i|| and caches
-        nothing. Under DDP a rank caches what it saw itself. Raises TypeError or ValueError where ids are
-        not integers in one dimension.
+        nothing. Under DDP a rank caches what it saw itself. Raises TypeError where ids are not integers.
         """
         self.sampler.cache.start_batch(ids)
 
@@ -105,7 +104,8 @@ def attach(model: nn.Module, *, ratio: float = 0.3, seed: int = 0) -> WTACRS:
         TypeError, ValueError: an option that is not what it must be. ValueError: the model has none of these layers.
     """
     number("ratio", ratio, above=0, most=1)
-    sampler = RowSampler(ratio, whole_number("seed", seed) + _rank())
+    ranks = torch.distributed.is_available() and torch.distributed.is_initialized()  # of DDP: they draw apart
+    sampler = RowSampler(ratio, whole_number("seed", seed) + (torch.distributed.get_rank() if ranks else 0))
     controller = WTACRS(model, sampler=sampler)
     linears = [(name, module) for name, module in model.named_modules() if type(module) is nn.Linear]
     if not linears:
@@ -117,12 +117,6 @@ def attach(model: nn.Module, *, ratio: float = 0.3, seed: int = 0) -> WTACRS:
         module.__dict__["_wtacrs"] = sampler, name
     controller.attached = tuple(name for name, _ in linears)
     return controller
-
-
-def _rank() -> int:
-    """Return this process's number, so that the ranks of a DDP run draw apart."""
-    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_rank() if ready else 0
 
 
 class SampledLinear(nn.Linear):
@@ -166,7 +160,7 @@ class _SampledLinear(torch.autograd.Function):
             dz_norm_T = norms_of(dz_TN)
             ctx.sampler.record(ctx.sample, ctx.reader, dz_norm_T, ctx.samples)
             # an infinity in a row that was not drawn must still reach a loss scaler: it makes every scale NaN
-            scale_k = scales_of(index_2k) + 0 * dz_norm_T.sum()
+            scale_k = index_2k[1].view(torch.float32) + 0 * dz_norm_T.sum()
             # H takes the scale: p_i ~ ||H_i|| evens its rows out, where scaled rows of dZ could leave float16's range
             scaled_kK = (h_kK * scale_k[:, None]).to(dz.dtype)
             dw_NK = (dz_TN.index_select(0, index_2k[0]).t() @ scaled_kK).to(w_dtype)

@@ -28,16 +28,6 @@ def samples_of(x: Tensor) -> int:
     return x.shape[0] if x.dim() > 1 else 0
 
 
-def index_of(rows_k: Tensor, scale_k: Tensor) -> Tensor:
-    """Return row numbers and the bits of their float32 scales, as one int32 tensor (2, k)."""
-    return torch.stack((rows_k.int(), scale_k.view(torch.int32)))
-
-
-def scales_of(index_2k: Tensor) -> Tensor:
-    """Return the scales in what index_of gave."""
-    return index_2k[1].view(torch.float32)
-
-
 def norms_of(x: Tensor) -> Tensor:
     """Return the norm of each row, in float32 at least."""
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32))
@@ -54,7 +44,7 @@ class RowSample:
     leader: str  #: the layer under whose name the samples' gradient norms are cached
     batch: Tensor | None  #: cache columns of the samples of the batch
     rows: Tensor | None  #: (k, K)
-    index: Tensor | None  #: index_of the rows
+    index: Tensor | None  #: (2, k), int32: row numbers, and the bits of their float32 scales
     squares: dict[str, Tensor] = field(default_factory=dict)  #: reader -> mean square of ||dZ|| of each sample
     readers: set[str] = field(default_factory=set)
 
@@ -125,7 +115,7 @@ class RowSampler(SharedByCopies):
         uniform_k = torch.rand(k, generator=self.generator, dtype=torch.float64, device="cpu")  # the same for a GPU
         rows_k, scale_k = sample_rows(p_T, k, uniform_k.to(x.device, non_blocking=True))
         h_kK = h_TK.index_select(0, rows_k).to(dtype)
-        index_2k = index_of(rows_k, scale_k)
+        index_2k = torch.stack((rows_k.int(), scale_k.view(torch.int32)))
 
         tally = self.tally
         tally.draws += 1
@@ -154,21 +144,13 @@ class NormCache:
         self._came: list[tuple[str, Tensor, Tensor]] = []  # what a backward recorded, still on its device
 
     def start_batch(self, ids: Iterable[int] | Tensor | None) -> None:
-        """Say which samples the next forwards see, in batch order; None: unknown.
-
-        Raises TypeError where ids are not integers, ValueError for a tensor that is not one-dimensional.
-        """
+        """Say which samples the next forwards see, as ``WTACRS.set_sample_ids``."""
         self._take_over()
         if ids is None:
             self.batch = None
             return
-        if isinstance(ids, Tensor):
-            if ids.dim() != 1:
-                raise ValueError(f"ids must be one-dimensional, got a tensor of shape {tuple(ids.shape)}")
-            ids = ids.tolist()
-        ids = list(ids)
-        wrong = [i for i in ids if isinstance(i, bool) or not isinstance(i, Integral)]
-        if wrong:
+        ids = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+        if wrong := [i for i in ids if isinstance(i, bool) or not isinstance(i, Integral)]:
             raise TypeError(f"ids must be integers, one a sample of the batch, got {wrong[0]!r}")
         slots = [self.slot_of.setdefault(int(i), len(self.slot_of)) for i in ids]
         self.batch = torch.tensor(slots, dtype=torch.int64, device="cpu")
@@ -189,14 +171,12 @@ class NormCache:
         self._came.append((layer, batch, norms_B))
 
     def _take_over(self) -> None:
-        """Bring what came since the last call to the CPU: a device is waited for once, however many layers it has."""
+        """Bring what came since the last call to the CPU, which waits for a device."""
         came, self._came = self._came, []
-        for device in dict.fromkeys(norms_B.device for *_, norms_B in came):
-            here = [it for it in came if it[2].device == device]
-            norms = torch.cat([norms_B for *_, norms_B in here]).cpu().split([it[2].numel() for it in here])
-            for (layer, batch, _), norms_B in zip(here, norms, strict=True):
-                finite_B = norms_B.isfinite()
-                self._grown(layer)[batch[finite_B]] = norms_B[finite_B]
+        for layer, batch, norms_B in came:
+            norms_B = norms_B.cpu()
+            finite_B = norms_B.isfinite()
+            self._grown(layer)[batch[finite_B]] = norms_B[finite_B]
 
     def state_dict(self) -> dict[str, Any]:
         self._take_over()

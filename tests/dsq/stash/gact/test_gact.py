@@ -135,7 +135,7 @@ def test_sensitivities_predict_the_variance() -> None:
     controller.remove()
     for bits in (4, 6):
         stash_of = stash.apply(model, "gact", bits=bits, adapt_interval=None)
-        predicted = sum(measured.c) * factor(bits)
+        predicted = sum(measured[0]) * factor(bits)
         assert predicted == pytest.approx(variance(model, tokens()), rel=0.4)
         stash_of.remove()
 
@@ -265,7 +265,7 @@ def test_another_list_of_tensors_is_measured_again() -> None:
 
     model, plain = make(Branch), make(Branch)
     controller = stash.apply(model, "gact", bits=4, adapt_interval=10)
-    for number in range(8):
+    for number in range(14):
         model.deep = plain.deep = number > 3
         assert error(step(model, rows()), step(plain, rows())) < 0.2
     assert len(controller.plan.measured) == 2
