@@ -10,13 +10,13 @@ is where few bits hurt most, the more the longer a model has trained; a norm's x
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
-from dsq.arguments import choice, whole_number
-from dsq.formats import DEFAULT, FORMATS, MAX_PACKED_BITS, NARROWEST, WIDEST, Format, named
+from dsq.arguments import choice
+from dsq.formats import DEFAULT, FORMATS, MAX_PACKED_BITS, Format, named
 from dsq.kept import LEAST_BITS, MORE, What
 from dsq.quantizers import Quantised
 from dsq.stash.codes import Code, in_boxes
@@ -45,12 +45,10 @@ def attach(
     Raises:
         ValueError: an option out of range.
     """
-    if bits is not None:
-        bits = whole_number("bits", bits, NARROWEST, WIDEST)
     if format is not None:
         choice("format", format, FORMATS)
     controller = Bfp(model, bits, format, box)
-    controller.format_now()  # refuses a box that the format has not
+    controller.format_now()  # refuses bits out of range, and a box that the format has not
     return controller
 
 
@@ -108,11 +106,10 @@ def _formats(fmt: Format) -> dict[What, Format]:
     return {what: fmt.at(min(fmt.bits + MORE.get(what, 0), MAX_PACKED_BITS)) for what in get_args(What)}
 
 
-class BoxCodec:
+class BoxCodec(NamedTuple):
     """Codes in boxes of neighbours."""
 
-    def __init__(self, formats: Mapping[What, Format]) -> None:
-        self.formats = formats
+    formats: Mapping[What, Format]
 
     def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
         fmt = self.formats.get(what)

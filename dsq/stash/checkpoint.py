@@ -80,7 +80,9 @@ def _checkpointed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     forward = type(module).forward
     if not torch.is_grad_enabled():
         return forward(module, *args, **kwargs)
-    _check_no_cache(module, (*args, *kwargs.values()))
+    if any(hasattr(type(it), "get_seq_length") for it in (*args, *kwargs.values())):  # transformers' keys and values
+        text = f"a checkpointed segment ({type(module).__name__}) would fill its cache again when it is recomputed"
+        raise RuntimeError(f"{text}: call the model with use_cache=False")
     leaves, spec = tree_flatten((args, kwargs))
 
     def run(*leaves: Any) -> Any:
@@ -90,13 +92,6 @@ def _checkpointed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return forward(module, *args, **kwargs)
 
     return checkpoint(run, *leaves, use_reentrant=False)
-
-
-def _check_no_cache(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-    """Raise RuntimeError for keys and values of transformers that a segment adds to: it would add to them again."""
-    if any(hasattr(type(it), "get_seq_length") for it in arguments):
-        text = f"a checkpointed segment ({type(module).__name__}) would fill its cache again when it is recomputed"
-        raise RuntimeError(f"{text}: call the model with use_cache=False")
 
 
 # ---- for whoever calls torch.utils.checkpoint ----

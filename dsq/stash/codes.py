@@ -12,6 +12,7 @@ span. The operations that are coded, and why, are in dsq/stash/table.
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -181,7 +182,7 @@ class Stash:
         """Return the form of a mask whose bits were made already."""
         if not _compiling():
             self._count(0, (bits,))
-        return Form((bits,), lambda kept: order.restore(unpack_mask(kept[0], order.count, dtype)))
+        return Form((bits,), lambda kept: order.restore(unpack_mask(kept[0], prod(order.sizes), dtype)))
 
     def find(self, x: Tensor) -> Form | None:
         """Return the form that ``x`` has already."""

@@ -128,7 +128,7 @@ def code_inputs(segment: Any, code: Callable[[Tensor], Kept]) -> None:
         layout = layout or (None if x is None else (x.dim(), *x.shape[-1:]))
         hidden = x is not None and x.grad_fn is not None and (x.dim(), *x.shape[-1:]) == layout
         form = code(x) if x is not None and hidden else None
-        kept.append((form, x.requires_grad) if x is not None and isinstance(form, Form) else argument)
+        kept.append(form if isinstance(form, Form) else argument)
     segment.get_inputs, segment.saved_args = _Inputs(kept), []
 
 
@@ -142,7 +142,7 @@ def _offloaded(argument: Any) -> bool:
 class _Inputs:
     """The inputs of a checkpoint's segment, hidden states in codes."""
 
-    kept: list[Any]  #: values, SavedTensors, or pairs of a Form and whether a gradient is wanted
+    kept: list[Any]  #: values, SavedTensors, and Forms of what wants a gradient
 
     def __call__(self) -> list[Any]:
         return [self._value(item) for item in self.kept]
@@ -150,10 +150,9 @@ class _Inputs:
     def _value(self, item: Any) -> Any:
         if isinstance(item, SavedTensor):
             return item.unpack()
-        if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], Form):
+        if isinstance(item, Form):
             refuse_create_graph()
-            form, wanted = item
-            return form.make(form.tensors).detach().requires_grad_(wanted)
+            return item.make(item.tensors).detach().requires_grad_()
         return item
 
 

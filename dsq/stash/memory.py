@@ -47,11 +47,6 @@ class MemoryOrder:
         """Return the same tensor, laid out in this order without gaps."""
         return tensor if tensor.stride() == self._strides else self.restore(self.flat(tensor))
 
-    @property
-    def count(self) -> int:
-        """Return how many distinct values there are."""
-        return prod(self.sizes)
-
     @cached_property
     def _strides(self) -> tuple[int, ...]:
         """Return the strides of the tensor, without its gaps."""

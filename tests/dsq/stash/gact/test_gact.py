@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from analysis.models import encoder
 from dsq import stash
-from dsq.stash.gact import Dual
-from dsq.stash.gact.plan import EXACT, allocate, factor
+from dsq.stash.gact import EXACT, Dual, allocate, factor
 from dsq.stash.interception import innermost_hooks
 from tests.dsq.gradients import all_gradients, error
 from tests.dsq.stash.every_policy import SelfAttention
