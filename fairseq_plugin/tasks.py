@@ -130,12 +130,5 @@ def step_schedule(state: DSQState, model: Any, update: int, loss: float) -> None
 def rise(state: DSQState, model: Any, before: int, update: int, why: str) -> None:
     """Bring ``model`` to the scheduler's level, and say so in the log."""
     dsq.set_level(model, state.config, state.scheduler.level)
-    logger.info(
-        "DSQ level %d %s -> %d %s at update %d: %s",
-        before,
-        state.config.levels[before],
-        state.scheduler.level,
-        state.scheduler.precision,
-        update,
-        why,
-    )
+    there = f"{state.scheduler.level} {state.scheduler.precision}"
+    logger.info("DSQ level %d %s -> %s at update %d: %s", before, state.config.levels[before], there, update, why)

@@ -106,9 +106,6 @@ class Products(TorchFunctionMode):
             return product(input, other, self.quantizers.products, self.quantizers.seed())
         return None
 
-    def rmatmul(self, other: Any, input: Any) -> Tensor | None:
-        return self.matmul(input, other)
-
     def _by_weight(self, a: Tensor, b: Tensor) -> Tensor | None:
         if self.owns(a):
             y = None if self.owns(b) else self._by_weight(b.mT, a.mT)
@@ -174,9 +171,8 @@ _QUANTISED: dict[Any, Callable[..., Tensor | None]] = {
     torch.addmm: Products.addmm,
     torch.einsum: Products.einsum,
     F.scaled_dot_product_attention: Products.attend,
-    Tensor.__rmatmul__: Products.rmatmul,
-    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm), Products.matmul),
-    Tensor.__matmul__: Products.matmul,
+    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm), Products.matmul),
+    **dict.fromkeys((Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__), Products.matmul),
     **dict.fromkeys((F.grouped_mm, torch._grouped_mm), Products.grouped),
 }
 

@@ -257,16 +257,7 @@ def _grouped(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | No
     return product(by_group, b_KN.unsqueeze(-3), matmuls, seed).flatten(-4, -3)
 
 
-def _operator(
-    a: Tensor,
-    b: Tensor,
-    scales: Tensor | None,
-    shape: list[int] | None,
-    bias: Tensor | None,
-    matmul: str,
-    seed: int | None,
-    dtype: torch.dtype,
-) -> Tensor:
+def _operator(a: Tensor, b: Tensor, scales: Any, shape: Any, bias: Any, matmul: str, seed: Any, dtype: Any) -> Tensor:
     operand = b if scales is None or shape is None else Codes(b, scales, torch.Size(shape))
     return _multiply(parse_matmul(matmul), a, operand, bias, seed, dtype)
 

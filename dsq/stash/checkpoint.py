@@ -59,10 +59,10 @@ def attach(model: nn.Module, *, segments: str | None = None) -> Controller:
 
 
 def _blocks(model: nn.Module) -> dict[str, nn.Module]:
-    lists = [(n, m) for n, m in model.named_modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
     blocks = [
         {f"{name}.{child}".lstrip("."): m for child, m in parent.named_children() if any(True for _ in m.children())}
-        for name, parent in lists
+        for name, parent in model.named_modules()
+        if isinstance(parent, (nn.ModuleList, nn.Sequential))
     ]
     return max(blocks, key=len, default={})
 

@@ -140,13 +140,10 @@ class Controller(SharedByCopies):
         """Restore the model exactly: classes, attributes, hooks. A second call does nothing.
 
         copy: a deep copy of the model, made under the policy, to be restored instead: the two share this controller.
-            ValueError where it is none, or was restored before.
         """
         target = self.model if copy is None else copy
         if applied(target).get(self.name) is not self:
-            if target is self.model:
-                return
-            raise ValueError(f"copy must be a deep copy of the model, made under its policy {self.name!r}")
+            return
         numbers = {hook.id for hook in self.hooks}  # of a copy's hooks too
         for module in list(target.modules()):
             for hooks in (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs):

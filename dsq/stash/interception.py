@@ -167,18 +167,6 @@ class TablePolicy(Controller):
         """Return the codec of the forward that begins."""
         raise NotImplementedError
 
-    def traced_codec(self) -> Codec | None:
-        """Return the codec of all forwards of a graph that is compiled around the model; None without one."""
-        return None
-
-    def traced(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the model under a mode that the compiler traces too."""
-        codec = self.traced_codec()
-        if codec is None:
-            return super().traced(run, *args, **kwargs)
-        with Interception(Stash(codec), self.rows):
-            return run(*args, **kwargs)
-
     @contextmanager
     def around(self, module: nn.Module) -> Iterator[None]:
         recomputing = in_backward()

@@ -45,10 +45,8 @@ class Report:
         return sum(h.nbytes for h in self.held)
 
     def __str__(self) -> str:
-        lines = [f"{self.nbytes / 2**20:.2f} MiB kept for the backward"]
-        return "\n".join(
-            lines + [f"{h.nbytes / 2**20:9.2f}  {h.op}.{h.name} {h.shape} {h.dtype}" for h in self.held[:20]]
-        )
+        lines = [f"{h.nbytes / 2**20:9.2f}  {h.op}.{h.name} {h.shape} {h.dtype}" for h in self.held[:20]]
+        return "\n".join((f"{self.nbytes / 2**20:.2f} MiB kept for the backward", *lines))
 
 
 def measure(fn: Callable[[], Any]) -> Report:

@@ -32,17 +32,11 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.arguments import number, whole_number
-from dsq.quantizers import Quantised
 from dsq.stash.codes import keep, kept
 from dsq.stash.controller import RUNNING, Controller, SharedByCopies, Summary
 from dsq.stash.interception import in_backward, stash_now
 from dsq.stash.memory import weak
 from dsq.stash.policy import register
-
-
-def samples_of(x: Tensor) -> int:
-    """Return how many samples an activation (samples, ..., K) holds; 0 without that axis."""
-    return x.shape[0] if x.dim() > 1 else 0
 
 
 def norms_of(x: Tensor) -> Tensor:
@@ -124,7 +118,7 @@ class RowSampler(SharedByCopies):
         h_TK = x.reshape(-1, x.shape[-1])
         k = budget(len(h_TK), self.ratio)
         batch = self.cache.batch
-        if batch is not None and samples_of(x) != batch.numel():
+        if batch is not None and (x.dim() == 1 or len(x) != batch.numel()):
             batch = None
         norms_B = None if batch is None else self.cache.lookup(leader, x.device)
         norms_T = None if norms_B is None else norms_B.repeat_interleave(len(h_TK) // norms_B.numel())
@@ -356,9 +350,7 @@ def attach(model: nn.Module, *, ratio: float = 0.3, seed: int = 0) -> WTACRS:
     controller = WTACRS(model, sampler=sampler)
     linears = [(name, module) for name, module in model.named_modules() if type(module) is nn.Linear]
     if not linears:
-        packed = any(isinstance(module, Quantised) for module in model.modules())
-        others = " besides those that dsq.convert converted, which pack their input" if packed else ""
-        raise ValueError(f"nothing to stash: the model has no nn.Linear{others}")
+        raise ValueError("nothing to stash: the model has no nn.Linear (those of dsq.convert pack their input)")
     for name, module in linears:
         module.__class__ = SampledLinear
         module.__dict__["_wtacrs"] = sampler, name
@@ -390,7 +382,7 @@ class _SampledLinear(torch.autograd.Function):
         # all through save_for_backward: a checkpoint's recomputation then replaces rows, numbers and scales together
         assert sample.rows is not None
         keep(ctx, w_NK if ctx.needs_input_grad[0] else None, stash_now().code(sample.rows, "linear"), sample.index)
-        ctx.sampler, ctx.sample, ctx.reader, ctx.samples = sampler, sample, reader, samples_of(x)
+        ctx.sampler, ctx.sample, ctx.reader, ctx.samples = sampler, sample, reader, len(x) if x.dim() > 1 else 0
         ctx.dtypes = x.dtype, w_NK.dtype, None if bias is None else bias.dtype
         return z
 
