@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from dsq.arguments import whole_number
+from dsq.arguments import number, whole_number
 from dsq.precision import Level, Precision, RiseAt, parse_levels, parse_rise_at
 
 
@@ -25,8 +25,7 @@ class Work:
 def check_plateau(patience: int, threshold: float) -> None:
     """Raise ValueError where a plateau cannot be told by these."""
     whole_number("patience", patience, 1)
-    if not isinstance(threshold, (int, float)) or not 0 <= threshold < 1:
-        raise ValueError(f"threshold must be a relative improvement of at least 0 and below 1, got {threshold!r}")
+    number("threshold", threshold, least=0, below=1)
 
 
 class PrecisionScheduler:
