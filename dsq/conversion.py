@@ -138,12 +138,8 @@ def check_conversion(model: nn.Module, config: DSQConfig, of: str = "config") ->
     """Raise ValueError where ``model`` was converted by a config that differs in what ``convert`` alone acts on."""
     for layer in converted(model).values():
         for name, value in layer.conversion.items():
-            if getattr(config, name) != value:
-                got = getattr(config, name)
-                raise ValueError(
-                    f"{of} must have {name}={value!r}, as the model was converted, got {got!r}: "
-                    "say the same to both, or call dsq.unconvert(model) between"
-                )
+            if (got := getattr(config, name)) != value:
+                raise ValueError(f"{of} must have {name}={value!r}, as the model was converted, got {got!r}")
 
 
 def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:

@@ -12,17 +12,15 @@ from typing import Any
 
 from fairseq import checkpoint_utils, options
 from fairseq.file_io import PathManager
-from fairseq.models.ema import EMA
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from fairseq.trainer import Trainer
 from fairseq_cli import train
 from hydra.core.config_store import ConfigStore
-from torch import nn
 
 from fairseq_plugin import checkpoints
 from fairseq_plugin.flags import DSQFlags, add_flags
 from fairseq_plugin.record import write_history
-from fairseq_plugin.state import NAME, total_updates
+from fairseq_plugin.state import total_updates
 from fairseq_plugin.tasks import DSQTask
 
 logger = logging.getLogger(__name__)
@@ -39,7 +37,6 @@ def extend_fairseq() -> None:
     PathManager.copy = staticmethod(checkpoints.copy)
     checkpoint_utils.load_checkpoint = _and_then(checkpoint_utils.load_checkpoint, _begin)
     Trainer.load_checkpoint = _anew_where_fairseq_is(Trainer.load_checkpoint)
-    EMA.__init__ = _of_a_model_without_state(EMA.__init__)
     Trainer.save_checkpoint = _and_then(Trainer.save_checkpoint, _write_history_too)
 
 
@@ -79,22 +76,6 @@ def _anew_where_fairseq_is(load_checkpoint: Callable) -> Callable:
         return load_checkpoint(trainer, filename, reset_optimizer, *args, **kwargs)
 
     return load
-
-
-def _of_a_model_without_state(init: Callable) -> Callable:
-    """``EMA.__init__``, whose copy of the model has no state of DSQ: fairseq takes all of it for tensors."""
-
-    @functools.wraps(init)
-    def init_without(ema: EMA, model: nn.Module, *args: Any, **kwargs: Any) -> None:
-        state = model._modules.pop(NAME, None)
-        try:
-            init(ema, model, *args, **kwargs)
-        finally:
-            if state is not None:
-                model.add_module(NAME, state)
-        ema.model._load_state_dict_pre_hooks.clear()  # that of state.py; checkpoints of before have a state to leave
-
-    return init_without
 
 
 def _begin(loaded: tuple[Any, Any], cfg: Any, trainer: Trainer) -> None:

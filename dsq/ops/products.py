@@ -143,10 +143,8 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 def refuse_transforms() -> None:
     """Raise RuntimeError under a transform of torch.func. (While a compiler traces, its stack is never None.)"""
     if function_transform() is not None and not torch.compiler.is_compiling():
-        raise RuntimeError(
-            "dsq layers do not go with the transforms of torch.func (grad, vmap, jvp): call backward() or "
-            "torch.autograd.grad, or dsq.unconvert(model) first"
-        )
+        text = "dsq layers do not go with the transforms of torch.func (grad, vmap, jvp)"
+        raise RuntimeError(f"{text}: call backward(), or dsq.unconvert(model) first")
 
 
 def product(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | None = None) -> Tensor:

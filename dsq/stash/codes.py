@@ -279,10 +279,8 @@ def refuse_create_graph() -> None:
     """Raise RuntimeError in a backward with create_graph=True: a second derivative of rounded or sampled values is
     wrong."""
     if torch.is_grad_enabled() and not _compiling():
-        raise RuntimeError(
-            "dsq.stash keeps this model's activations in a form that is differentiable once: create_graph=True is not "
-            "supported; call dsq.unconvert(model), or remove() on the controller of a policy applied by hand, first"
-        )
+        text = "activations in a packed stash are differentiable once: create_graph=True is not supported"
+        raise RuntimeError(f"{text}; take the policies away (dsq.unconvert(model), controller.remove())")
 
 
 def is_weight(x: Tensor) -> bool:

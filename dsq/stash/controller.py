@@ -48,10 +48,8 @@ class SharedByCopies:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError(
-            "a model under a stash policy cannot be pickled: save its state_dict(), or call dsq.unconvert(model), and "
-            "remove() on the controller of a policy applied by hand, first"
-        )
+        text = "a model under a stash policy cannot be pickled: save its state_dict(), or call dsq.unconvert(model)"
+        raise TypeError(f"{text}, and remove() on the controllers of policies applied by hand, first")
 
 
 @dataclass(eq=False)
@@ -109,10 +107,8 @@ class Controller(SharedByCopies):
     def entered(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call ``run`` in what ``around`` gives."""
         if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise RuntimeError(
-                "stash policies do not go with torch.func: call backward() or torch.autograd.grad, or take them away "
-                "first (dsq.unconvert(model), controller.remove())"
-            )
+            text = "stash policies do not go with torch.func: call backward(), or take them away"
+            raise RuntimeError(f"{text} (dsq.unconvert(model), controller.remove())")
         return run_under(((self, module),), run, *args, **kwargs)
 
     def report(self) -> Summary:
