@@ -19,9 +19,8 @@ from hydra.core.config_store import ConfigStore
 
 from fairseq_plugin import checkpoints
 from fairseq_plugin.flags import DSQFlags, add_flags
-from fairseq_plugin.record import write_history
 from fairseq_plugin.state import total_updates
-from fairseq_plugin.tasks import DSQTask
+from fairseq_plugin.tasks import DSQTask, write_history
 
 logger = logging.getLogger(__name__)
 

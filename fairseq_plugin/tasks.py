@@ -6,23 +6,30 @@ its classification head there), and tells it of each update and each validation.
 
 import contextlib
 import inspect
+import json
 import logging
+import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import torch
 from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
+from torch import distributed, nn
 
 import dsq
+from dsq.command import write_text
 from dsq.costmodel import predicted
 from dsq.dynamic import stash_mib
 from dsq.precision import levels_text
-from fairseq_plugin.flags import config_of
+from fairseq_plugin.flags import InputError, config_of
 from fairseq_plugin.loss_in_chunks import FEATURES_ONLY, in_chunks
-from fairseq_plugin.record import write_history, write_workload
 from fairseq_plugin.state import DSQState, prepare, state_of
 
 logger = logging.getLogger(__name__)
+FILE = "dsq_history.json"  #: the record of a run, in --save-dir
+WORKLOAD = "dsq_workload.json"  #: the model that it trained
 
 
 class DSQTask(FairseqTask):
@@ -132,3 +139,51 @@ def rise(state: DSQState, model: Any, before: int, update: int, why: str) -> Non
     dsq.set_level(model, state.config, state.scheduler.level)
     there = f"{state.scheduler.level} {state.scheduler.precision}"
     logger.info("DSQ level %d %s -> %s at update %d: %s", before, state.config.levels[before], there, update, why)
+
+
+# ---- the record of a run
+
+
+def history(state: DSQState) -> dict[str, Any]:
+    """The run so far, as data for JSON.
+
+    ``levels`` has for each level its precision, updates and tokens; ``validations`` the update, level and loss of each
+    one.
+    """
+    config = state.config.as_dict()
+    del config["levels"]
+    levels = state.scheduler.history()["levels"]
+    return {
+        **config,
+        "level": state.scheduler.level,
+        "updates": sum(level["updates"] for level in levels),
+        "tokens": sum(level["tokens"] for level in levels),
+        "levels": levels,
+        "validations": [
+            {**one, "loss": one["loss"] if math.isfinite(one["loss"]) else None} for one in state.validations
+        ],
+    }
+
+
+def write_history(state: DSQState, folder: str) -> None:
+    """Write the record of ``state`` to ``folder``; only the first worker does."""
+    described = (Path(folder) / WORKLOAD).exists()
+    _write(Path(folder) / FILE, {**history(state), "workload": WORKLOAD if described else None})
+
+
+def write_workload(model: nn.Module, folder: str, *inputs: Any, **keywords: Any) -> dict[str, Any]:
+    """Describe a training step ``model(*inputs, **keywords)`` for ``dsq-cost``; the run stays what it is without."""
+    with torch.random.fork_rng():
+        workload = dsq.workload.trace(model, *inputs, **keywords)
+    _write(Path(folder) / WORKLOAD, workload)
+    return workload
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_rank() != 0:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(data, indent=1) + "\n")
+    except (OSError, ValueError) as error:
+        raise InputError(f"--save-dir: {error}; make room, then give the same command again") from error
