@@ -11,7 +11,7 @@ from typing import Any, Optional
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
-from dsq.config import DSQConfig, value_from_text
+from dsq.config import DSQConfig
 from dsq.precision import DEFAULT_LEVELS
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def flag_of(name: str) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags to ``parser`` as a group of their own; values are checked one by one as they are read."""
+    """Add the flags to ``parser`` as a group of their own; ``config_of`` checks their values."""
     group = parser.add_argument_group("DSQ (dynamic stashing quantization)", ABOUT)
     for name, option in OPTIONS.items():
         default, text = _default(name), option.metadata["help"]
@@ -63,22 +63,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             group.add_argument(flag_of(name), action="store_true", help=text)
             continue
         text += ". Absent: no DSQ" if name == "levels" else "" if default is None else f" (default: {default})"
-        metavar = option.metadata["metavar"]
-        group.add_argument(flag_of(name), type=_reader(name), default=default, metavar=metavar, help=text)
+        kind, metavar = option.metadata["kind"], option.metadata["metavar"]
+        group.add_argument(flag_of(name), type=kind, default=default, metavar=metavar, help=text)
     group.add_argument("--dsq-reset", action="store_true", help=_RESET)
-
-
-def _reader(name: str) -> Callable[[str], Any]:
-    """Return the function that turns the flag's text into its value, for argparse."""
-
-    def read(text: str) -> Any:
-        try:
-            value = value_from_text(name, text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-        return text if name in _TEXTS else value
-
-    return read
 
 
 def config_of(options: object, log: bool = True) -> DSQConfig | None:
