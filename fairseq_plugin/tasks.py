@@ -156,7 +156,7 @@ def history(state: DSQState) -> dict[str, Any]:
     return {
         **config,
         "level": state.scheduler.level,
-        "updates": sum(level["updates"] for level in levels),
+        "updates": state.scheduler.updates,
         "tokens": sum(level["tokens"] for level in levels),
         "levels": levels,
         "validations": [
