@@ -1,6 +1,5 @@
 """The page of the suite: by how much each setting differs from fp32, and from bf16 autocast, of the same seed."""
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,21 +22,35 @@ _T95 = (
 
 INTRODUCTION = """# Evidence
 
-The suite of real tasks ([analysis/evidence](../analysis/evidence)) judges every default and every figure. The yardstick
-is bf16 autocast. Each run is paired with fp32's of its seed: the same initial weights and batches. A setting leaves
-`dsq.DSQConfig` at its defaults but for what its name says; "all" is `stash="all"`.
+What does a setting cost in accuracy, and what does it save? Each row is a mean over real tasks. Each run is compared
+with the fp32 run of the same seed, which has the same initial weights and batches.
+"""
+
+READING = """- `[8,4,8,8]` is `dsq.DSQConfig("[8,4,8,8]")`; "all" adds `stash="all"`, as every trainer's one line does.
+  In both, the backward reads weights in 5 bits. The rows of all other settings with levels are older: there it read
+  weights at q1, as in the paper.
+- "checkpoint" recomputes each block from its input, which is packed in 4 bits. mesa, gact and wtacrs are
+  [stash policies](stash-policies.md).
+- Loss: on held-out data; nats a token in translation (label smoothing of 0.1) and language modelling, elsewhere nats a
+  sample. Differences are in nats a token, elsewhere in shares of fp32's loss.
+- Score: BLEU in translation, elsewhere the share of right tokens or classes in %.
+- ±: half of the 95 % interval of the mean (Student's t): over tasks in the table above, over seeds in those below. A
+  value without ± has one task or seed.
+- Held: bytes that a step keeps for its backward; not measured in translation. Time: CPU time of one thread, of the
+  tasks where one model of processor ran both; (4): over 4 tasks, so that times of two rows compare little. dsq gains
+  time in wide layers ([performance](performance.md)), and most of these models are small. Peak: resident memory of the
+  whole process, which in small models is mostly PyTorch.
+"""
+
+DETAIL = """[evidence.csv](../analysis/results/evidence.csv) has every run of every setting, and
+[suite.toml](../analysis/evidence/suite.toml) says what each task and setting is. Settings of a task or two stand where
+they matter: [few bits](formats.md#what-few-bits-cost), [stash policies](stash-policies.md#the-papers-tables),
+[fixed point](results.md#the-papers-tables).
 
     make evidence DATA=../data                   # runs what the ledger lacks, then writes this page
-
-- Loss: on held-out data. In translation (label smoothing of 0.1) and language modelling nats a token, with differences
-  in nats; elsewhere nats a sample, with differences as shares of fp32's loss.
-- Score: BLEU in translation; elsewhere the share of right tokens or classes in %.
-- ±: half of the 95 % interval of the mean (Student's t), over tasks in the first table, over seeds in the second.
-- Held: MiB that a step keeps between forward and backward. Minutes: of one core; these models are small, and time is
-  gained in wide layers ([performance](performance.md)).
-- The backward of `[8,4,8,8]` and `[8,4,8,8] all` reads weights in 5 bits. The rows of all other settings are older; in
-  them it read weights at q1, as the paper does.
 """
+#: what the page calls a task's kind
+_KINDS = {"language": "language models", "finetuning": "fine-tuning", "graph": "graphs"}
 
 
 @dataclass(frozen=True)
@@ -122,29 +135,44 @@ class Evidence:
 
 
 def page(suite: Suite, rows: Mapping[Key, Record]) -> str:
-    """The page: a table over tasks, a table by task, and what was run where."""
+    """The page: a table over tasks and how to read it, tables by task, and what was run where."""
     evidence = Evidence(suite, rows)
-    parts = [INTRODUCTION.strip() + _schedules(suite), "## Over the tasks", over_tasks(evidence, _of_many_tasks(suite))]
-    parts += ["Above bf16 autocast by more than two standard errors:", _strays(evidence)]
-    parts += ["## By task", _by_task(evidence), "## What was run", _whereabouts(evidence)]
+    parts = [
+        INTRODUCTION,
+        over_tasks(evidence, _asked(suite, 3)),
+        READING.strip() + _schedules(evidence) + _tasks(evidence),
+    ]
+    parts += [
+        "Tasks whose loss lies above bf16 autocast's by more than two standard errors, and by how much:",
+        _strays(evidence),
+    ]
+    parts += ["## By task", _by_task(evidence), "## What was run", DETAIL, _whereabouts(evidence)]
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
-def _of_many_tasks(suite: Suite) -> list[str]:
-    """The settings that tier 3 and those below it ask for; further ones are asked for of a task or two."""
-    return list(dict.fromkeys(run.setting.name for run in suite.runs(min(3, len(suite.tiers) - 1))))
+def _asked(suite: Suite, tier: int) -> list[str]:
+    """The settings that ``tier`` and those below it ask for; further ones are asked for of a task or two."""
+    return list(dict.fromkeys(run.setting.name for run in suite.runs(min(tier, len(suite.tiers) - 1))))
 
 
-def _schedules(suite: Suite) -> str:
-    """A line of the list for each setting whose levels rise."""
-    rising = [one for one in suite.settings.values() if one.rise_at is not None and one.stash == "linears"]
-    return "".join(
-        f"\n- {one.name}: `{one.levels}`, which rises after {one.rise_at:.0%} of the updates." for one in rising
-    )
+def _tasks(evidence: Evidence) -> str:
+    """A line of the list: the tasks that fp32 ran, by their kind."""
+    kinds: dict[str, list[str]] = {}
+    for task in evidence.suite.tasks.values():
+        if evidence.column(task.name, FP32, "loss"):
+            kinds.setdefault(_KINDS.get(task.kind, task.kind), []).append(task.name)
+    return "\n- Tasks: " + ", ".join(f"{kind} ({', '.join(names)})" for kind, names in kinds.items()) if kinds else ""
+
+
+def _schedules(evidence: Evidence) -> str:
+    """A line of the list for each setting that ran whose levels rise."""
+    ran = {setting for _, setting, _ in evidence.rows}
+    rising = [one for one in evidence.suite.settings.values() if one.rise_at is not None and one.name in ran]
+    return "".join(f"\n- {one.name}: `{one.levels}`; rises after {one.rise_at:.0%} of the updates" for one in rising)
 
 
 def over_tasks(evidence: Evidence, settings: Iterable[str], tasks: Sequence[str] | None = None) -> str:
-    """A row a setting: means over the tasks (None: all) that have runs of it."""
+    """A row a setting: means over the tasks (None: all) that have runs of it; (n): over n of them."""
     records: list[dict[str, Any]] = []
     over = partial(evidence.over_tasks, tasks=tasks)
     for name in settings:
@@ -157,48 +185,57 @@ def over_tasks(evidence: Evidence, settings: Iterable[str], tasks: Sequence[str]
             record["score minus fp32"] = scores.text("+.2f")
             for label, column in (("held / fp32", "held_mib"), ("time / fp32", "seconds")):
                 shares = over(partial(evidence.shares, setting=name, column=column))
-                record[label] = f"{shares.mean:.2f}" if shares.values else None
+                fewer = f" ({len(shares.values)})" if len(shares.values) < len(losses.values) else ""
+                record[label] = f"{shares.mean:.2f}{fewer}" if shares.values else None
             records.append(record)
     return table(records, markdown=True) if records else "No pair of runs yet."
 
 
 def _strays(evidence: Evidence) -> str:
-    found = {name: evidence.strays(name) for name in evidence.suite.settings if name not in (FP32, YARDSTICK)}
-    return "\n".join(f"- {name}: {', '.join(tasks)}" for name, tasks in found.items() if tasks) or "none."
+    lines = []
+    for name in evidence.suite.settings:
+        found = (
+            {}
+            if name in (FP32, YARDSTICK)
+            else {task: evidence.losses(task, name, YARDSTICK).mean for task in evidence.strays(name)}
+        )
+        lines += [f"- {name}: " + ", ".join(f"{task} {above:+.3f}" for task, above in found.items())] if found else []
+    return "\n".join(lines) or "none."
 
 
 def _by_task(evidence: Evidence) -> str:
-    pairs = itertools.product(evidence.suite.tasks, evidence.suite.settings)
-    records = [_record(evidence, task, name) for task, name in pairs if evidence.column(task, name, "loss")]
-    return table(records, markdown=True) if records else "No run yet."
+    """Losses, scores and costs, a row a task, of the settings that tier 2 asks for."""
+    names = [name for name in _asked(evidence.suite, 2) if name != FP32]
+    tasks = [task for task in evidence.suite.tasks if evidence.column(task, FP32, "loss")]
+    if not tasks:
+        return "No run yet."
+    parts = []
+    for title, column, spec, found in (
+        ("Loss of fp32, and how much others differ from it:", "loss", ".3f", evidence.losses),
+        ("Score of fp32, and how much others differ from it:", "score", ".1f", evidence.scores),
+    ):
+        records: list[Record] = [
+            {"task": task, FP32: f"{fmean(evidence.column(task, FP32, column)):{spec}}"}
+            | {name: found(task, name).text("+.3f" if column == "loss" else "+.2f") for name in names}
+            for task in tasks
+        ]
+        parts += [title, table(records, markdown=True)]
+    costs = [{"task": task} | {name: _cost(evidence, task, name) for name in names} for task in tasks]
+    return "\n\n".join((*parts, "Held, time and peak, over fp32's:", table(costs, markdown=True)))
 
 
-def _record(evidence: Evidence, task: str, name: str) -> dict[str, Any]:
-    def mean(column: str, spec: str, scale: float = 1.0) -> str | None:
-        values = evidence.column(task, name, column)
-        return f"{fmean(values) / scale:{spec}}" if values else None
-
-    return {
-        "task": task,
-        "setting": name,
-        "seeds": len(evidence.column(task, name, "loss")),
-        "loss": mean("loss", ".3f"),
-        "minus fp32": None if name == FP32 else evidence.losses(task, name).text("+.3f"),
-        "score": mean("score", ".1f"),
-        "score minus fp32": None if name == FP32 else evidence.scores(task, name).text("+.2f"),
-        "held": mean("held_mib", ".0f"),
-        "minutes": mean("seconds", ".1f", 60),
-    }
+def _cost(evidence: Evidence, task: str, name: str) -> str:
+    shares = [evidence.shares(task, name, column) for column in ("held_mib", "seconds", "peak_mib")]
+    known = [f"{one.mean:.2f}" if one.values else "-" for one in shares]
+    return ", ".join(known) if set(known) != {"-"} else "-"
 
 
 def _whereabouts(evidence: Evidence) -> str:
-    """Tiers by how much of them is there, then processors, dates and revisions."""
-    planned: Sequence[set[Key]] = [
-        {run.key for run in evidence.suite.runs(n)} for n in range(len(evidence.suite.tiers))
-    ]
-    shares = [f"tier {n}: {len(keys & set(evidence.rows))} of {len(keys)}" for n, keys in enumerate(planned)]
-    lines = ["; ".join(shares) + " runs (of tier 3, seeds 2 and 3 where the first lies within the noise)."]
-    for name, column in (("Processor", "cpu"), ("Date", "date"), ("Revision of dsq", "revision"), ("PyTorch", "torch")):
+    """How much of each tier is there, then processors, dates and versions."""
+    planned = [{run.key for run in evidence.suite.runs(n)} for n in range(len(evidence.suite.tiers))]
+    shares = ", ".join(f"{len(keys & set(evidence.rows))} of {len(keys)}" for keys in planned)
+    lines = [f"Runs that count, of those that tiers 0 to {len(planned) - 1} ask for: {shares}."]
+    for name, column in (("Processors", "cpu"), ("Dates", "date"), ("PyTorch", "torch")):
         values = sorted({str(row[column]) for row in evidence.rows.values() if row.get(column)})
         lines += [f"{name}: {', '.join(values)}."] if values else []
     return "\n\n".join(lines)

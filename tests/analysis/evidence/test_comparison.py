@@ -6,7 +6,7 @@ import warnings
 import pytest
 
 import dsq
-from analysis.evidence.comparison import PAGE, YARDSTICK, Evidence, Mean, page
+from analysis.evidence.comparison import PAGE, YARDSTICK, Evidence, Mean, over_tasks, page
 from analysis.evidence.ledger import LEDGER, read_rows
 from analysis.evidence.suite import FP32, Setting, load_suite
 from dsq.costmodel.planning.plan import TRUSTED
@@ -63,13 +63,19 @@ def test_mean_over_tasks_is_of_the_tasks_means() -> None:
     assert "| schedule      |       2 | +0.300 ± 1.271" in page(SUITE, evidence.rows)
 
 
+def test_a_mean_over_fewer_tasks_than_the_losses_says_over_how_many() -> None:
+    evidence = rows({(task, name): [3.0] for task in ("enja", "wikitext2") for name in (FP32, "schedule")})
+    evidence.rows["enja", "schedule", 1]["seconds"] = ""
+    assert "| 1.00 (1) " in over_tasks(evidence, ["schedule"])
+
+
 def test_strays_are_above_the_yardstick_by_more_than_two_standard_errors() -> None:
     fp32 = {(task, FP32): [3.0, 3.0, 3.0] for task in ("enja", "multi30k-900")}
     yardstick = {(task, YARDSTICK): [3.0, 3.0, 3.0] for task in ("enja", "multi30k-900")}
     clear, noisy = [3.1, 3.11, 3.12], [3.3, 3.0, 3.0]
     evidence = rows({**fp32, **yardstick, ("enja", "schedule"): clear, ("multi30k-900", "schedule"): noisy})
     assert evidence.strays("schedule") == ["enja"]
-    assert "- schedule: enja\n" in page(SUITE, evidence.rows)
+    assert "- schedule: enja +0.110\n" in page(SUITE, evidence.rows)
 
 
 def test_a_suite_without_runs_has_a_page() -> None:
