@@ -7,7 +7,6 @@ strays from 1 is the noise of all ratios.
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any

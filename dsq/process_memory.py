@@ -96,7 +96,7 @@ def _map_large_blocks() -> str:
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to give nothing back, for timings: fresh pages cost up to a fifth of a step, or nothing, as luck has it."""
+    """Let glibc give nothing back, for timings: fresh pages cost up to a fifth of a step, or nothing, by luck."""
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)

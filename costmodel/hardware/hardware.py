@@ -248,10 +248,9 @@ def _peak(entry: Any, label: str, measured: bool) -> Peak:
 def _terms(data: Any, dotted: str) -> tuple[float, float]:
     """Seconds a value and a call; 0 where none is stated."""
     stated = _field(data, dotted, dict)
-    per_value, per_call = (
-        _number(data, f"{dotted}.{name}", zero=True) if name in stated else 0 for name in ("ns_per_value", "us_per_call")
-    )
-    return NANO * per_value, MICRO * per_call
+    terms = (("ns_per_value", NANO), ("us_per_call", MICRO))
+    per_value, per_call = (unit * _number(data, f"{dotted}.{name}") if name in stated else 0 for name, unit in terms)
+    return per_value, per_call
 
 
 def _fused_unit(data: Any, dotted: str) -> FusedUnit:

@@ -15,7 +15,6 @@ from dsq.costmodel.model.roofline import step_floor
 from dsq.costmodel.model.traffic import matmuls, transfers
 from dsq.costmodel.workloads.transformer import Shard
 
-
 _TIMED_BITS = 4  #: of the code that `calibrate` packs, which takes as long as others
 
 

@@ -22,7 +22,6 @@ from torch.utils.benchmark.utils.timer import timer as wall_clock
 from dsq.command import processor
 from dsq.linear import Linear
 from dsq.precision import Precision
-from dsq.process_memory import keep_freed_memory
 from dsq.stash.policy import apply
 
 #: float32 values of the copy: 256 MiB read and as many written, beyond any cache
@@ -32,12 +31,8 @@ ADDED = 1 << 14
 
 
 def measure_hardware(device: torch.device) -> dict[str, Any]:
-    """Return the tables of a hardware file, of the schema of costmodel/hardware/hardware.py, in under two minutes.
-
-    The process keeps freed memory from now on, as a training's heap does.
-    """
+    """Return the tables of a hardware file, of the schema of costmodel/hardware/hardware.py, in under two minutes."""
     torch.manual_seed(0)
-    keep_freed_memory()
     threads = f"{torch.get_num_threads()} threads, " if device.type == "cpu" else ""
     x, y = (torch.empty(COPIED, device=device).fill_(value) for value in (0.0, 1.0))
     copied = seconds(lambda: y.copy_(x))
