@@ -234,7 +234,7 @@ def _whereabouts(evidence: Evidence) -> str:
     """How much of each tier is there, then processors, dates and versions."""
     planned = [{run.key for run in evidence.suite.runs(n)} for n in range(len(evidence.suite.tiers))]
     shares = ", ".join(f"{len(keys & set(evidence.rows))} of {len(keys)}" for keys in planned)
-    lines = [f"Runs that count, of those that tiers 0 to {len(planned) - 1} ask for: {shares}."]
+    lines = [f"Runs that count, of those that tiers 0 to {len(planned) - 1} ask for at most: {shares}."]
     for name, column in (("Processors", "cpu"), ("Dates", "date"), ("PyTorch", "torch")):
         values = sorted({str(row[column]) for row in evidence.rows.values() if row.get(column)})
         lines += [f"{name}: {', '.join(values)}."] if values else []
