@@ -164,11 +164,11 @@ def _fused_unit(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     times, left = [], []
     for size in FUSED:
         B, H, T, d = size
-        qkv = [torch.randn(size, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
+        q, k, v = (torch.randn(size, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
         taken = {}
         for causal in (False, True):
-            attend = partial(F.scaled_dot_product_attention, *qkv, is_causal=causal)
-            taken[causal] = seconds(attend), backward_seconds([attend()], qkv)
+            attend = partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)
+            taken[causal] = seconds(attend), backward_seconds([attend()], [q, k, v])
         for phase, products in zip(taken[False], (2, 5), strict=True):
             times.append(TimedProduct(2.0 * B * H * T * T * d, 2 * B * H * T * d, phase / products))
         left.append(sum(taken[True]) / sum(taken[False]))
@@ -235,10 +235,9 @@ def passes(device: torch.device) -> list[dict[str, Any]]:
             found += [_pass(kind, bits, phase, counts, taken) for (kind, phase), taken in times.items()]
         adam = [_adam_seconds(device, count) for count in ADAM_SIZES]
         found.append(_pass("adam", bits, "update", ADAM_SIZES, adam))
-    packing = zip(*(_packing_seconds(device, *size) for size in SIZES), strict=True)
-    counts = [rows * width for rows, width in SIZES]
-    for phase, taken in zip(("forward", "backward"), packing, strict=True):
-        found.append(_pass("pack", STASH_BITS, phase, counts, taken))
+    packing, counts = [_packing_seconds(device, *size) for size in SIZES], [rows * width for rows, width in SIZES]
+    for index, phase in enumerate(("forward", "backward")):
+        found.append(_pass("pack", STASH_BITS, phase, counts, [taken[index] for taken in packing]))
     return found
 
 
@@ -299,7 +298,7 @@ class _Stashing(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, *inputs: Tensor) -> list[Tensor]:
-        operations = cycle((self.norm, F.gelu, partial(F.softmax, dim=-1)))
+        operations: Iterator[Callable[..., Tensor]] = cycle((self.norm, F.gelu, partial(F.softmax, dim=-1)))
         return [operation(x) for operation, x in zip(operations, inputs, strict=False)]
 
 
