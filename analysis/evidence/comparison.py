@@ -231,12 +231,10 @@ def _cost(evidence: Evidence, task: str, name: str) -> str:
 
 
 def _whereabouts(evidence: Evidence) -> str:
-    """Tiers by how much of them is there, then processors, dates and versions."""
-    planned: Sequence[set[Key]] = [
-        {run.key for run in evidence.suite.runs(n)} for n in range(len(evidence.suite.tiers))
-    ]
-    shares = [f"tier {n}: {len(keys & set(evidence.rows))} of {len(keys)}" for n, keys in enumerate(planned)]
-    lines = ["; ".join(shares) + " runs (of tier 3, seeds 2 and 3 where the first lies within the noise)."]
+    """How much of each tier is there, then processors, dates and versions."""
+    planned = [{run.key for run in evidence.suite.runs(n)} for n in range(len(evidence.suite.tiers))]
+    shares = ", ".join(f"{len(keys & set(evidence.rows))} of {len(keys)}" for keys in planned)
+    lines = [f"Runs that count, of those that tiers 0 to {len(planned) - 1} ask for at most: {shares}."]
     for name, column in (("Processors", "cpu"), ("Dates", "date"), ("PyTorch", "torch")):
         values = sorted({str(row[column]) for row in evidence.rows.values() if row.get(column)})
         lines += [f"{name}: {', '.join(values)}."] if values else []
