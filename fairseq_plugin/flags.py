@@ -85,6 +85,8 @@ def config_of(options: object, log: bool = True) -> DSQConfig | None:
             warnings.simplefilter("always")
             config = _config({**given, "rise_at": given["rise_at"] or ()})
         found = [f"--dsq-levels: {warning.message}" for warning in caught]
+        if len(config.levels) == 1 and config.patience != _default("patience"):
+            found.insert(0, "--dsq-patience does nothing: --dsq-levels has one level")
     for text in found if log else ():
         logger.warning("%s", text)
     return config
