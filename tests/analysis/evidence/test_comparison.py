@@ -10,6 +10,8 @@ from analysis.evidence.comparison import PAGE, YARDSTICK, Evidence, Mean, over_t
 from analysis.evidence.ledger import LEDGER, read_rows
 from analysis.evidence.suite import FP32, Setting, load_suite
 from dsq.costmodel.planning.plan import TRUSTED
+from dsq.formats import DEFAULT
+from dsq.precision import BLEU, LOST, STOCHASTIC
 
 SUITE = load_suite()
 
@@ -61,10 +63,18 @@ def test_mean_over_tasks_is_of_the_tasks_means() -> None:
     assert "| schedule      |       2 | +0.300 ± 1.271" in page(SUITE, evidence.rows)
 
 
-def test_a_mean_over_fewer_tasks_than_the_losses_says_over_how_many() -> None:
-    evidence = rows({(task, name): [3.0] for task in ("enja", "wikitext2") for name in (FP32, "schedule")})
-    evidence.rows["enja", "schedule", 1]["seconds"] = ""
-    assert "| 1.00 (1) " in over_tasks(evidence, ["schedule"])
+def test_times_are_of_the_tasks_that_have_them_of_every_row() -> None:
+    """ "paper" has none of the second task, "schedule" none of the third: their times are of the first alone."""
+    tasks, names = ("enja", "wikitext2", "shakespeare"), ("schedule", "paper")
+    evidence = rows({(task, name): [3.0] for task in tasks for name in (FP32, *names)})
+    evidence.rows["wikitext2", "paper", 1]["seconds"] = ""
+    evidence.rows["shakespeare", "schedule", 1]["cpu"] = "another"
+    evidence.rows["enja", "paper", 1]["seconds"] = "90"
+    printed = over_tasks(evidence, names)
+    assert "time / fp32 (1 tasks)" in printed
+    assert [line.split("|")[-2].strip() for line in printed.splitlines()[2:]] == ["1.00", "1.50"]
+    evidence.rows["enja", "paper", 1]["seconds"] = ""
+    assert "time" not in over_tasks(evidence, names)
 
 
 def test_strays_are_above_the_yardstick_by_more_than_two_standard_errors() -> None:
@@ -140,3 +150,19 @@ def test_what_lost_more_than_a_point_and_a_half_is_warned_of_and_what_lost_less_
 ) -> None:
     if not 1 < lost(setting.name) < 1.5:
         assert warns(setting) == (lost(setting.name) > 1)
+
+
+def test_what_is_lost_is_of_the_ledgers_fp32() -> None:
+    assert round(float(ROWS[TASK, FP32, 1]["score"]), 1) == BLEU
+
+
+@pytest.mark.parametrize(("format", "bits"), [(format, bits) for format, by_bits in LOST.items() for bits in by_bits])
+def test_the_warnings_figures_are_the_ledgers(format: str, bits: int) -> None:
+    levels = f"[{bits},{bits},{bits},{16 if format == 'fixed' else 8}]"
+    name = levels if (format, bits) == (DEFAULT, 4) else f"{format} {levels}"
+    assert LOST[format][bits] == round(lost(name), 1)
+
+
+@pytest.mark.parametrize("format", STOCHASTIC)
+def test_the_figures_of_stochastic_rounding_are_the_ledgers(format: str) -> None:
+    assert STOCHASTIC[format] == round(lost(f"{format} [4,4,4,8] stochastic"), 1)
