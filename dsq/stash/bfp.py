@@ -81,7 +81,7 @@ class Bfp(TablePolicy):
 
     def traced(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the model under a mode that the compiler traces too."""
-        with Interception(Stash(BoxCodec(_formats.__wrapped__(self.format_now())))):
+        with Interception(Stash(BoxCodec(_formats.__wrapped__(self.format_now()))), self.rows):
             return run(*args, **kwargs)
 
     def details(self) -> tuple[str, ...]:
