@@ -64,7 +64,7 @@ def test_mean_over_tasks_is_of_the_tasks_means() -> None:
 
 
 def test_times_are_of_the_tasks_that_have_them_of_every_row() -> None:
-    """"paper" has none of the second task, "schedule" none of the third: their times are of the first alone."""
+    """ "paper" has none of the second task, "schedule" none of the third: their times are of the first alone."""
     tasks, names = ("enja", "wikitext2", "shakespeare"), ("schedule", "paper")
     evidence = rows({(task, name): [3.0] for task in tasks for name in (FP32, *names)})
     evidence.rows["wikitext2", "paper", 1]["seconds"] = ""
