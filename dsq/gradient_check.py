@@ -99,7 +99,7 @@ class GradientCheck:
         """Return one line: the grade, the figures, and what goes beyond the limits."""
         beyond = self._beyond(USABLE) or self._beyond(FINE)
         if self.of_loss > self.error / 4:
-            beyond.insert(0, f"loss() itself moves it by {self.of_loss:.3g}: it must run one batch, the same at each call")
+            beyond.insert(0, f"loss() itself moves it by {self.of_loss:.3g}: let it run the same batch at each call")
         figures = f"error {self.error:.3g}, {self.of_stash:.3g} by the stash alone, worst cosine {self.cosine:.3g}"
         return "; ".join([f"gradient {self.grade}: {figures}", *beyond])
 

@@ -193,7 +193,7 @@ def test_a_loss_of_other_data_at_each_call_is_named():
     net = dsq.convert(blocks(), dsq.DSQConfig("[8,8,8,8]"))
     batches = iter(torch.randn(8, 4, 24, 32))
     found = compare(net, lambda: loss_of(net, next(batches))())
-    assert re.search(r"^gradient \w+: .*; loss\(\) itself moves it by \S+: it must run one batch", found.verdict)
+    assert re.search(r"^gradient \w+: .*; loss\(\) itself moves it by \S+: let it run the same batch", found.verdict)
 
 
 def test_random_numbers_of_numpy_and_python_are_the_same_in_all_runs():
