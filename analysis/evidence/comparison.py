@@ -36,10 +36,10 @@ READING = """- `[8,4,8,8]` is `dsq.DSQConfig("[8,4,8,8]")`; "all" adds `stash="a
 - Score: BLEU in translation, elsewhere the share of right tokens or classes in %.
 - ±: half of the 95 % interval of the mean (Student's t): over tasks in the table above, over seeds in those below. A
   value without ± has one task or seed.
-- Held: bytes that a step keeps for its backward; not measured in translation. Time: CPU time of one thread, of the
-  tasks where one model of processor ran both; (4): over 4 tasks, so that times of two rows compare little. dsq gains
-  time in wide layers ([performance](performance.md)), and most of these models are small. Peak: resident memory of the
-  whole process, which in small models is mostly PyTorch.
+- Held: bytes that a step keeps for its backward; not measured in translation; (13): over 13 tasks. Time: CPU time of
+  one thread, where one model of processor ran both; over several tasks, of those that have times of every row. dsq
+  gains time in wide layers ([performance](performance.md)), and most of these models are small. Peak: resident memory
+  of the whole process, which in small models is mostly PyTorch.
 """
 
 DETAIL = """[evidence.csv](../analysis/results/evidence.csv) has every run of every setting, and
@@ -172,22 +172,30 @@ def _schedules(evidence: Evidence) -> str:
 
 
 def over_tasks(evidence: Evidence, settings: Iterable[str], tasks: Sequence[str] | None = None) -> str:
-    """A row a setting: means over the tasks (None: all) that have runs of it; (n): over n of them."""
+    """A row a setting: means over the tasks (None: all) that have runs of it; (n): over n of them. Times are over the
+    tasks that have times of all settings, if there are any."""
     records: list[dict[str, Any]] = []
     over = partial(evidence.over_tasks, tasks=tasks)
+    settings = [name for name in settings if name != FP32 and over(partial(evidence.losses, setting=name)).values]
+    timed = [
+        task
+        for task in tasks or evidence.suite.tasks
+        if settings and all(evidence.shares(task, name, "seconds").values for name in settings)
+    ]
     for name in settings:
         losses = over(partial(evidence.losses, setting=name))
         above = over(partial(evidence.losses, setting=name, other=YARDSTICK))
         scores = over(partial(evidence.scores, setting=name))
-        if losses.values and name != FP32:
-            record = {"setting": name, "tasks": len(losses.values), "loss minus fp32": losses.text("+.3f")}
-            record["loss minus bf16 autocast"] = None if name == YARDSTICK else above.text("+.3f")
-            record["score minus fp32"] = scores.text("+.2f")
-            for label, column in (("held / fp32", "held_mib"), ("time / fp32", "seconds")):
-                shares = over(partial(evidence.shares, setting=name, column=column))
-                fewer = f" ({len(shares.values)})" if len(shares.values) < len(losses.values) else ""
-                record[label] = f"{shares.mean:.2f}{fewer}" if shares.values else None
-            records.append(record)
+        held = over(partial(evidence.shares, setting=name, column="held_mib"))
+        record = {"setting": name, "tasks": len(losses.values), "loss minus fp32": losses.text("+.3f")}
+        record["loss minus bf16 autocast"] = None if name == YARDSTICK else above.text("+.3f")
+        record["score minus fp32"] = scores.text("+.2f")
+        fewer = f" ({len(held.values)})" if len(held.values) < len(losses.values) else ""
+        record["held / fp32"] = f"{held.mean:.2f}{fewer}" if held.values else None
+        if timed:
+            times = evidence.over_tasks(partial(evidence.shares, setting=name, column="seconds"), timed)
+            record[f"time / fp32 ({len(timed)} tasks)"] = f"{times.mean:.2f}"
+        records.append(record)
     return table(records, markdown=True) if records else "No pair of runs yet."
 
 
