@@ -10,7 +10,7 @@ is where few bits hurt most, the more the longer a model has trained; a norm's x
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -108,10 +108,11 @@ def _formats(fmt: Format) -> dict[What, Format]:
     return {what: fmt.at(min(fmt.bits + MORE.get(what, 0), MAX_PACKED_BITS)) for what in get_args(What)}
 
 
-class BoxCodec(NamedTuple):
+class BoxCodec:
     """Codes in boxes of neighbours."""
 
-    formats: Mapping[What, Format]
+    def __init__(self, formats: Mapping[What, Format]) -> None:
+        self.formats = formats
 
     def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
         fmt = self.formats.get(what)
