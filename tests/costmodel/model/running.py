@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from analysis.models import attach, fairseq_transformer, transformer
+from analysis.models import attach
 from dsq.command import OneLineParser, guarded, table
 from dsq.costmodel.model.memory import peak_memory
 from dsq.costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, POLICIES, Method, Setup
@@ -30,6 +30,7 @@ from dsq.costmodel.workloads.transformer import build
 from dsq.precision import Precision
 from tests.allocator import figures, step_bytes
 from tests.costmodel.workloads.models import converting_tied
+from tests.models import fairseq_transformer, transformer
 
 Record = dict[str, Any]
 MEGA = 1e6

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import dsq
 
 pytest.importorskip("triton", reason="the GPU backend needs triton, which is not installed")
-launches = pytest.importorskip("analysis.gpu.launches")
+launches = pytest.importorskip("tests.kernels.triton.launches")
 META = launches.META
 LEVELS = "[8,4,4,8]"
 

@@ -1,4 +1,4 @@
-"""Count what a step launches on a GPU: no GPU is needed. python -m analysis.gpu.launches
+"""Count what a step launches on a GPU: no GPU is needed. python -m tests.kernels.triton.launches
 
 The step runs on PyTorch's meta device, whose tensors have no values: what reads one back raises. A kernel in Triton
 does not run, and notes its tensors; a dispatch mode notes PyTorch's operations, each as one launch. Bytes are those of
@@ -207,7 +207,7 @@ def _row(what: str, by: str, found: list[DeviceCall], few: int | None) -> Record
 
 
 def main(argv: list[str] | None = None) -> int:
-    OneLineParser(prog="python -m analysis.gpu.launches", description=__doc__).parse_args(argv)
+    OneLineParser(prog="python -m tests.kernels.triton.launches", description=__doc__).parse_args(argv)
     print(f"A linear layer of {WIDTH:,} x {WIDTH:,} at {TOKENS:,} tokens; a block of width 1,024; codecs\n")
     print(table(list(counts())))
     return 0
