@@ -98,7 +98,8 @@ class DynamicPrecision:
         Call it at each update, on every process. The first call compares, and later ones where ``every`` updates were
         recorded since; else it does nothing and returns None. A comparison takes the time of three steps on what
         ``loss`` runs, and the memory of a plain step and one more set of gradients: give it one micro-batch. The
-        training does not change. Warns where the grade is not "fine".
+        training does not change. Warns where the grade is not "fine", after a fourth step that tells whether ``loss``
+        runs the same batch at each call.
 
         Args:
             loss: runs the model and returns its loss, as in ``dynamic.check(lambda: criterion(model(x), y))``.

@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import warnings
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +23,8 @@ HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  #: PyTorch's variable, which it reads once,
 SWITCH = "DSQ_ALLOCATOR"  #: 0: dsq leaves the settings of the process as they are
 _MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _STATUS = Path("/proc/self/status")
-_M_MMAP_THRESHOLD, _LARGE = -3, 2**22
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+_LARGE = 2**22
 _HUGE = 2**21  #: bytes of a huge page
 _unwanted = False  #: as the program said
 _TOO_LATE = (
@@ -91,6 +93,14 @@ def _map_large_blocks() -> str:
         return "" if ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, _LARGE) else "glibc refused"
     except (OSError, AttributeError):  # macOS, musl, Windows
         return "this C library has no such setting"
+
+
+def keep_freed_memory() -> None:
+    """Let glibc give nothing back, for timings: fresh pages cost up to a fifth of a step, or nothing, by luck."""
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_M_MMAP_MAX, 0)
 
 
 def ask_for_huge_pages() -> str:

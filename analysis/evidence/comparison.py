@@ -138,22 +138,30 @@ def _schedules(evidence: Evidence) -> str:
 
 
 def over_tasks(evidence: Evidence, settings: Iterable[str], tasks: Sequence[str] | None = None) -> str:
-    """A row a setting: means over the tasks (None: all) that have runs of it; (n): over n of them."""
+    """A row a setting: means over the tasks (None: all) that have runs of it; (n): over n of them. Times are over the
+    tasks that have times of all settings, if there are any."""
     records: list[dict[str, Any]] = []
     over = partial(evidence.over_tasks, tasks=tasks)
+    settings = [name for name in settings if name != FP32 and over(partial(evidence.losses, setting=name)).values]
+    timed = [
+        task
+        for task in tasks or evidence.suite.tasks
+        if settings and all(evidence.shares(task, name, "seconds").values for name in settings)
+    ]
     for name in settings:
         losses = over(partial(evidence.losses, setting=name))
         above = over(partial(evidence.losses, setting=name, other=YARDSTICK))
         scores = over(partial(evidence.scores, setting=name))
-        if losses.values and name != FP32:
-            record = {"setting": name, "tasks": len(losses.values), "loss minus fp32": losses.text("+.3f")}
-            record["loss minus bf16 autocast"] = None if name == YARDSTICK else above.text("+.3f")
-            record["score minus fp32"] = scores.text("+.2f")
-            for label, column in (("held / fp32", "held_mib"), ("time / fp32", "seconds")):
-                shares = over(partial(evidence.shares, setting=name, column=column))
-                fewer = f" ({len(shares.values)})" if len(shares.values) < len(losses.values) else ""
-                record[label] = f"{shares.mean:.2f}{fewer}" if shares.values else None
-            records.append(record)
+        held = over(partial(evidence.shares, setting=name, column="held_mib"))
+        record = {"setting": name, "tasks": len(losses.values), "loss minus fp32": losses.text("+.3f")}
+        record["loss minus bf16 autocast"] = None if name == YARDSTICK else above.text("+.3f")
+        record["score minus fp32"] = scores.text("+.2f")
+        fewer = f" ({len(held.values)})" if len(held.values) < len(losses.values) else ""
+        record["held / fp32"] = f"{held.mean:.2f}{fewer}" if held.values else None
+        if timed:
+            times = evidence.over_tasks(partial(evidence.shares, setting=name, column="seconds"), timed)
+            record[f"time / fp32 ({len(timed)} tasks)"] = f"{times.mean:.2f}"
+        records.append(record)
     return table(records, markdown=True) if records else "No pair of runs yet."
 
 

@@ -54,6 +54,8 @@ def addmm(stash: Stash, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: floa
 
 def quantised_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | None, precision: Any) -> Tensor:
     """Run dsq.functional.linear: Q1(x) in its own bits, unless what x was made of is kept already, or x itself."""
+    if not isinstance(x, Tensor):
+        return linear(x, weight, bias, precision)  # which refuses it
     quantizers = precision if type(precision) is Quantizers else Quantizers.of(precision)
     if not weight.requires_grad or quantizers.matmuls.weight_gradient.b.format is None:
         return linear(x, weight, bias, quantizers)

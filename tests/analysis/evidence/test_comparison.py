@@ -68,10 +68,18 @@ def test_mean_over_tasks_is_of_the_tasks_means() -> None:
     assert "| schedule      |       2 | +0.300 ± 1.271" in page(evidence)
 
 
-def test_a_mean_over_fewer_tasks_than_the_losses_says_over_how_many() -> None:
-    evidence = rows({(task, name): [3.0] for task in ("enja", "wikitext2") for name in (FP32, "schedule")})
-    evidence.rows["enja", "schedule", 1]["seconds"] = ""
-    assert "| 1.00 (1) " in over_tasks(evidence, ["schedule"])
+def test_times_are_of_the_tasks_that_have_them_of_every_row() -> None:
+    """ "paper" has none of the second task, "schedule" none of the third: their times are of the first alone."""
+    tasks, names = ("enja", "wikitext2", "shakespeare"), ("schedule", "paper")
+    evidence = rows({(task, name): [3.0] for task in tasks for name in (FP32, *names)})
+    evidence.rows["wikitext2", "paper", 1]["seconds"] = ""
+    evidence.rows["shakespeare", "schedule", 1]["cpu"] = "another"
+    evidence.rows["enja", "paper", 1]["seconds"] = "90"
+    printed = over_tasks(evidence, names)
+    assert "time / fp32 (1 tasks)" in printed
+    assert [line.split("|")[-2].strip() for line in printed.splitlines()[2:]] == ["1.00", "1.50"]
+    evidence.rows["enja", "paper", 1]["seconds"] = ""
+    assert "time" not in over_tasks(evidence, names)
 
 
 def test_strays_are_above_the_yardstick_by_more_than_two_standard_errors() -> None:
