@@ -12,6 +12,7 @@ What stands in a page's comments (analysis/tables.py), beside the tables of docs
 
 import csv
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from analysis import ROOT, tables
@@ -79,7 +80,8 @@ def _read(text: str, spec: str) -> str | float | None:
 
 def written(page: str) -> str:
     """The page with its tables made anew. Raises ValueError for an unknown table."""
-    return tables.written(page, {"evidence": _evidence, "beside": _beside, "file": _file} | page_tables(_suite()))
+    kinds: dict[str, Callable[..., str]] = {"evidence": _evidence, "beside": _beside, "file": _file}
+    return tables.written(page, kinds | page_tables(_suite()))
 
 
 def _write_pages() -> None:

@@ -272,7 +272,7 @@ def faults(rows: Iterable[Record]) -> list[str]:
     return found
 
 
-def summary(rows: list[Record]) -> list[dict[str, Any]]:
+def summary(rows: list[Record]) -> list[Any]:
     """A row a kernel and target: how many variants there are, and the most of each figure among them."""
     import pandas as pd
 
@@ -281,7 +281,7 @@ def summary(rows: list[Record]) -> list[dict[str, Any]]:
         return []
     figures = dict.fromkeys(("registers", "spilled", "shared", "load", "store", "matrix", "async"), "max")
     of_each = compiled.groupby(["kernel", "target"], sort=False).agg({"variants": "sum", **figures})
-    return of_each.reset_index().sort_values("kernel", kind="stable").to_dict("records")
+    return list(of_each.reset_index().sort_values("kernel", kind="stable").to_dict("records"))
 
 
 def main(argv: list[str] | None = None) -> int:
