@@ -1,5 +1,5 @@
 # make demo    one translation model trained twice, in fp32 and with DSQ: BLEU, memory, picture; under 6 minutes on two CPU cores
-# make evidence the suite of real tasks: runs what its ledger lacks, and writes docs/evidence.md; DATA=../data TIER=1
+# make evidence the suite of real tasks: runs what its ledger lacks, and writes docs/evidence.md and the ledger's other tables; DATA=../data TIER=1
 # make test    lint, types and all tests
 # make soak    the tests that take minutes: the first hour, bytes that malloc holds, kills, failing allocations, every float32
 # make sanitize the kernels' tests and some fuzzing under the sanitizers of addresses and undefined behaviour (GCC, Linux)
@@ -9,7 +9,7 @@
 # make gpu-compile  every GPU kernel compiled for nine GPUs that need not be there: hours of a core; PART=hot, minutes
 # make fuzz    random calls of the kernels against the reference, and malformed files to commands, MINUTES=1 each
 # make lint    ruff, mypy, the contracts of imports, and the files that forges and PyPI read
-# make docs    the documentation site, in site/
+# make docs    the documentation site, in site/; a dead link fails
 # make wheel   dist/: the wheel and the sdist, checked
 # make first-hour  install the wheel in an environment of its own and do there what a person does first
 # make env     .venv with everything; the targets above make it by themselves, once
@@ -48,7 +48,7 @@ demo: $(RUN)
 
 evidence: $(DEV)
 	$(PYTHON) -m analysis.evidence run --data $(DATA) --tier $(TIER)
-	$(PYTHON) -m analysis.evidence table
+	$(PYTHON) -m analysis.results_page
 
 test: lint
 	$(WHOLE) $(PYTHON) -m pytest -n auto --dist worksteal
@@ -97,7 +97,7 @@ lint: $(DEV)
 	$(PYTHON) -m check_jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 
 docs: $(DEV)
-	$(PYTHON) -m mkdocs build --strict --quiet
+	$(PYTHON) -m mkdocs build --strict  # with --quiet no warning would count
 
 wheel: $(DEV)
 	rm -rf dist build/lib build/bdist.*

@@ -5,10 +5,8 @@ baseline's time in that round). The baseline is timed twice a round, the second 
 strays from 1 is the noise of all ratios.
 """
 
-import ctypes
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
@@ -20,14 +18,6 @@ Clock = Callable[[Call, int], float]
 TURN_SECONDS = 0.004
 #: ratios are not to be trusted where the baseline strays further than this from itself
 TRUSTED_STRAY = 0.1
-
-
-def keep_freed_memory() -> None:
-    """Tell glibc to give nothing back: fresh pages cost up to a fifth of a step, or nothing, as luck has it."""
-    with suppress(AttributeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-        mallopt(-4, 0)  # M_MMAP_MAX
 
 
 def _clock(now: Callable[[], float]) -> Clock:

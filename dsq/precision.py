@@ -56,7 +56,7 @@ Level = Precision | str | Sequence[int]
 def parse_levels(levels: Level | Iterable[Level]) -> tuple[Precision, ...]:
     """Return the schedule that ``levels`` asks for: at least one level, and no width is less than in the level before.
 
-    Flags, configs, ``dsq-cost`` and recipes read levels with this function. It takes a text, as "[4,3,3,8] [8,4,4,8]"
+    Flags, configs and ``dsq-cost`` read levels with this function. It takes a text, as ``"[4,3,3,8] [8,4,4,8]"``
     (spaces, commas or semicolons between; one level needs no brackets), a Precision, four widths, or a list of these.
     Raises ValueError for anything else, for no level, and for a width that decreases.
     """

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import dsq
 from analysis.models import attach, encoder
-from analysis.timing import Call, Race, keep_freed_memory, race
+from analysis.timing import Call, Race, race
 from dsq.formats import BFP, FORMATS, FixedPoint, Format, Layout, options
 from dsq.kernels import dispatch
 from dsq.kernels.backend import GemmKernel, MatMul
@@ -24,6 +24,7 @@ from dsq.kernels.cpu.backend import backend as cpu_backend
 from dsq.kernels.cpu.library import library
 from dsq.kernels.tuning import prepared
 from dsq.precision import DEFAULT_LEVELS
+from dsq.process_memory import keep_freed_memory
 from dsq.quantizers import Quantizers
 
 COLUMNS, LARGE, BOX = 4096, 1 << 24, 16

@@ -1,6 +1,5 @@
 """The page of the suite: by how much each setting differs from fp32, and from bf16 autocast, of the same seed."""
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,23 +20,8 @@ _T95 = (
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
 )
 
-INTRODUCTION = """# Evidence
-
-The suite of real tasks ([analysis/evidence](../analysis/evidence)) judges every default and every figure. The yardstick
-is bf16 autocast. Each run is paired with fp32's of its seed: the same initial weights and batches. A setting leaves
-`dsq.DSQConfig` at its defaults but for what its name says; "all" is `stash="all"`.
-
-    make evidence DATA=../data                   # runs what the ledger lacks, then writes this page
-
-- Loss: on held-out data. In translation (label smoothing of 0.1) and language modelling nats a token, with differences
-  in nats; elsewhere nats a sample, with differences as shares of fp32's loss.
-- Score: BLEU in translation; elsewhere the share of right tokens or classes in %.
-- ±: half of the 95 % interval of the mean (Student's t), over tasks in the first table, over seeds in the second.
-- Held: MiB that a step keeps between forward and backward. Minutes: of one core; these models are small, and time is
-  gained in wide layers ([performance](performance.md)).
-- The backward of `[8,4,8,8]` and `[8,4,8,8] all` reads weights in 5 bits. The rows of all other settings are older; in
-  them it read weights at q1, as the paper does.
-"""
+#: what the page calls a task's kind
+_KINDS = {"language": "language models", "finetuning": "fine-tuning", "graph": "graphs"}
 
 
 @dataclass(frozen=True)
@@ -121,84 +105,104 @@ class Evidence:
         return found
 
 
-def page(suite: Suite, rows: Mapping[Key, Record]) -> str:
-    """The page: a table over tasks, a table by task, and what was run where."""
-    evidence = Evidence(suite, rows)
-    parts = [INTRODUCTION.strip() + _schedules(suite), "## Over the tasks", over_tasks(evidence, _of_many_tasks(suite))]
-    parts += ["Above bf16 autocast by more than two standard errors:", _strays(evidence)]
-    parts += ["## By task", _by_task(evidence), "## What was run", _whereabouts(evidence)]
-    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+def page_tables(evidence: Evidence) -> dict[str, Callable[..., str]]:
+    """What makes the tables of docs/evidence.md (analysis/tables.py): over tasks, by task, and what was run where."""
+    return {
+        "settings": lambda: over_tasks(evidence, _asked(evidence.suite, 3)),
+        "runs": lambda: _schedules(evidence) + _tasks(evidence),
+        "strays": partial(_strays, evidence),
+        "task": partial(_by_task, evidence),
+        "whereabouts": partial(_whereabouts, evidence),
+    }
 
 
-def _of_many_tasks(suite: Suite) -> list[str]:
-    """The settings that tier 3 and those below it ask for; further ones are asked for of a task or two."""
-    return list(dict.fromkeys(run.setting.name for run in suite.runs(min(3, len(suite.tiers) - 1))))
+def _asked(suite: Suite, tier: int) -> list[str]:
+    """The settings that ``tier`` and those below it ask for; further ones are asked for of a task or two."""
+    return list(dict.fromkeys(run.setting.name for run in suite.runs(min(tier, len(suite.tiers) - 1))))
 
 
-def _schedules(suite: Suite) -> str:
-    """A line of the list for each setting whose levels rise."""
-    rising = [one for one in suite.settings.values() if one.rise_at is not None and one.stash == "linears"]
-    return "".join(
-        f"\n- {one.name}: `{one.levels}`, which rises after {one.rise_at:.0%} of the updates." for one in rising
-    )
+def _tasks(evidence: Evidence) -> str:
+    """A line of the list: the tasks that fp32 ran, by their kind."""
+    kinds: dict[str, list[str]] = {}
+    for task in evidence.suite.tasks.values():
+        if evidence.column(task.name, FP32, "loss"):
+            kinds.setdefault(_KINDS.get(task.kind, task.kind), []).append(task.name)
+    return "- Tasks: " + ", ".join(f"{kind} ({', '.join(names)})" for kind, names in kinds.items()) if kinds else ""
+
+
+def _schedules(evidence: Evidence) -> str:
+    """A line of the list for each setting that ran whose levels rise."""
+    ran = {setting for _, setting, _ in evidence.rows}
+    rising = [one for one in evidence.suite.settings.values() if one.rise_at is not None and one.name in ran]
+    return "".join(f"- {one.name}: `{one.levels}`; rises after {one.rise_at:.0%} of the updates\n" for one in rising)
 
 
 def over_tasks(evidence: Evidence, settings: Iterable[str], tasks: Sequence[str] | None = None) -> str:
-    """A row a setting: means over the tasks (None: all) that have runs of it."""
+    """A row a setting: means over the tasks (None: all) that have runs of it; (n): over n of them. Times are over the
+    tasks that have times of all settings, if there are any."""
     records: list[dict[str, Any]] = []
     over = partial(evidence.over_tasks, tasks=tasks)
+    settings = [name for name in settings if name != FP32 and over(partial(evidence.losses, setting=name)).values]
+    timed = [
+        task
+        for task in tasks or evidence.suite.tasks
+        if settings and all(evidence.shares(task, name, "seconds").values for name in settings)
+    ]
     for name in settings:
         losses = over(partial(evidence.losses, setting=name))
         above = over(partial(evidence.losses, setting=name, other=YARDSTICK))
         scores = over(partial(evidence.scores, setting=name))
-        if losses.values and name != FP32:
-            record = {"setting": name, "tasks": len(losses.values), "loss minus fp32": losses.text("+.3f")}
-            record["loss minus bf16 autocast"] = None if name == YARDSTICK else above.text("+.3f")
-            record["score minus fp32"] = scores.text("+.2f")
-            for label, column in (("held / fp32", "held_mib"), ("time / fp32", "seconds")):
-                shares = over(partial(evidence.shares, setting=name, column=column))
-                record[label] = f"{shares.mean:.2f}" if shares.values else None
-            records.append(record)
+        held = over(partial(evidence.shares, setting=name, column="held_mib"))
+        record = {"setting": name, "tasks": len(losses.values), "loss minus fp32": losses.text("+.3f")}
+        record["loss minus bf16 autocast"] = None if name == YARDSTICK else above.text("+.3f")
+        record["score minus fp32"] = scores.text("+.2f")
+        fewer = f" ({len(held.values)})" if len(held.values) < len(losses.values) else ""
+        record["held / fp32"] = f"{held.mean:.2f}{fewer}" if held.values else None
+        if timed:
+            times = evidence.over_tasks(partial(evidence.shares, setting=name, column="seconds"), timed)
+            record[f"time / fp32 ({len(timed)} tasks)"] = f"{times.mean:.2f}"
+        records.append(record)
     return table(records, markdown=True) if records else "No pair of runs yet."
 
 
 def _strays(evidence: Evidence) -> str:
-    found = {name: evidence.strays(name) for name in evidence.suite.settings if name not in (FP32, YARDSTICK)}
-    return "\n".join(f"- {name}: {', '.join(tasks)}" for name, tasks in found.items() if tasks) or "none."
+    lines = []
+    for name in evidence.suite.settings:
+        found = (
+            {}
+            if name in (FP32, YARDSTICK)
+            else {task: evidence.losses(task, name, YARDSTICK).mean for task in evidence.strays(name)}
+        )
+        lines += [f"- {name}: " + ", ".join(f"{task} {above:+.3f}" for task, above in found.items())] if found else []
+    return "\n".join(lines) or "none."
 
 
-def _by_task(evidence: Evidence) -> str:
-    pairs = itertools.product(evidence.suite.tasks, evidence.suite.settings)
-    records = [_record(evidence, task, name) for task, name in pairs if evidence.column(task, name, "loss")]
+def _by_task(evidence: Evidence, what: str) -> str:
+    """Losses, scores or costs over fp32's, a row a task, of the settings that tier 2 asks for."""
+    names = [name for name in _asked(evidence.suite, 2) if name != FP32]
+    records: list[Record] = []
+    for task in (task for task in evidence.suite.tasks if evidence.column(task, FP32, "loss")):
+        if what == "costs":
+            records.append({"task": task} | {name: _cost(evidence, task, name) for name in names})
+            continue
+        found, spec = (evidence.losses, ".3f") if what == "loss" else (evidence.scores, ".1f")
+        mine = {"task": task, FP32: f"{fmean(evidence.column(task, FP32, what)):{spec}}"}
+        records.append(mine | {name: found(task, name).text("+.3f" if what == "loss" else "+.2f") for name in names})
     return table(records, markdown=True) if records else "No run yet."
 
 
-def _record(evidence: Evidence, task: str, name: str) -> dict[str, Any]:
-    def mean(column: str, spec: str, scale: float = 1.0) -> str | None:
-        values = evidence.column(task, name, column)
-        return f"{fmean(values) / scale:{spec}}" if values else None
-
-    return {
-        "task": task,
-        "setting": name,
-        "seeds": len(evidence.column(task, name, "loss")),
-        "loss": mean("loss", ".3f"),
-        "minus fp32": None if name == FP32 else evidence.losses(task, name).text("+.3f"),
-        "score": mean("score", ".1f"),
-        "score minus fp32": None if name == FP32 else evidence.scores(task, name).text("+.2f"),
-        "held": mean("held_mib", ".0f"),
-        "minutes": mean("seconds", ".1f", 60),
-    }
+def _cost(evidence: Evidence, task: str, name: str) -> str:
+    shares = [evidence.shares(task, name, column) for column in ("held_mib", "seconds", "peak_mib")]
+    known = [f"{one.mean:.2f}" if one.values else "-" for one in shares]
+    return ", ".join(known) if set(known) != {"-"} else "-"
 
 
 def _whereabouts(evidence: Evidence) -> str:
-    """Tiers by how much of them is there, then processors, dates and revisions."""
-    planned: Sequence[set[Key]] = [
-        {run.key for run in evidence.suite.runs(n)} for n in range(len(evidence.suite.tiers))
-    ]
-    shares = [f"tier {n}: {len(keys & set(evidence.rows))} of {len(keys)}" for n, keys in enumerate(planned)]
-    lines = ["; ".join(shares) + " runs (of tier 3, seeds 2 and 3 where the first lies within the noise)."]
-    for name, column in (("Processor", "cpu"), ("Date", "date"), ("Revision of dsq", "revision"), ("PyTorch", "torch")):
+    """How much of each tier is there, then processors, dates and versions."""
+    planned = [{run.key for run in evidence.suite.runs(n)} for n in range(len(evidence.suite.tiers))]
+    shares = ", ".join(f"{len(keys & set(evidence.rows))} of {len(keys)}" for keys in planned)
+    lines = [f"Runs that count, of those that tiers 0 to {len(planned) - 1} ask for at most: {shares}."]
+    for name, column in (("Processors", "cpu"), ("Dates", "date"), ("PyTorch", "torch")):
         values = sorted({str(row[column]) for row in evidence.rows.values() if row.get(column)})
         lines += [f"{name}: {', '.join(values)}."] if values else []
     return "\n\n".join(lines)

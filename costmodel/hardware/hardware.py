@@ -65,6 +65,7 @@ class Peak:
     stated: float = 0  #: operations a second as the datasheet has them; 0: measured
     per_value: float = 0  #: seconds for each value of the operands and the result
     per_call: float = 0  #: seconds for each product
+    attention: "FusedUnit | None" = None  #: as measured; None: the hardware's share of this rate
 
     @property
     def multiplies_floats(self) -> bool:
@@ -91,6 +92,20 @@ class Peak:
             return 0
         parts = -(-operand.significand_bits // significand)
         return parts if operand.packs or parts == 1 else 0
+
+
+@dataclass(frozen=True)
+class FusedUnit:
+    """Measured times of a product in a fused attention kernel."""
+
+    flops: float  #: operations a second
+    per_value: float  #: seconds for each value of q, k, v or the result that it reads or writes
+    per_call: float  #: seconds
+    causal: float  #: share of the time that a causal mask leaves: kernels spare less than the mask does
+
+    def seconds(self, macs: float, whole: float, values: float) -> float:
+        """Time of a product of so many multiply-accumulates, of which a mask left `macs`."""
+        return 2 * max(macs, self.causal * whole) / self.flops + values * self.per_value + self.per_call
 
 
 @dataclass(frozen=True)
@@ -138,7 +153,7 @@ class Hardware:
     stated_bandwidth: float = 0  #: as the datasheet has it; 0: measured
     network: float = 0  #: bytes a second from a node to other nodes, each way; 0: not stated
     node: int = 0  #: devices of a node, between which the link runs; 0: all
-    attention: float = 1  #: rate of a fused attention kernel, as a share of a product's best rate by itself
+    attention: float = 1  #: rate of a fused attention kernel, as a share of a product's, where its peak states none
     efficiency: Efficiency = Efficiency()  #: shares of the rates that steps reach
     passes: dict[tuple[str, int, str], Pass] = field(default_factory=dict)  #: (kind, container bits, phase)
     _found: dict[tuple[Format, Format], Rate] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -217,16 +232,30 @@ def _hardware(data: dict[str, Any]) -> Hardware:
 
 def _peak(entry: Any, label: str, measured: bool) -> Peak:
     data, flops = {label: entry}, 1e12 * _number({label: entry}, f"{label}.tflops")
-    times = {name: _number(data, f"{label}.{name}") if name in entry else 0 for name in ("ns_per_value", "us_per_call")}
+    per_value, per_call = _terms(data, label)
     return Peak(
         datatype=_field(data, f"{label}.datatype", str),
         flops=flops * _efficiency(data, label),
         holds=_holds(_field(data, f"{label}.holds", dict), label),
         source=_source(data, label),
         stated=0 if measured else flops,
-        per_value=NANO * times["ns_per_value"],
-        per_call=MICRO * times["us_per_call"],
+        per_value=per_value,
+        per_call=per_call,
+        attention=_fused_unit(data, f"{label}.attention") if "attention" in entry else None,
     )
+
+
+def _terms(data: Any, dotted: str) -> tuple[float, float]:
+    """Seconds a value and a call; 0 where none is stated."""
+    stated = _field(data, dotted, dict)
+    terms = (("ns_per_value", NANO), ("us_per_call", MICRO))
+    per_value, per_call = (unit * _number(data, f"{dotted}.{name}") if name in stated else 0 for name, unit in terms)
+    return per_value, per_call
+
+
+def _fused_unit(data: Any, dotted: str) -> FusedUnit:
+    flops, causal = 1e12 * _number(data, f"{dotted}.tflops"), _number(data, f"{dotted}.causal")
+    return FusedUnit(flops, *_terms(data, dotted), causal)
 
 
 def _holds(held: dict[str, Any], label: str) -> dict[str, tuple[int, int]]:

@@ -124,9 +124,9 @@ class CostedPolicy:
         return linear and self.ratio < 1
 
     @property
-    def packs(self) -> int:
-        """Bits of the codes if the policy only packs by dsq.pack, which `calibrate` times; else 0."""
-        return self.bits if self.more and self.ratio == 1 else 0
+    def packs(self) -> bool:
+        """Whether the policy only packs by dsq.pack, which `calibrate` times."""
+        return bool(self.bits) and self.more and self.ratio == 1
 
     def code_bits(self, what: What) -> float:
         """Bits of a value that is coded as ``what``, scales included; of a float if nothing is coded."""

@@ -147,9 +147,13 @@ def _rate(matmul: CostedMatMul, hardware: Hardware) -> Rate:
 
 def _product_seconds(matmul: CostedMatMul, hardware: Hardware) -> float:
     """Time of the group's products, run the fastest exact way for the two widths."""
-    count = matmul.group.count
-    share = hardware.attention if matmul.op.on_chip and not matmul.op.weight else 1
-    return _rate(matmul, hardware).seconds(FLOPS_PER_MAC * matmul.total_macs / share, matmul.values * count, count)
+    op, count, rate = matmul.op, matmul.group.count, _rate(matmul, hardware)
+    fused = op.on_chip and not op.weight
+    if fused and rate.peak.attention:
+        values = op.K * op.N + op.M * (op.K if op.on_chip == "y" else op.N)  # but for the scores
+        return count * rate.peak.attention.seconds(op.macs, op.batch * op.M * op.K * op.N, op.batch * values)
+    share = hardware.attention if fused else 1
+    return rate.seconds(FLOPS_PER_MAC * matmul.total_macs / share, matmul.values * count, count)
 
 
 @dataclass(frozen=True)

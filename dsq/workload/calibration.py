@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from functools import partial
-from itertools import chain, combinations
+from itertools import chain, combinations, cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,10 +20,9 @@ from torch.utils.benchmark import Timer
 from torch.utils.benchmark.utils.timer import timer as wall_clock
 
 from dsq.command import processor
-from dsq.formats import BFP
 from dsq.linear import Linear
-from dsq.packing import pack
 from dsq.precision import Precision
+from dsq.stash.policy import apply
 
 #: float32 values of the copy: 256 MiB read and as many written, beyond any cache
 COPIED = 1 << 26
@@ -39,21 +38,19 @@ def measure_hardware(device: torch.device) -> dict[str, Any]:
     copied = seconds(lambda: y.copy_(x))
     a, b = x[:ADDED], y[:ADDED].clone()
     added = seconds(lambda: b.add_(a))
+    if device.type == "cuda":
+        name, memory = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
+    else:
+        name, memory = processor(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "name": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "name": name,
         "measured": f"{date.today().isoformat()}, {threads}torch {torch.__version__}",
         "bandwidth": {"gb_per_s": 8e-9 * COPIED / copied, "source": "measured: copy of 256 MiB, read and written"},
-        "memory": {"gb": _memory(device) * 1e-9, "source": "as the machine reports it"},
+        "memory": {"gb": memory * 1e-9, "source": "as the machine reports it"},
         "vector": {"tflops": 1e-12 * ADDED / added, "source": "measured: addition of 16,384 float32 values"},
         "peak": units(device),
         "pass": passes(device),
     }
-
-
-def _memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 # ---- the one way to time
@@ -86,6 +83,8 @@ def backward_seconds(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> flo
 LAYERS = ((256, 64, 64), (128, 256, 256), (512, 256, 1024), (512, 1024, 256), (1024, 512, 512), (512, 512, 2048))
 #: of attention's products, (B, M, K, N)
 BATCHED = ((32, 128, 32, 128), (32, 128, 128, 32), (16, 256, 64, 256), (16, 256, 256, 64))
+#: of q, k and v in fused attention, (B, H, T, d): sequences, heads, tokens, width of a head
+FUSED = ((8, 8, 128, 64), (4, 8, 256, 64), (1, 8, 1024, 64))
 #: layers of a size that take turns, as many as a small model has: a step finds few of its tensors in a cache
 COPIES = 16
 CODE_WIDTHS = (2, 4, 8)
@@ -116,7 +115,8 @@ def units(device: torch.device) -> list[dict[str, Any]]:
         ("fp32", torch.float32, {"float": 32, "bfp": 32, "fixed": 32}),
     ):
         layers = _layer_times(device, None, autocast=dtype is torch.bfloat16)
-        found.append(_unit(name, holds, [*chain(*layers), *_batched_times(device, dtype)]))
+        unit = _unit(name, holds, [*chain(*layers), *_batched_times(device, dtype)])
+        found.append(unit | {"attention": _fused_unit(device, dtype)})
     return found
 
 
@@ -156,14 +156,33 @@ def _batched_times(device: torch.device, dtype: torch.dtype) -> Iterator[TimedPr
             yield TimedProduct(flops, values, backward_seconds([y], [operand]))
 
 
+def _fused_unit(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """Return the rates of a product in a fused attention kernel, of two in the forward and five in the backward, and
+    the share of its time that a causal mask leaves."""
+    times, left = [], []
+    for size in FUSED:
+        B, H, T, d = size
+        q, k, v = (torch.randn(size, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+        taken = {}
+        for causal in (False, True):
+            attend = partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)
+            taken[causal] = seconds(attend), backward_seconds([attend()], [q, k, v])
+        for phase, products in zip(taken[False], (2, 5), strict=True):
+            times.append(TimedProduct(2.0 * B * H * T * T * d, 2 * B * H * T * d, phase / products))
+        left.append(sum(taken[True]) / sum(taken[False]))
+    return _rates(*fitted(times)) | {"causal": min(float(np.median(left)), 1.0)}
+
+
 def _unit(datatype: str, holds: dict[str, Any], times: list[TimedProduct]) -> dict[str, Any]:
     per_flop, per_value, per_call = fitted(times)
     off = [abs(t.flops * per_flop + t.values * per_value + per_call - t.seconds) / t.seconds for t in times]
-    unit = {"datatype": datatype, "tflops": 1e-12 / per_flop}
-    unit |= {"ns_per_value": 1e9 * per_value} if per_value else {}
-    unit |= {"us_per_call": 1e6 * per_call} if per_call else {}
     source = f"measured: {len(times)} products, the fit is off by {np.median(off):.0%} (median), {max(off):.0%} (worst)"
-    return unit | {"holds": holds, "source": source}
+    return {"datatype": datatype, **_rates(per_flop, per_value, per_call), "holds": holds, "source": source}
+
+
+def _rates(per_flop: float, per_value: float, per_call: float) -> dict[str, float]:
+    terms = {"ns_per_value": 1e9 * per_value, "us_per_call": 1e6 * per_call}
+    return {"tflops": 1e-12 / per_flop} | {name: value for name, value in terms.items() if value}
 
 
 def fitted(times: list[TimedProduct]) -> tuple[float, float, float]:
@@ -189,7 +208,9 @@ WORDS = 4096
 HEAD = 64
 LOSS_SIZES = ((64, 128), (512, WORDS))
 ADAM_SIZES = (1 << 13, 1 << 23)
-STASHES = (2, 4, 8, 16)
+#: a code whose packing is timed, for all: it takes about as long at 2 bits as at 8
+STASH_BITS = 4
+STASHING = 12  #: operations of a model that stashes
 #: kinds whose backward copies as the forward does, where autograd alone would leave a view
 COPYING = ("heads", "transposed", "turned")
 
@@ -212,11 +233,9 @@ def passes(device: torch.device) -> list[dict[str, Any]]:
             found += [_pass(kind, bits, phase, counts, taken) for (kind, phase), taken in times.items()]
         adam = [_adam_seconds(device, count) for count in ADAM_SIZES]
         found.append(_pass("adam", bits, "update", ADAM_SIZES, adam))
-    for bits in STASHES:
-        counts, inputs = [rows * width for rows, width in SIZES], [torch.randn(size, device=device) for size in SIZES]
-        packing = [seconds(partial(pack, x, BFP(bits))) for x in inputs]
-        unpacking = [seconds(pack(x, BFP(bits)).unpack) for x in inputs]
-        found += [_pass("pack", bits, "forward", counts, packing), _pass("pack", bits, "backward", counts, unpacking)]
+    packing, counts = [_packing_seconds(device, *size) for size in SIZES], [rows * width for rows, width in SIZES]
+    for index, phase in enumerate(("forward", "backward")):
+        found.append(_pass("pack", STASH_BITS, phase, counts, [taken[index] for taken in packing]))
     return found
 
 
@@ -267,6 +286,32 @@ def _kinds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> d
         "residual": (lambda: [x32 + x, x32.view_as(x32)], [x32, x]),  # the backward sums two branches
         "embedding": (lambda: [F.embedding(ids, table)], [table]),
     }
+
+
+class _Stashing(nn.Module):
+    """Norms, GELUs and softmax, each of an input of its own: what PyTorch keeps whole, and a stash policy codes."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        operations: Iterator[Callable[..., Tensor]] = cycle((self.norm, F.gelu, partial(F.softmax, dim=-1)))
+        return [operation(x) for operation, x in zip(operations, inputs, strict=False)]
+
+
+def _packing_seconds(device: torch.device, rows: int, width: int) -> tuple[float, float]:
+    """Return what the policy bfp adds to an operation, in the forward and in the backward."""
+    inputs = [torch.randn(rows, width, device=device, requires_grad=True) for _ in range(STASHING)]
+    given = [torch.randn_like(x) for x in inputs]
+    plain, packed = (_Stashing(width).to(device) for _ in range(2))
+    apply(packed, "bfp", bits=STASH_BITS)
+
+    def added(step: Callable[[nn.Module], object]) -> float:
+        return max(seconds(partial(step, packed)) - seconds(partial(step, plain)), 0.0) / STASHING
+
+    forward = added(lambda model: model(*inputs))
+    return forward, max(added(lambda model: torch.autograd.grad(model(*inputs), inputs, given)) - forward, 0.0)
 
 
 def _loss(device: torch.device, dtype: torch.dtype, rows: int, classes: int) -> dict[str, Forward]:

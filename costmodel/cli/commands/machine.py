@@ -11,6 +11,7 @@ from dsq.command import check_writable, write_text
 from dsq.costmodel.cli.answer import Answer, Record, Section
 from dsq.costmodel.hardware.hardware import load_hardware
 from dsq.costmodel.workloads import workload_file
+from dsq.process_memory import keep_freed_memory
 
 
 def calibrate(arguments: argparse.Namespace) -> Answer:
@@ -41,6 +42,7 @@ def _measure(device: str | None) -> dict[str, Any]:
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if chosen == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch finds no GPU")
+    keep_freed_memory()  # as a training's heap does
     measured: dict[str, Any] = calibration.measure_hardware(torch.device(chosen))
     return measured
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsq.costmodel.hardware.hardware import load_hardware, profile_names
+from dsq.costmodel.hardware.hardware import FusedUnit, load_hardware, profile_names
 from dsq.formats import BFP, FixedPoint, Identity
 
 MINE = """
@@ -119,6 +119,7 @@ datatype = "fp32"
 tflops = 0.1
 holds = { bfp = 32, float = 32 }
 source = "measured"
+attention = { tflops = 0.05, ns_per_value = 2, causal = 0.9 }
 [[pass]]
 kind = "relu"
 bits = 32
@@ -136,6 +137,8 @@ def test_a_measured_peak_is_a_kernel(tmp_path):
     assert measured.rate(BFP(16), BFP(4)).seconds(3e11, 1e9, 5) == pytest.approx(1 + 0.5 + 5 * 20e-6)
     assert measured.passes["relu", 32, "forward"].per_value == pytest.approx(0.25e-9)
     assert "today" in measured.rates
+    fused = measured.rate(Identity(32), Identity(32)).peak.attention
+    assert fused == FusedUnit(flops=0.05e12, per_value=2e-9, per_call=0, causal=0.9)
 
 
 @pytest.mark.parametrize("bits", [10, 12, 16])

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsq.costmodel.hardware.hardware import MEASURED, Efficiency, Hardware, Pass, Peak
+from dsq.costmodel.hardware.hardware import MEASURED, Efficiency, FusedUnit, Hardware, Pass, Peak
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
 from dsq.costmodel.model.roofline import floors, rates
@@ -65,6 +65,21 @@ def test_fused_attention_reaches_a_share_of_its_own(mine):
     logits = Workload("one", (Gemm("output_projection", 256, 64, 256, quantised=False, on_chip="y"),), tokens=256)
     whole, half = (roofs(logits, Precision(32, 32, 32, 32), replace(mine, attention=share))["fc"] for share in (1, 0.5))
     assert half == whole  # a loss in chunks is no attention
+
+
+def test_fused_attention_takes_what_was_measured(mine):
+    """A product of 256 queries, 256 keys and heads of 64: q and k are values, the scores stay on the chip; a causal
+    mask leaves half of the pairs, the kernel three quarters of its time."""
+    unit = FusedUnit(1e12, 1e-9, 1e-6, causal=0.75)
+    measured = replace(mine, measured="today", peaks=(replace(mine.peaks[0], attention=unit),))
+    scores = Gemm("scores", 256, 64, 256, cls="attention", weight=False, quantised=False, on_chip="y")
+    whole, causal = (
+        roofs(Workload("one", (op,), tokens=256), Precision(32, 32, 32, 32), measured)["attention"].seconds / 3
+        for op in (scores, replace(scores, pairs=256 * 257 // 2))
+    )
+    beside = 2 * 256 * 64 * 1e-9 + 1e-6
+    assert whole == pytest.approx(2 * 256 * 64 * 256 / 1e12 + beside)
+    assert causal == pytest.approx(0.75 * 2 * 256 * 64 * 256 / 1e12 + beside)
 
 
 def test_bound_changes_at_the_ridge(mine):

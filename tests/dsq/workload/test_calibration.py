@@ -22,6 +22,7 @@ def hasty(monkeypatch):
     monkeypatch.setattr(calibration, "COPIED", 1 << 14)
     monkeypatch.setattr(calibration, "LAYERS", ((8, 16, 16), (32, 32, 32), (16, 64, 32), (64, 64, 64)))
     monkeypatch.setattr(calibration, "BATCHED", ((2, 8, 16, 8),))
+    monkeypatch.setattr(calibration, "FUSED", ((2, 2, 8, 8), (1, 2, 16, 8)))
     monkeypatch.setattr(calibration, "SIZES", ((4, 32), (64, 64)))
     monkeypatch.setattr(calibration, "LOSS_SIZES", ((4, 32), (64, 64)))
     monkeypatch.setattr(calibration, "ADAM_SIZES", (32, 1024))
@@ -41,6 +42,7 @@ def test_a_measured_file_serves_every_command(hasty, tmp_path):
         "16 x 16 bits",
         "fp32",
     ]
+    assert [bool(peak.attention) for peak in hardware.peaks[-3:]] == [False, True, True]
     kinds = {kind for kind, bits, phase in hardware.passes}
     by_bytes = {"parameters", "adapter", "chunked loss"}  # timed by what they move
     assert kinds - {"pack", "column sum", "turned"} == set(POINTWISE) - by_bytes - set(TIMED_AS)
