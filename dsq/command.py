@@ -52,10 +52,8 @@ def guarded(prog: str, work: Callable[[], object]) -> int:
     """Return the exit status of ``work``: 0, or 2 where it raised ValueError or OSError, whose text is then the one
     line, or lacked a package; 130 after Ctrl-C.
 
-    Where the reader of standard output has gone (``| head``), or never was (``>&-``), there is nothing left to say: 0.
+    Where the reader of standard output has gone (``| head``) there is nothing left to say: 0.
     """
-    if sys.stdout is None:  # closed before Python started
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
         work()
         sys.stdout.flush()
@@ -212,8 +210,6 @@ def processor() -> str:
 
 
 MOST_BYTES = 64 * 2**20
-#: a key of TOML with more parts takes tomllib time that grows with their square
-_LONG_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){50}""")
 
 
 def read_text(path: str | Path, most: int = MOST_BYTES, label: str = "") -> str:
@@ -241,13 +237,7 @@ def read_json(path: str | Path, label: str = "") -> Any:
 
 def read_toml(path: str | Path, label: str = "") -> dict[str, Any]:
     """Return the data of a TOML file."""
-
-    def parse(text: str) -> Any:
-        if _LONG_KEY.search(text):
-            raise ValueError("a key has more than 50 parts")
-        return tomllib.loads(text, parse_float=_finite)
-
-    data: dict[str, Any] = _parsed(path, label, "TOML", parse)
+    data: dict[str, Any] = _parsed(path, label, "TOML", lambda text: tomllib.loads(text, parse_float=_finite))
     return data
 
 

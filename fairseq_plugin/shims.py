@@ -2,7 +2,8 @@
 
 Import this before anything of fairseq, and in every process: workers that are spawned import it again.
 
-1. Python 3.11 refuses fairseq's dataclasses: see startup.py.
+1. Python 3.11 takes a default whose class has no hash for a mutable one, and refuses such fields as fairseq's
+   ``CommonConfig()``. Here fairseq's dataclasses stay hashable by identity, which is what fairseq relies on.
 2. torch.load reads tensors and plain values only, where fairseq's checkpoints hold a few classes more, and what its
    workers send each other any class.
 3. Encoder layers carry a second copy of their weights for PyTorch's fused encoder ("BetterTransformer"): eight dead
@@ -15,19 +16,31 @@ Import this before anything of fairseq, and in every process: workers that are s
 
 import argparse
 import ast
+import dataclasses
 import functools
 import importlib.util
 import logging
-import math
 import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from fairseq_plugin import startup
+_dataclass = dataclasses.dataclass
 
-startup.apply()
+
+@functools.wraps(_dataclass)
+def _hashable_dataclass(cls=None, /, **options):
+    """``dataclasses.dataclass``, but a class of fairseq's family keeps the hash of ``object``."""
+    if cls is None:
+        return functools.partial(_hashable_dataclass, **options)
+    made = _dataclass(cls, **options)
+    if made.__hash__ is None and any(base.__module__.partition(".")[0] == "fairseq" for base in made.__mro__):
+        made.__hash__ = object.__hash__
+    return made
+
+
+dataclasses.dataclass = _hashable_dataclass  # type: ignore[assignment]
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)  # it logs when it is imported
 
 import numpy as np  # noqa: E402
@@ -43,7 +56,6 @@ FUSED_PARAMETERS = tuple(
 )
 
 
-_MOST = 10_000_000  #: characters of an expression, times how often a list or text in it is repeated
 #: what an expression of evaluate is made of
 _ACCEPTED = (
     *(ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Load),
@@ -55,27 +67,17 @@ def evaluate(text: Any) -> Any:
     """The value of an expression of numbers, texts, lists and dictionaries, joined by +, - and *. No code runs.
 
     fairseq gives texts such as ``[(512, 3)] * 20``, which a checkpoint's model has too, to Python's eval. Raises
-    TypeError where ``text`` is no text, as eval does, and ValueError where there is anything else in it, or a product
-    that repeats so much that memory would not do.
+    TypeError where ``text`` is no text, as eval does, and ValueError where there is anything else in it.
     """
     if not isinstance(text, str):
         raise TypeError(f"a value must be given as text, got {text!r}")
     try:
         tree = ast.parse(text.strip(), mode="eval")
-        if all(isinstance(node, _ACCEPTED) for node in ast.walk(tree)) and _repeats(tree) * len(text) <= _MOST:
+        if all(isinstance(node, _ACCEPTED) for node in ast.walk(tree)):
             return eval(compile(tree, "<value>", "eval"), {"__builtins__": {}})
     except (SyntaxError, TypeError, ValueError, OverflowError, MemoryError, RecursionError):
         pass
     raise ValueError(f"a value must be made of numbers and lists, as in '[(512, 3)] * 2', got {text!r}")
-
-
-def _repeats(node: ast.AST) -> float:
-    """At most how often a list or text is repeated; inf where a product's number is not written as one."""
-    inner = max(map(_repeats, ast.iter_child_nodes(node)), default=1)
-    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
-        return inner
-    numbers = [it.value for it in (node.left, node.right) if isinstance(it, ast.Constant)]
-    return inner * max((max(abs(it), 1) for it in numbers if isinstance(it, int | float)), default=math.inf)
 
 
 def _trust_checkpoint_classes() -> None:

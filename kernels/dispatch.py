@@ -42,8 +42,7 @@ _backends: dict[str, Backend] = {}
 
 def backend_for(device: torch.device) -> Backend:
     """The backend of the device, loaded with the first call; the reference, with a warning, where it does not load."""
-    found = _backends.get(device.type)
-    return _load(device.type) if found is None else found
+    return _backends.get(device.type) or _load(device.type)
 
 
 def _load(device_type: str) -> Backend:

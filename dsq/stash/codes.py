@@ -12,6 +12,7 @@ span. The operations that are coded, and why, are in dsq/stash/table.
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -183,7 +184,7 @@ class Stash:
         """Return the form of a mask whose bits were made already."""
         if not _compiling():
             self._count(0, (bits,))
-        return Form((bits,), lambda kept: order.restore(unpack_mask(kept[0], order.count, dtype)))
+        return Form((bits,), lambda kept: order.restore(unpack_mask(kept[0], prod(order.sizes), dtype)))
 
     def find(self, x: Tensor) -> Form | None:
         """Return the form that ``x`` has already."""
@@ -292,10 +293,8 @@ def refuse_create_graph() -> None:
     """Raise RuntimeError in a backward with create_graph=True: a second derivative of rounded or sampled values is
     wrong."""
     if torch.is_grad_enabled() and not _compiling():
-        raise RuntimeError(
-            "dsq.stash keeps this model's activations in a form that is differentiable once: create_graph=True is not "
-            "supported; call dsq.unconvert(model), or remove() on the controller of a policy applied by hand, first"
-        )
+        text = "activations in a packed stash are differentiable once: create_graph=True is not supported"
+        raise RuntimeError(f"{text}; take the policies away (dsq.unconvert(model), controller.remove())")
 
 
 def is_weight(x: Tensor) -> bool:

@@ -12,7 +12,7 @@ norm its normalised input beside the exact deviation where the paper keeps the i
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, get_args
 
 import torch
@@ -29,7 +29,6 @@ from dsq.stash.interception import TablePolicy, stash_now
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 
-KINDS = ("matmul", "softmax", "gelu", "layernorm", "conv", "linear", "batchnorm", "other")
 #: the kind of operation, and the axis along which groups lie (heads -3, channels), by what is kept
 _PLACES: dict[What, tuple[str, int]] = {
     "linear": ("linear", -1),
@@ -52,32 +51,25 @@ _DEFAULT_GROUPS = 8  #: of a model in which no module names its heads
 def attach(
     model: nn.Module,
     *,
-    kinds: Collection[str] = KINDS,
     decay: float = 0.9,
     groups: int | None = None,
     rounding: Rounding = "stochastic",
     seed: int = 0,
 ) -> Controller:
-    """Keep in 8 bits what the operations of `kinds` save while the model's forward runs.
+    """Keep in 8 bits what the table's operations save while the model's forward runs.
 
     Args:
-        kinds: any of matmul, softmax, gelu, layernorm, conv, linear, batchnorm, other (the paper's table 7 switches
-            them on alone). An operation outside of `kinds` keeps what it saves exact.
         decay: lambda of the running ranges, 0 <= lambda < 1; the first forward copies its ranges.
         groups: heads and channel groups; None: the number of heads that most modules name (num_heads, nhead, ...), or
             8. A tensor with an axis of heads shows them itself.
     Raises:
         ValueError: an option out of range.
     """
-    if isinstance(kinds, str) or not isinstance(kinds, Collection) or not kinds:
-        raise ValueError(f"kinds must be a sequence of {', '.join(KINDS)}, got {kinds!r}")
-    for kind in kinds:
-        choice("kinds", kind, KINDS)
     number("decay", decay, least=0, below=1)
     groups = None if groups is None else whole_number("groups", groups, 1)
     choice("rounding", rounding, get_args(Rounding))
     seeded = whole_number("seed", seed) if rounding == "stochastic" else None
-    return Mesa(model, frozenset(kinds), groups or _most_named_heads(model), decay, seeded)
+    return Mesa(model, groups or _most_named_heads(model), decay, seeded)
 
 
 def _most_named_heads(model: nn.Module) -> int:
@@ -94,27 +86,14 @@ class Mesa(TablePolicy):
 
     by_parts = False
 
-    def __init__(self, model: nn.Module, kinds: frozenset[str], heads: int, decay: float, seed: int | None) -> None:
+    def __init__(self, model: nn.Module, heads: int, decay: float, seed: int | None) -> None:
         super().__init__(model)
-        self.kinds, self.heads, self.decay, self.seed = kinds, heads, decay, seed
+        self.heads, self.decay, self.seed = heads, decay, seed
         self.count = 0  #: seeds the rounding, with `seed`; which is None where that is to nearest
         self.alpha_beta: dict[str, Tensor] = {}  #: (2, groups); NaN until a finite tensor was seen
 
     def codec(self, module: nn.Module) -> "RangeCodec":
         return RangeCodec(self)
-
-    def pack(self, key: str, values: Tensor, groups: Groups) -> AffineCodes:
-        """Update the range of `key` by `values`, and code them in it."""
-        ranges, dtype = self.alpha_beta.get(key), torch.promote_types(values.dtype, torch.float32)
-        if ranges is None or ranges.shape[1] != groups.number:
-            ranges = _unseen(values, groups)
-        self.alpha_beta[key] = ranges = ranges.to(values.device, dtype)
-        seed = None if self.seed is None else self.seed + self.count
-        self.count += 1
-        return affine_pack(values, MESA_BITS, groups, MovingRanges(ranges, self.decay), seed)
-
-    def details(self) -> tuple[str, ...]:
-        return (f"8 bits: {', '.join(kind for kind in KINDS if kind in self.kinds)}",)
 
     def state_dict(self) -> dict[str, Any]:
         return {"ranges": {key: value.clone() for key, value in self.alpha_beta.items()}, "count": self.count}
@@ -138,8 +117,6 @@ class RangeCodec:
 
     def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
         kind, axis = _PLACES[what]
-        if kind not in self.mesa.kinds:
-            return None
         groups, width = self._groups(order, axis)
         count, key = values.numel(), f"{kind}:{width}"
         if torch.compiler.is_compiling():
@@ -149,10 +126,16 @@ class RangeCodec:
         return tuple(packed), lambda saved, dtype: affine_unpack(AffineCodes(*saved), MESA_BITS, groups, count, dtype)
 
     def pack(self, key: str, values: Tensor, groups: Groups) -> AffineCodes:
-        """Code the values in the next range of that key."""
-        turn = self.turns[key]
+        """Update the next range of ``key`` by the values, and code them in it."""
+        mesa, turn = self.mesa, f"{key}:{self.turns[key]}"
         self.turns[key] += 1
-        return self.mesa.pack(f"{key}:{turn}", values, groups)
+        ranges = mesa.alpha_beta.get(turn)
+        if ranges is None or ranges.shape[1] != groups.number:
+            ranges = _unseen(values, groups)
+        mesa.alpha_beta[turn] = ranges = ranges.to(values.device, torch.promote_types(values.dtype, torch.float32))
+        seed = None if mesa.seed is None else mesa.seed + mesa.count
+        mesa.count += 1
+        return affine_pack(values, MESA_BITS, groups, MovingRanges(ranges, mesa.decay), seed)
 
     def _groups(self, order: MemoryOrder, axis: int) -> tuple[Groups, int]:
         """Return the groups of values in memory order, and the size of the axis along which they lie."""
@@ -161,15 +144,10 @@ class RangeCodec:
         axis = axis % dims if -dims <= axis < dims else dims - 1
         position = order.axes.index(axis)
         size = order.sizes[position]
-        if by_head and dims == 3:  # (batch heads, rows, columns), as bmm has it: the batch may vary, its heads do not
-            size = number = math.gcd(size, self.mesa.heads)
-            inner = 1
-        elif by_head:
-            number, inner = size, 1
-        else:
-            number = math.gcd(size, self.mesa.heads)
-            inner = size // number
-        return Groups(inner * math.prod(order.sizes[position + 1 :]), number), size
+        # bmm has (batch heads, rows, columns): the batch may vary, its heads do not
+        number = size if by_head and dims > 3 else math.gcd(size, self.mesa.heads)
+        width = number if by_head else size
+        return Groups(width // number * math.prod(order.sizes[position + 1 :]), number), width
 
 
 def _pack(values: Tensor, run: int, number: int, key: str) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,6 @@ import dataclasses
 import pytest
 
 import dsq
-from dsq.config import value_from_text
 from dsq.formats import SignedNVInt
 
 
@@ -29,14 +28,11 @@ def test_levels_in_every_form(levels):
     assert dsq.DSQConfig(levels=[4, 4, 4, 16]).levels == (dsq.Precision(4, 4, 4, 16),)
 
 
-def test_a_field_describes_itself_and_reads_the_text_of_a_flag():
+def test_a_field_describes_itself():
     described = {option.name: option.metadata for option in dataclasses.fields(dsq.DSQConfig)}
     assert all(option["help"] and option["kind"] in (bool, int, float, str) for option in described.values())
     assert described["rounding"]["choices"] == ("nearest", "stochastic")
-    assert value_from_text("levels", "4,4,4,8") == (dsq.Precision(4, 4, 4, 8),)
-    assert dsq.DSQConfig("[4,4,4,8] [8,4,4,8]", rise_at=value_from_text("rise_at", "0.8")).rise_at == (0.8,)
-    with pytest.raises(ValueError, match=r"^must be a whole number, got 'x'$"):
-        value_from_text("box", "x")
+    assert dsq.DSQConfig("[4,4,4,8] [8,4,4,8]", rise_at="0.8").rise_at == (0.8,)
 
 
 def test_a_low_q3_of_fixed_point_is_allowed_with_one_warning(recwarn):
@@ -68,8 +64,8 @@ def test_the_default_format_is_snvint_and_bfp_where_that_is_as_good():
 def test_widths_that_damaged_training_are_warned_of():
     dsq.DSQConfig(levels="[4,3,3,8] [8,4,4,8]")
     dsq.DSQConfig(levels="[4,3,3,8]", format="bfp")
-    needed = "may damage training, which needed 4, 3 and 3 bits at q0, q1 and q2: of 29.4 BLEU snvint lost with"
-    with pytest.raises(UserWarning, match=rf"^\[2,2,2,16\] {needed} 4 bits 0.7, 3 bits 1.6, 2 bits 11.6$"):
+    needed = "may damage training, which needed 4, 3 and 3 bits at q0, q1 and q2 in snvint"
+    with pytest.raises(UserWarning, match=rf"^\[2,2,2,16\] {needed}"):
         dsq.DSQConfig(levels="[2,2,2,16] [16,4,4,16]")
-    with pytest.raises(UserWarning, match=r"^\[3,3,3,16\] may damage .* bfp lost with 4 bits"):
+    with pytest.raises(UserWarning, match=r"^\[3,3,3,16\] may damage .* in bfp"):
         dsq.DSQConfig(levels="[3,3,3,16]", format="bfp")

@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-import pickle
 import random
 import re
 
@@ -301,13 +300,9 @@ def test_dynamic_precision_checks_every_so_many_updates():
     assert [check is not None for check in found] == [True, False, False, True, False, False, True]
     assert len(calls) == 9
     seen = dynamic.metrics()
-    assert "dsq/stash_mib" not in seen  # no forward of the training has been
     assert seen["dsq/gradient_error"] == found[-1].error
     assert seen["dsq/gradient_cosine"] == found[-1].cosine
     assert seen["dsq/gradient_error_of_stash"] == found[-1].of_stash
-    loss().backward()
-    assert dynamic.metrics()["dsq/stash_mib"] > 0
-    assert pickle.loads(pickle.dumps(dynamic)).metrics() == dynamic.metrics()
 
 
 def test_dynamic_precision_warns_of_damage():

@@ -28,6 +28,7 @@ from tests.costmodel.workloads.models import (
     GATED_DECODER,
     SHAPES,
     Model,
+    converting_tied,
     ids,
     quantising_attention,
 )
@@ -103,7 +104,7 @@ def test_stash_bytes_equal_what_the_running_model_stashes(shape, setup):
     config = dsq.DSQConfig(levels=(setup.precision,), format=setup.format.name, tied=True, **box)
     model = dsq.convert(Model(shape), config)
     measured = measured_stash(model, *ids(shape))
-    workload = build(shape).converting_tied()
+    workload = converting_tied(build(shape))
     assert predicted_stash(workload, setup) == measured
     left = {"output_projection"} if shape.head.tied else set()  # of a plain model: what dsq.convert would leave
     assert (
