@@ -223,9 +223,9 @@ def test_exponential_decays_of_a_recurrence_are_no_others():
         assert 0.9 < ours.norm() / exact.norm() < 1.1
 
 
-@pytest.mark.parametrize("gates", [lambda x: map(torch.sigmoid, x), lambda x: torch.sigmoid(x)])
+@pytest.mark.parametrize("gates", [lambda x: map(torch.sigmoid, x), torch.sigmoid])
 def test_gates_of_a_recurrence_and_what_they_leave_sum_to_one(gates):
-    """Rounded by itself, a 1 - z of .95 is 1 or .86, in each step; so is a step's part of gates made for all at once."""
+    """Rounded by itself, a 1 - z of .95 is 1 or .86, in each step; so is a slice of gates made for all."""
 
     def recurrence(x, w):
         state = w
