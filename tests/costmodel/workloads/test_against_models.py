@@ -13,7 +13,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
-from analysis import models
 from dsq.costmodel.model.memory import saved_bytes
 from dsq.costmodel.model.methods import DSQ, FP32, Setup
 from dsq.costmodel.model.operations import Gemm
@@ -22,6 +21,7 @@ from dsq.costmodel.workloads import workload_file
 from dsq.costmodel.workloads.transformer import build
 from dsq.formats import BFP, FixedPoint
 from dsq.precision import Precision
+from tests import models
 from tests.costmodel.workloads.models import (
     ENCODER,
     ENCODER_DECODER,
