@@ -52,8 +52,10 @@ def guarded(prog: str, work: Callable[[], object]) -> int:
     """Return the exit status of ``work``: 0, or 2 where it raised ValueError or OSError, whose text is then the one
     line, or lacked a package; 130 after Ctrl-C.
 
-    Where the reader of standard output has gone (``| head``) there is nothing left to say: 0.
+    Where the reader of standard output has gone (``| head``), or never was (``>&-``), there is nothing left to say: 0.
     """
+    if sys.stdout is None:  # closed before Python started
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     try:
         work()
         sys.stdout.flush()

@@ -139,7 +139,8 @@ def check_conversion(model: nn.Module, config: DSQConfig, of: str = "config") ->
     for layer in converted(model).values():
         for name, value in layer.conversion.items():
             if (got := getattr(config, name)) != value:
-                raise ValueError(f"{of} must have {name}={value!r}, as the model was converted, got {got!r}")
+                text = f"{of} must have {name}={value!r}, as the model was converted, got {got!r}"
+                raise ValueError(f"{text}: say the same to both, or call dsq.unconvert(model) between")
 
 
 def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:

@@ -114,6 +114,9 @@ def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None 
     Raises TypeError where ``model`` is no module, or ``loss`` no function of the result.
     """
     layers = converted(model)
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss must be a function of the model's result, got {type(loss).__name__}")
+
     inputs, keywords = as_called(model.forward, inputs, keywords)
 
     def run(total: Callable[[Tensor], Tensor] = torch.sum) -> Tensor | None:

@@ -97,6 +97,8 @@ class DynamicPrecision:
             loss: runs the model and returns its loss, as in ``dynamic.check(lambda: criterion(model(x), y))``.
         """
         every, updates = whole_number("every", every, 1), self.scheduler.updates
+        if not callable(loss):
+            raise TypeError(f"loss must be a function, as in check(lambda: criterion(model(x), y)), got {type(loss)}")
         if self._check is not None and updates < self._checked_at + every:
             return None
         self._check, self._checked_at = compare(self.model, loss), updates

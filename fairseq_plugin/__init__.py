@@ -1,6 +1,7 @@
 """fairseq 0.12.2 with DSQ: a --user-dir package. Importing it adds the --dsq-* flags to every task.
 
-shims.py        what fairseq needs on today's Python and torch
+startup.py      lets fairseq be imported on Python >= 3.11
+shims.py        what else fairseq needs on today's Python and torch
 flags.py        the --dsq-* flags
 tasks.py        what DSQ adds to a task; writes dsq_history.json and dsq_workload.json
 extension.py    where it enters fairseq: tasks, parsers, checkpoints, trainer

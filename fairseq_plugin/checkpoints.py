@@ -6,6 +6,7 @@ A checkpoint of torch.save is a zip file with a CRC-32 of every part, which torc
 import functools
 import os
 import shutil
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -84,4 +85,16 @@ def _put(filename: str, write: Callable[[str], object]) -> None:
         raise InputError(
             f"--save-dir: {filename} cannot be written ({reason}): make room, then give the same command again; "
             + (f"it goes on from {newest}" if newest else "there is no earlier checkpoint")
+        ) from error
+
+
+def make_folder(folder: str) -> None:
+    """Make the folder of a run, in place of fairseq's verify_checkpoint_directory. Raises InputError where nothing can
+    be written there."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise InputError(
+            f"--save-dir or --destdir: {folder} cannot be written to ({error.strerror}): give another directory"
         ) from error

@@ -26,7 +26,6 @@ COMMANDS = {
     "generate": "fairseq_cli.generate",  # a checkpoint trained with DSQ generates at the level it was trained at
     "interactive": "fairseq_cli.interactive",
     "eval-lm": "fairseq_cli.eval_lm",
-    "validate": "fairseq_cli.validate",
     "average": "fairseq_plugin.averaging",
 }
 _WITHOUT_USER_DIR = ("hydra-train", "average")

@@ -31,6 +31,7 @@ def extend_fairseq() -> None:
         _extend_task(name)
     options.add_model_args = _and_then(options.add_model_args, lambda group, parser: add_flags(parser))
     train.train = _up_to_max_update(train.train)
+    checkpoint_utils.verify_checkpoint_directory = checkpoints.make_folder
     checkpoint_utils.load_checkpoint_to_cpu = checkpoints.checked(checkpoint_utils.load_checkpoint_to_cpu)
     checkpoint_utils.torch_persistent_save = checkpoints.save
     PathManager.copy = staticmethod(checkpoints.copy)

@@ -17,7 +17,8 @@ from dsq.precision import DEFAULT_LEVELS
 logger = logging.getLogger(__name__)
 
 ABOUT = """Training at a precision that rises by itself; the record of a run is dsq_history.json in --save-dir. A
-checkpoint holds the level; generation runs at that level and needs none of these flags."""
+checkpoint holds the level; generation runs at that level and needs none of these flags. dsq-train works as it is; the
+unmodified fairseq-train --user-dir fairseq_plugin needs "python -m fairseq_plugin.startup install" once."""
 _RESET = """leave the DSQ state of the restored checkpoint: begin at the first of --dsq-levels, or go on without DSQ, at
 each start; --reset-optimizer and --finetune-from-model do so by themselves"""
 #: the fields of DSQConfig that are flags; PEFT's adapters do not meet fairseq
@@ -85,6 +86,8 @@ def config_of(options: object, log: bool = True) -> DSQConfig | None:
             warnings.simplefilter("always")
             config = _config({**given, "rise_at": given["rise_at"] or ()})
         found = [f"--dsq-levels: {warning.message}" for warning in caught]
+        if len(config.levels) == 1 and config.patience != _default("patience"):
+            found.insert(0, "--dsq-patience does nothing: --dsq-levels has one level")
     for text in found if log else ():
         logger.warning("%s", text)
     return config

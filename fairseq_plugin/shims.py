@@ -2,8 +2,7 @@
 
 Import this before anything of fairseq, and in every process: workers that are spawned import it again.
 
-1. Python 3.11 takes a default whose class has no hash for a mutable one, and refuses such fields as fairseq's
-   ``CommonConfig()``. Here fairseq's dataclasses stay hashable by identity, which is what fairseq relies on.
+1. Python 3.11 refuses fairseq's dataclasses: see startup.py.
 2. torch.load reads tensors and plain values only, where fairseq's checkpoints hold a few classes more, and what its
    workers send each other any class.
 3. Encoder layers carry a second copy of their weights for PyTorch's fused encoder ("BetterTransformer"): eight dead
@@ -16,7 +15,6 @@ Import this before anything of fairseq, and in every process: workers that are s
 
 import argparse
 import ast
-import dataclasses
 import functools
 import importlib.util
 import logging
@@ -26,21 +24,9 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-_dataclass = dataclasses.dataclass
+from fairseq_plugin import startup
 
-
-@functools.wraps(_dataclass)
-def _hashable_dataclass(cls=None, /, **options):
-    """``dataclasses.dataclass``, but a class of fairseq's family keeps the hash of ``object``."""
-    if cls is None:
-        return functools.partial(_hashable_dataclass, **options)
-    made = _dataclass(cls, **options)
-    if made.__hash__ is None and any(base.__module__.partition(".")[0] == "fairseq" for base in made.__mro__):
-        made.__hash__ = object.__hash__
-    return made
-
-
-dataclasses.dataclass = _hashable_dataclass  # type: ignore[assignment]
+startup.apply()
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)  # it logs when it is imported
 
 import numpy as np  # noqa: E402

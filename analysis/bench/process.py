@@ -2,6 +2,7 @@
 
     python -m analysis.bench process                                       # an hour and more on one core
     python -m analysis.bench process --only "^whole, in chunks" --batches 16    # rows measured before stay in the CSV
+    python -m analysis.bench process --largest 4 --only "^(fp32, usual|whole, in chunks), first"
 
 A row is called by its setup, the loss, and what the process gives back: as it is under DSQ_ALLOCATOR=0 ("none"), as
 dsq.convert and dsq.stash.apply leave it ("own"), or after dsq.give_memory_back ("first").
@@ -17,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -54,6 +55,8 @@ LOSSES = ("usual", "in chunks")
 SETTINGS = ("none", "own", "first")
 #: the fields that tell rows apart
 KEYS = ("setup", "loss", "setting", "batch", "size", "threads")
+#: the search for the largest batch ends where one that is larger by this share does not fit
+NEAR = 1 / 32
 
 
 @dataclass(frozen=True)
@@ -86,29 +89,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps", type=count, default=ProcessCase.steps, help="steps that are timed (default: %(default)s)"
     )
     parser.add_argument("--only", default="", help="regular expression: rows in whose name it is found")
+    parser.add_argument("--largest", type=float, metavar="GIB", help="find the largest batch that fits, instead")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure the rows asked for and write ``out``/process.csv and front.png."""
-    path = options.out / "process.csv"
+    """Measure the rows asked for and write ``out``/process.csv and front.png, or process_largest.csv."""
+    path = options.out / ("process_largest.csv" if options.largest else "process.csv")
     import pandas as pd
 
     before: list[Any] = pd.read_csv(path).to_dict("records") if path.exists() else []
-    rows: dict[Any, dict[str, Any]] = {tuple(row[name] for name in KEYS): row for row in before}
+    keys = tuple(name for name in KEYS if name != "batch" or not options.largest)
+    rows: dict[Any, dict[str, Any]] = {tuple(row[name] for name in keys): row for row in before}
     for case in cases(options):
-        row = case.labels | measured(case)
+        if options.largest:
+            row = case.labels | {"batch": largest(case, options.largest * 1024), "GiB": options.largest}
+        else:
+            row = case.labels | measured(case)
         print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
-        rows[tuple(row[name] for name in KEYS)] = row
+        rows[tuple(row[name] for name in keys)] = row
         write_text(path, as_csv(list(rows.values()), ".4g"))
-    draw(list(rows.values()), options.out / "front.png")
-    print(f"written: {path}, {options.out / 'front.png'}")
+    print(f"written: {path}")
+    if not options.largest:
+        draw(list(rows.values()), options.out / "front.png")
+        print(f"written: {options.out / 'front.png'}")
 
 
 def cases(options: argparse.Namespace) -> list[ProcessCase]:
     """The rows that ``--only`` finds; ValueError where it finds none."""
+    batches = options.batches[:1] if options.largest else options.batches
     names = [(setup, loss, setting) for setup in SETUPS for loss in LOSSES for setting in SETTINGS]
     rest = tuple(options.size), options.threads or 1, options.steps
-    found = [ProcessCase(*name, batch, *rest) for batch in options.batches for name in names]
+    found = [ProcessCase(*name, batch, *rest) for batch in batches for name in names]
     found = [case for case in found if re.search(options.only, case.name)]
     if not found:
         raise ValueError(
@@ -127,6 +138,20 @@ def measured(case: ProcessCase) -> dict[str, float]:
         raise ValueError(f"{case} failed: {done.stderr.strip()[-500:]}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def largest(case: ProcessCase, limit: float) -> int:
+    """The largest batch whose process stays within ``limit`` MiB, a few per cent too small at most; 0: not even one."""
+    fits, over, batch = 0, sys.maxsize, case.batch
+    while over - fits > max(1, fits * NEAR):
+        found = measured(replace(case, batch=batch, steps=1))
+        if found["process MiB"] <= limit:
+            fits = batch
+        else:
+            over = batch
+        room = limit - found["process MiB"] + found["above MiB"]  # memory grows about as the batch does
+        batch = min(max(fits + 1, int(batch * room / found["above MiB"])), over - 1)
+    return fits
 
 
 #: setups of the README's picture: what a stranger calls each, its colour, and how far below its point the name begins

@@ -52,7 +52,7 @@ def setups(machine: Machine) -> dict[str, str]:
 class Step:
     """Forward, backward and an update of one batch, always the same."""
 
-    def __init__(self, machine: Machine, name: str, size: Size) -> None:
+    def __init__(self, machine: Machine, name: str, size: Size, batch: int | None = None) -> None:
         torch.manual_seed(0)
         model = GPT(*size[:5], dropout=0.0)
         setup = setups(machine)[name]
@@ -62,8 +62,9 @@ class Step:
 
             convert_to_float8_training(model, module_filter_fn=lambda _, name: "head" not in name)
         self.model = model.to(machine.device)
-        shape, generator = (size.batch, size.tokens + 1), torch.Generator().manual_seed(0)
-        self.tokens = torch.randint(size.vocabulary, shape, generator=generator).to(machine.device)
+        shape = batch or size.batch, size.tokens + 1
+        self.tokens = torch.randint(size.vocabulary, shape, generator=torch.Generator().manual_seed(0))
+        self.tokens = self.tokens.to(machine.device)
         on_gpu = {"fused": machine.is_gpu, "capturable": machine.is_gpu}
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 3e-4, **on_gpu)  # type: ignore[arg-type]
         self.autocast = torch.autocast(machine.device.type, torch.bfloat16, enabled="autocast" in setup)
@@ -94,6 +95,25 @@ def _step(machine: Machine, name: str) -> Record:
             step()
             row["peak MiB"] = round(torch.cuda.max_memory_allocated() / 2**20)
         return row
+
+
+def largest_batches(machine: Machine) -> Iterator[Trial]:
+    """The largest batch of the GPT that fits the card, by doubling and then by halves."""
+    return (Trial(name, partial(_largest, machine, name)) for name in setups(machine) if name != "fp32")
+
+
+def _largest(machine: Machine, name: str) -> Record:
+    size, fits, fails = (GPT2, 4, 4096) if machine.is_gpu else (TINY, 1, 2)
+    while fails - fits > max(fits // 8, 1):
+        trial = min(2 * fits, (fits + fails) // 2)
+        try:
+            with use_backend(TRITON, machine.device.type):
+                Step(machine, name, size, trial)()
+            fits = trial
+        except torch.cuda.OutOfMemoryError:
+            fails = trial
+        torch.cuda.empty_cache()
+    return {"batch": fits, "tokens": fits * size.tokens}
 
 
 def graphs(machine: Machine) -> Iterator[Trial]:

@@ -39,14 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def answer(arguments: argparse.Namespace) -> None:
     """Print or write what one command finds. Raises ValueError for bad input, before anything is written."""
-    ends = {"output": ("",), "picture": (".png", ".svg")}
+    ends = {"output": ("",), "picture": (".png", ".svg"), "html": (".html",)}
     for name, accepted in ends.items():
         if path := getattr(arguments, name, None):
             check_writable(path)
             if not path.endswith(accepted):
                 raise ValueError(f"{name} {path} must end in {' or '.join(accepted)}")
-    if arguments.output and arguments.output.endswith(ends["picture"]):
-        raise ValueError(f"output {arguments.output} is for text: give --picture")
+    if arguments.output and arguments.output.endswith((*ends["picture"], *ends["html"])):
+        raise ValueError(f"output {arguments.output} is for text: give --picture or --html")
     module = import_module(f"dsq.costmodel.cli.commands.{COMMANDS[arguments.command]['module']}")
     report = getattr(module, arguments.command)(arguments)
     text = report.json() if arguments.json else report.csv() if arguments.csv else report.table()

@@ -58,6 +58,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         self.dynamic: DynamicPrecision | None = None  #: from the beginning of the training on
         self.monitor = monitor
         self._training = False
+        self._others = set[str]()  # losses of other sets since the monitored one
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Convert a model that the trainer will compile before ``on_train_begin``: graphs know policies made before."""
@@ -97,12 +98,23 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         self._note()
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Take note of the evaluation's loss, in training: the user's own come before or after it."""
+        """Take note of the evaluation's loss, in training. Raises ValueError where no evaluation gives it."""
         metrics: dict[str, float] = kwargs["metrics"]
-        if self._training and self.monitor in metrics:
+        if not self._training or not any(name.startswith("eval_") for name in metrics):
+            return  # the user's own: before or after training, or under another prefix
+        if self.monitor in metrics:
             assert self.dynamic is not None
             self.dynamic.step(metrics[self.monitor])
             self._note()
+            self._others.clear()
+            return
+        if not self.config.follows_validation:
+            return
+        losses = {name for name in metrics if name.endswith("loss")}
+        if losses <= self._others:
+            there = ", ".join(map(repr, sorted(losses))) or "nothing"
+            raise ValueError(f"monitor must be an evaluation's loss, got {self.monitor!r} where there is {there}")
+        self._others |= losses
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

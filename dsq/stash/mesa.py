@@ -12,7 +12,7 @@ norm its normalised input beside the exact deviation where the paper keeps the i
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, get_args
 
 import torch
@@ -29,6 +29,7 @@ from dsq.stash.interception import TablePolicy, stash_now
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 
+KINDS = ("matmul", "softmax", "gelu", "layernorm", "conv", "linear", "batchnorm", "other")
 #: the kind of operation, and the axis along which groups lie (heads -3, channels), by what is kept
 _PLACES: dict[What, tuple[str, int]] = {
     "linear": ("linear", -1),
@@ -51,25 +52,32 @@ _DEFAULT_GROUPS = 8  #: of a model in which no module names its heads
 def attach(
     model: nn.Module,
     *,
+    kinds: Collection[str] = KINDS,
     decay: float = 0.9,
     groups: int | None = None,
     rounding: Rounding = "stochastic",
     seed: int = 0,
 ) -> Controller:
-    """Keep in 8 bits what the table's operations save while the model's forward runs.
+    """Keep in 8 bits what the operations of `kinds` save while the model's forward runs.
 
     Args:
+        kinds: any of matmul, softmax, gelu, layernorm, conv, linear, batchnorm, other (the paper's table 7 switches
+            them on alone). An operation outside of `kinds` keeps what it saves exact.
         decay: lambda of the running ranges, 0 <= lambda < 1; the first forward copies its ranges.
         groups: heads and channel groups; None: the number of heads that most modules name (num_heads, nhead, ...), or
             8. A tensor with an axis of heads shows them itself.
     Raises:
         ValueError: an option out of range.
     """
+    if isinstance(kinds, str) or not isinstance(kinds, Collection) or not kinds:
+        raise ValueError(f"kinds must be a sequence of {', '.join(KINDS)}, got {kinds!r}")
+    for kind in kinds:
+        choice("kinds", kind, KINDS)
     number("decay", decay, least=0, below=1)
     groups = None if groups is None else whole_number("groups", groups, 1)
     choice("rounding", rounding, get_args(Rounding))
     seeded = whole_number("seed", seed) if rounding == "stochastic" else None
-    return Mesa(model, groups or _most_named_heads(model), decay, seeded)
+    return Mesa(model, frozenset(kinds), groups or _most_named_heads(model), decay, seeded)
 
 
 def _most_named_heads(model: nn.Module) -> int:
@@ -86,14 +94,17 @@ class Mesa(TablePolicy):
 
     by_parts = False
 
-    def __init__(self, model: nn.Module, heads: int, decay: float, seed: int | None) -> None:
+    def __init__(self, model: nn.Module, kinds: frozenset[str], heads: int, decay: float, seed: int | None) -> None:
         super().__init__(model)
-        self.heads, self.decay, self.seed = heads, decay, seed
+        self.kinds, self.heads, self.decay, self.seed = kinds, heads, decay, seed
         self.count = 0  #: seeds the rounding, with `seed`; which is None where that is to nearest
         self.alpha_beta: dict[str, Tensor] = {}  #: (2, groups); NaN until a finite tensor was seen
 
     def codec(self, module: nn.Module) -> "RangeCodec":
         return RangeCodec(self)
+
+    def details(self) -> tuple[str, ...]:
+        return (f"8 bits: {', '.join(kind for kind in KINDS if kind in self.kinds)}",)
 
     def state_dict(self) -> dict[str, Any]:
         return {"ranges": {key: value.clone() for key, value in self.alpha_beta.items()}, "count": self.count}
@@ -117,6 +128,8 @@ class RangeCodec:
 
     def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
         kind, axis = _PLACES[what]
+        if kind not in self.mesa.kinds:
+            return None
         groups, width = self._groups(order, axis)
         count, key = values.numel(), f"{kind}:{width}"
         if torch.compiler.is_compiling():

@@ -61,6 +61,8 @@ def measure(fn: Callable[[], Any]) -> Report:
     Raises:
         TypeError: ``fn`` cannot be called. ValueError: nothing it returned needs a gradient.
     """
+    if not callable(fn):
+        raise TypeError(f"fn must be a function without arguments, got {type(fn).__name__}")
     before = [StorageWeakRef(tensor.untyped_storage()) for tensor in _live_tensors()]  # their addresses stay taken
     roots = [tensor for tensor in reachable(fn()) if tensor.grad_fn is not None]
     if not roots:

@@ -3,7 +3,7 @@
     forward    largest of x (and of w); Q0(x) with the stash Q1(x); Q0(w); the product; the bias
     backward   largest of dy and w; Q2(dy) with Q3(dy); Qw(w); the product, and its result's format; Q1(x); the product
 
-A ``largest`` runs where a format has an exponent for the whole tensor. tests/kernels/triton/launches.py counts.
+A ``largest`` runs where a format has an exponent for the whole tensor. analysis/gpu/expected.py counts what runs.
 """
 
 from typing import Any

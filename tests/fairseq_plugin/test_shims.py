@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.file_io import PathManager
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 
-from fairseq_plugin import shims
-from tests.fairseq_plugin.harness import LEVELS, MODEL, run, weights
+from fairseq_plugin import shims, startup
+from tests.fairseq_plugin.harness import LEVELS, MODEL, ROOT, run, weights
 
 
 def built(data: Path, *arguments: str) -> torch.nn.Module:
@@ -130,3 +131,18 @@ def test_half_precision_trains_on_a_cpu(data: Path, tmp_path: Path, dtype, flags
     run("train", data, *MODEL, *flags, "--max-update", 3, "--save-dir", tmp_path, "--dsq-levels", LEVELS)
     assert {(call.dtype, call.weight.dtype) for call in calls} == {(dtype, dtype)}
     assert weights(tmp_path)["dsq._extra_state"]["validations"][0]["loss"] < 5.3  # of an untrained model: 5.7
+
+
+def test_the_unmodified_fairseq_train(data: Path, tmp_path: Path) -> None:
+    startup.install(tmp_path)
+    command = f"import site; site.addsitedir({str(tmp_path)!r}); from fairseq_cli.train import cli_main; cli_main()"
+    given = [data, *MODEL, "--user-dir", ROOT / "fairseq_plugin", "--dsq-levels", LEVELS, "--max-update", 1]
+    subprocess.run(
+        [sys.executable, "-c", command, *map(str, given), "--save-dir", str(tmp_path / "run")],
+        cwd=tmp_path,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    assert (tmp_path / "run" / "dsq_history.json").exists()
+    startup.uninstall(tmp_path)
+    assert not list(tmp_path.glob("*.pth"))

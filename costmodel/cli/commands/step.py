@@ -36,10 +36,12 @@ def plan(arguments: argparse.Namespace) -> Answer:
     options = {name: getattr(arguments, name) for name in (*vars(AskedStep()), *ASKED, "hardware", "qlora")}
     budget = parse_bytes(arguments.fit) if arguments.fit else 0
     found = costmodel.plan(**options, fit=budget, methods=methods)
-    if arguments.picture:
-        from dsq.costmodel.cli.pictures.plan import draw_picture
+    if arguments.picture or arguments.html:
+        from dsq.costmodel.cli.pictures.plan import draw_page, draw_picture
 
-        write_whole(arguments.picture, partial(draw_picture, plan=found))
+        for path, draw in ((arguments.picture, draw_picture), (arguments.html, draw_page)):
+            if path:
+                write_whole(path, partial(draw, plan=found))
     data = found.as_dict()
     records, notes = data.pop("methods"), data.pop("notes")
     section = Section("methods", heading(found.workload, found.question.hardware), records, "methods")

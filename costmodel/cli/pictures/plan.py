@@ -1,5 +1,6 @@
-"""A plan's pictures: time against memory of all methods, the best one's memory over the step."""
+"""A plan's pictures: time against memory of all methods, the best one's memory over the step; a file, and a page."""
 
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -88,3 +89,42 @@ def _draw_memory(one: Axes, best: MethodCost, budget: float) -> None:
     one.set_xticks(*moments(best))
     one.set(ylabel=MEMORY, xlim=(0, count - 1), ylim=(0, 1.25 * top), title=best.method.name)
     one.legend(loc="upper right", ncols=4, fontsize=8, frameon=False)
+
+
+def draw_page(path: Path, plan: Plan) -> None:
+    """One self-contained page of both."""
+    from plotly.subplots import make_subplots
+
+    titles = (f"{plan.workload.name}: better down and left", "memory over the step")
+    figure = make_subplots(rows=1, cols=2, subplot_titles=titles)
+    times, peaks = zip(*map(place, front(plan.rows)), strict=True)
+    left, right = {"row": 1, "col": 1}, {"row": 1, "col": 2}
+    figure.add_scatter(x=times, y=peaks, mode="lines", line={"color": GREY}, showlegend=False, **left)
+    figure.add_hline(plan.question.memory / GIGA, line_dash="dash", annotation_text="what fits", **left)
+    for row in plan.rows:
+        x, y = place(row)
+        dot = {"color": FITS if row.fits else TOO_LARGE, "size": 9}
+        look = {"mode": "markers", "marker": dot, "hovertext": _told(row), "hoverinfo": "text", "showlegend": False}
+        figure.add_scatter(x=[x], y=[y], name=row.method.name, **look, **left)
+    owners = [""] * len(figure.data)  # of each trace, whose memory it is
+    for row in plan.rows:
+        for name, band in bands(row).items():
+            look = {"stackgroup": row.method.name, "line": {"width": 0}, "fillcolor": COLOURS[name]}
+            figure.add_scatter(y=band, name=name, visible=row is plan.best, **look, **right)
+            owners.append(row.method.name)
+    names = [row.method.name for row in plan.rows]
+    shown = {name: [{"visible": [owner in ("", name) for owner in owners]}] for name in names}
+    choices = [{"label": name, "method": "update", "args": shown[name]} for name in names]
+    menu = {"buttons": choices, "active": plan.rows.index(plan.best), "x": 1, "xanchor": "left", "y": 0.2}
+    figure.update_xaxes(title_text=TIME, type="log", **left).update_yaxes(title_text=MEMORY, rangemode="tozero")
+    ticks, words = moments(plan.best)
+    figure.update_xaxes(tickvals=ticks, ticktext=words, **right)
+    answer = "<br>".join(textwrap.wrap(plan.answer, 170))
+    figure.update_layout(title={"text": answer, "font_size": 13}, updatemenus=[menu], margin_t=120)
+    path.write_text(figure.to_html(include_plotlyjs=True), encoding="utf-8")
+
+
+def _told(row: MethodCost) -> str:
+    """The fields of the row's record, a line each."""
+    told = {name: f"{it:,.4g}" if isinstance(it, float) else str(it) for name, it in row.record().items()}
+    return "<br>".join(f"{name}: {value}" for name, value in told.items())

@@ -11,6 +11,8 @@ from analysis.evidence.ledger import LEDGER, read_rows
 from analysis.evidence.suite import FP32, Setting, load_suite
 from analysis.tables import written
 from dsq.costmodel.planning.plan import TRUSTED
+from dsq.formats import DEFAULT
+from dsq.precision import BLEU, LOST, STOCHASTIC
 
 SUITE = load_suite()
 
@@ -149,3 +151,19 @@ def test_what_lost_more_than_a_point_and_a_half_is_warned_of_and_what_lost_less_
 ) -> None:
     if not 1 < lost(setting.name) < 1.5:
         assert warns(setting) == (lost(setting.name) > 1)
+
+
+def test_what_is_lost_is_of_the_ledgers_fp32() -> None:
+    assert round(float(ROWS[TASK, FP32, 1]["score"]), 1) == BLEU
+
+
+@pytest.mark.parametrize(("format", "bits"), [(format, bits) for format, by_bits in LOST.items() for bits in by_bits])
+def test_the_warnings_figures_are_the_ledgers(format: str, bits: int) -> None:
+    levels = f"[{bits},{bits},{bits},{16 if format == 'fixed' else 8}]"
+    name = levels if (format, bits) == (DEFAULT, 4) else f"{format} {levels}"
+    assert LOST[format][bits] == round(lost(name), 1)
+
+
+@pytest.mark.parametrize("format", STOCHASTIC)
+def test_the_figures_of_stochastic_rounding_are_the_ledgers(format: str) -> None:
+    assert STOCHASTIC[format] == round(lost(f"{format} [4,4,4,8] stochastic"), 1)

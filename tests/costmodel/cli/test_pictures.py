@@ -1,6 +1,8 @@
-"""What pictures show, and must not do: cover a name."""
+"""What pictures show, and must not do: cover a name, name one place twice."""
 
 import itertools
+import shutil
+import subprocess
 
 import pytest
 
@@ -12,7 +14,7 @@ from dsq import costmodel
 from dsq.costmodel.cli.main import main
 from dsq.costmodel.cli.pictures.figure import around, name_points, new_figure
 from dsq.costmodel.cli.pictures.plan import front
-from dsq.costmodel.cli.pictures.roofline import roofs
+from dsq.costmodel.cli.pictures.roofline import coinciding, roofs
 from dsq.costmodel.hardware.hardware import load_hardware
 
 
@@ -31,6 +33,14 @@ def test_names_cover_nothing_and_are_left_out_where_there_is_no_room():
     assert len(boxes) == len(points)
     assert not any(one.overlaps(other) for one, other in itertools.combinations([*boxes, *taken], 2) if one in boxes)
     assert len(names_on(axes, [(5, 5)], [axes.bbox])) == len(points)
+
+
+def test_dots_in_one_place_share_a_name():
+    def dot(name, setup, intensity, share):
+        return {"class": name, "setup": setup, "flop_per_byte": intensity, "tflops": 5.0, "of_time": share}
+
+    dots = [dot("fc1", "a", 2, 0.2), dot("fc2", "b", 2.01, 0.5), dot("softmax", "a", 8, 0.3)]
+    assert [[dot["class"] for dot in group] for group in coinciding(dots)] == [["fc2", "fc1"], ["softmax"]]
 
 
 def test_roofs_of_about_one_rate_share_a_label():
@@ -54,3 +64,21 @@ def test_a_plans_picture_is_written(capsys, tmp_path, precisions):
     path = tmp_path / "plan.png"
     assert main(["plan", "gpt2", *precisions, "--picture", str(path)]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plans_page_opens_by_itself_in_a_browser(capsys, tmp_path):
+    """Its scripts run without a network: both pictures are drawn, and the menu names the methods."""
+    pytest.importorskip("plotly")
+    path = tmp_path / "plan.html"
+    assert main(["plan", "gpt2", "--html", str(path)]) == 0
+    assert 'src="http' not in path.read_text()
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if not browser:
+        pytest.skip("no Chromium")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000", "--dump-dom"]
+    home = f"--user-data-dir={tmp_path / 'profile'}"
+    said = subprocess.run([browser, *options, home, path.as_uri()], capture_output=True, text=True, timeout=120)
+    drawn = said.stdout[said.stdout.rindex("<svg") - 10**6 :]
+    assert "cartesianlayer" in drawn
+    assert "gpt2: better down and left" in drawn
+    assert "bf16, selective recompute" in said.stdout

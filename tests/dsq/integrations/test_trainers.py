@@ -137,6 +137,10 @@ def test_hugging_face_with_several_sets_for_evaluations(tmp_path):
     hugging_face(tmp_path, callback, updates=HALF, sets=SETS)
     assert [work.updates for work in callback.dynamic.scheduler.work] == [HALF, 0]
     assert callback.dynamic.scheduler.level == 1
+    for monitor in ("eval_loss", "eval_c_loss"):
+        callback = callback_for("huggingface", **OPTIONS, monitor=monitor)
+        with pytest.raises(ValueError, match=f"got '{monitor}' where there is 'eval_a_loss'"):
+            hugging_face(tmp_path, callback, updates=HALF, sets=SETS)
 
 
 def test_hugging_faces_evaluations_of_ones_own_do_not_count(tmp_path):

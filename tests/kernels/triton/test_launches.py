@@ -10,8 +10,8 @@ from torch.nn import functional as F
 import dsq
 
 pytest.importorskip("triton", reason="the GPU backend needs triton, which is not installed")
-launches = pytest.importorskip("tests.kernels.triton.launches")
-META = launches.META
+expected = pytest.importorskip("analysis.gpu.expected")
+META = expected.META
 LEVELS = "[8,4,4,8]"
 
 
@@ -20,7 +20,7 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.block = launches.EncoderBlock(64, 2, 128, dropout=0.1, sdpa=True)
+        self.block = expected.EncoderBlock(64, 2, 128, dropout=0.1, sdpa=True)
         self.out = nn.Linear(64, 64)
 
     def forward(self, x_BTD):
@@ -54,7 +54,7 @@ SETUPS = {
 def test_a_warm_step_waits_for_nothing(setup):
     model = Net().to(META)
     SETUPS[setup](model)
-    found = launches.step(model, (4, 32, 64))
+    found = expected.step(model, (4, 32, 64))
     assert found.waits == []
     assert len(found.launches) > 60
 
@@ -74,7 +74,7 @@ def test_a_warm_step_waits_for_nothing(setup):
 def test_what_waits_is_seen(waiting):
     x = torch.empty(2, 2, device=META)
     # the meta device has no values to give
-    with launches.counted() as found, suppress(NotImplementedError, RuntimeError):
+    with expected.counted() as found, suppress(NotImplementedError, RuntimeError):
         waiting(x)
     assert len(found.waits) == 1
 
@@ -82,13 +82,34 @@ def test_what_waits_is_seen(waiting):
 @pytest.mark.parametrize(("bias", "most"), [(True, 13), (False, 11)])
 def test_a_linear_layer_launches_few_kernels(bias, most):
     layer = dsq.Linear(256, 256, bias, LEVELS, META)
-    found = launches.step(layer, (512, 256))
+    found = expected.step(layer, (512, 256))
     assert len(found.launches) <= most
     assert [it.name for it in found.launches].count("encode") == 5  # x and dy are each read once for two roundings
 
 
 def test_pack_unpack_and_quantise_move_what_they_have_to():
-    for name, found, least in launches.codecs(512, 256, torch.bfloat16):
+    for name, found, least in expected.codecs(512, 256, torch.bfloat16):
         read_twice = "snvint" in name and "unpack" not in name  # its exponent depends on every value
         assert len(found) == 1 + read_twice
         assert sum(it.moved for it in found) <= (1.8 if read_twice else 1.01) * least, name
+
+
+def test_times_on_paper_follow_the_bounds():
+    card = expected.load_hardware("h100")
+    small = expected.DeviceCall("encode", 10, True)
+    large = expected.DeviceCall("encode", 10**9, True)
+    product = expected.DeviceCall("mm", 10**6, False, 2**36)
+    assert expected.seconds(small, card) == (expected.LAUNCH, "launch")
+    assert expected.seconds(large, card) == (10**9 / card.bandwidth, "bandwidth")
+    assert expected.seconds(product, card)[1] == "bf16"
+    in_int8 = product._replace(name="multiply", in_triton=True)
+    boxes, runs = (expected.seconds(in_int8, card, span)[0] for span in (16, 128))
+    assert runs < expected.seconds(product, card)[0] < boxes
+
+
+def test_measured_times_stand_beside_what_was_expected(tmp_path):
+    (tmp_path / "bandwidth.jsonl").write_text('{"begun": "a"}\n{"name": "pack", "MB moved": 3082, "us": 2000.4}\n')
+    (tmp_path / "products.jsonl").write_text('{"name": "1024x2048x512 bfloat16, torch", "ms": 0.02}\n')
+    rows = list(expected.beside(expected.load_hardware("h100"), tmp_path))
+    assert [row["measured us"] for row in rows] == ["2000", "20"]
+    assert [row["expected us"] for row in rows] == ["1000", "5"]

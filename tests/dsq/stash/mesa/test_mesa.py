@@ -122,6 +122,21 @@ def test_an_overflow_shows_and_does_not_spoil_the_ranges() -> None:
     assert gradient(model, x).isfinite().all()
 
 
+@pytest.mark.parametrize("kind", ["matmul", "softmax", "gelu", "layernorm", "linear"])
+def test_each_kind_alone_keeps_less_than_plain_and_more_than_all(kind: str) -> None:
+    x = batch()
+    plain = measure(lambda: block()(x)).nbytes
+    one, every = block(), block()
+    stash.apply(one, "mesa", kinds=(kind,))
+    stash.apply(every, "mesa")
+    alone = measure(lambda: one(x)).nbytes
+    if kind == "softmax":  # the product with V keeps the same map, exact: the code comes on top
+        assert alone <= plain * 1.1
+    else:
+        assert measure(lambda: every(x)).nbytes < alone < plain
+    assert error(gradient(one, x), gradient(block(), x)) < 0.02
+
+
 def test_fused_attention_has_no_map() -> None:
     """Neither between the passes nor at the peak; what it keeps is q, k and v in 8 bits."""
     tokens, features = 512, WIDTH // HEADS

@@ -1,17 +1,29 @@
-"""Count what a step launches on a GPU: no GPU is needed. python -m tests.kernels.triton.launches
+"""Print what a step launches on a GPU and what that should take, on paper: no GPU is needed, nothing is measured.
+
+    python -m analysis.gpu.expected [--check build/gpu_check]
 
 The step runs on PyTorch's meta device, whose tensors have no values: what reads one back raises. A kernel in Triton
 does not run, and notes its tensors; a dispatch mode notes PyTorch's operations, each as one launch. Bytes are those of
 the tensors, each read or written once. Attention counts as two fused kernels, as PyTorch runs it on a GPU.
+
+A launch takes what is longest of 5 us, its bytes at the bandwidth that programs reach, and its multiply-accumulates at
+the rate that they reach (dsq-cost's hardware files). With boxes of 16 an int8 product uses half of its units, and takes
+three instructions for each box of each sum; with one step for 128 values, which few codes of 8 bits allow, it does
+neither. What codecs compute is left out.
+
+``--check``: rows that analysis.gpu.check measured, beside what the first of CARDS should take.
 """
 
 import itertools
+import json
 import math
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -25,11 +37,14 @@ from triton.runtime.jit import JITFunction
 import dsq
 from analysis.models import EncoderBlock
 from dsq.command import OneLineParser, Record, table
+from dsq.costmodel.hardware.hardware import MICRO, Hardware, load_hardware
 from dsq.formats import BFP, Layout, SignedNVInt
 from dsq.kernels import dispatch
 from dsq.kernels.triton.backend import TRITON
 from dsq.precision import DEFAULT_LEVELS
 from dsq.stash.table import attention
+
+# ---- what a step launches, what each launch moves, and where the step waits
 
 META = torch.device("meta")
 #: PyTorch's operations that launch nothing
@@ -44,6 +59,7 @@ class DeviceCall(NamedTuple):
     name: str
     moved: float  #: bytes read and written
     in_triton: bool
+    products: int = 0  #: multiply-accumulates of a product of matrices
 
 
 class Counted(TorchDispatchMode):
@@ -76,8 +92,9 @@ class Counted(TorchDispatchMode):
     def note(self, name: str, given: list[Tensor], made: list[Tensor]) -> None:
         """Add an operation of PyTorch's, if it runs on the device."""
         if any(x.device == META for x in made):
+            products = made[0].numel() * given[-1].shape[-2] if name in ("mm", "addmm", "bmm") else 0
             moved = sum(x.nbytes for x in (*given, *made) if x.device == META)
-            self.launches.append(DeviceCall(name, moved, False))
+            self.launches.append(DeviceCall(name, moved, False, products))
 
 
 @contextmanager
@@ -93,8 +110,9 @@ def counted(gemm: str | None = "bfloat16") -> Iterator[Counted]:
     attends: tuple[Any, str] = (F, "scaled_dot_product_attention") if gemm is None else (attention, "_attend")
 
     def note(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        products = args[8] * args[9] * args[12] if kernel.fn.__name__ == "multiply" else 0
         moved = sum(x.nbytes for x in args if isinstance(x, Tensor))
-        mode.launches.append(DeviceCall(kernel.fn.__name__, moved, True))
+        mode.launches.append(DeviceCall(kernel.fn.__name__, moved, True, products))
 
     with (
         patch.object(JITFunction, "run", note),
@@ -182,34 +200,122 @@ def codecs(tokens: int, width: int, dtype: torch.dtype) -> Iterator[tuple[str, l
             yield f"{name} {fmt.name} {fmt.bits} bits, boxes along {axis}", found.launches, x.nbytes + other
 
 
+# ---- what the launches should take
+
+CARDS = ("a100-80gb", "h100", "rtx-4090")
 LEVELS = str(DEFAULT_LEVELS[0])
+LAUNCH = 5 * MICRO
 TOKENS, WIDTH = 8192, 4096
 #: of a block, whose sequences have 1,024 tokens
 BLOCK = (8, 1024, 1024)
+INT8 = "int8 128x128"
+#: instructions of the vector units for a box of an int8 sum: to float32, times one step, times the other and add
+STEP_INSTRUCTIONS = 3
+BOX, RUN = 16, 128
+
+
+def seconds(launch: DeviceCall, card: Hardware, span: int = BOX) -> tuple[float, str]:
+    """The time of a launch, and what bounds it; ``span``: values that an int8 product sums before it takes a step."""
+    times = {"launch": LAUNCH, "bandwidth": launch.moved / card.bandwidth}
+    if launch.products:
+        kind = "int8" if launch.in_triton else "bf16"
+        rate = next(peak.flops for peak in card.peaks if peak.datatype == kind)
+        times[kind] = 2 * launch.products / rate * (max(1, 32 / span) if launch.in_triton else 1)
+        if launch.in_triton:
+            times["steps"] = STEP_INSTRUCTIONS * launch.products / span / (card.vector_flops / 2)
+    bound = max(times, key=lambda name: times[name])
+    return times[bound], bound
+
+
+def total(launches: Iterable[DeviceCall], card: Hardware, span: int = BOX) -> float:
+    return sum(seconds(launch, card, span)[0] for launch in launches)
+
+
+@cache
+def linear_step(width: int, gemm: str | None) -> list[DeviceCall]:
+    """Return the launches of a linear layer's step in bfloat16; a plain one's where ``gemm`` is None."""
+    return step(linear(width, gemm and LEVELS).to(torch.bfloat16), (TOKENS, width), gemm).launches
 
 
 def counts() -> Iterator[Record]:
-    """A row a step, then a row a codec in bfloat16: launches and bytes."""
+    """A row a step: launches and bytes."""
     for what, make, shape in (("linear", linear, (TOKENS, WIDTH)), ("block, all packed", block, BLOCK)):
         for dtype in (torch.float32, torch.bfloat16):
-            for gemm in (None, "bfloat16", "int8 128x128"):
+            for gemm in (None, "bfloat16", INT8):
                 found = step(make(shape[-1], gemm and LEVELS).to(dtype), shape, gemm).launches
-                few = least(TOKENS, WIDTH, LEVELS, dtype) if gemm and what == "linear" else None
-                yield _row(f"{what}, {str(dtype).removeprefix('torch.')}", gemm or "plain PyTorch", found, few)
-    for name, found, few in codecs(TOKENS, WIDTH, torch.bfloat16):
-        yield _row(name, "", found, few)
+                moved = sum(it.moved for it in found)
+                row: dict[str, Any] = {"step": what, "dtype": str(dtype).removeprefix("torch.")}
+                row |= {"by": gemm or "plain PyTorch", "launches": len(found)}
+                row |= {"in Triton": sum(it.in_triton for it in found), "GB": f"{moved / 1e9:.2f}"}
+                linears = gemm and what == "linear"
+                row["x least"] = f"{moved / least(TOKENS, WIDTH, LEVELS, dtype):.1f}" if linears else ""
+                yield row
 
 
-def _row(what: str, by: str, found: list[DeviceCall], few: int | None) -> Record:
-    moved = sum(it.moved for it in found)
-    row = {"step": what, "by": by, "launches": len(found), "in Triton": sum(it.in_triton for it in found)}
-    return row | {"GB": f"{moved / 1e9:.2f}", "x least": f"{moved / few:.2f}" if few else ""}
+def times(card: Hardware) -> Iterator[Record]:
+    """A row a kernel or step: its expected time on a card in bfloat16, and what bounds most of it."""
+    for name, launches, few in codecs(TOKENS, WIDTH, torch.bfloat16):
+        moved = sum(it.moved for it in launches)
+        yield {**_row(card, name, launches), "x least bytes": f"{moved / few:.2f}"}
+    for by, gemm, span in (
+        ("plain bf16", None, BOX),
+        ("dsq by bf16 products", "bfloat16", BOX),
+        ("dsq by int8, a step for 16", INT8, BOX),
+        ("dsq by int8, a step for 128", INT8, RUN),
+    ):
+        yield _row(card, f"linear, forward and backward, {by}", linear_step(WIDTH, gemm), span)
+
+
+def _row(card: Hardware, name: str, launches: list[DeviceCall], span: int = BOX) -> Record:
+    by_bound: dict[str, float] = {}
+    for launch in launches:
+        taken, bound = seconds(launch, card, span)
+        by_bound[bound] = by_bound.get(bound, 0) + taken
+    whole = sum(by_bound.values())
+    most = max(by_bound, key=lambda bound: by_bound[bound])
+    return {"": name, "us": f"{whole / MICRO:,.0f}", "bound": f"{most} ({by_bound[most] / whole:.0%})"}
+
+
+def wins_from(card: Hardware, span: int) -> str:
+    """The least width, of powers of two, at which a square linear layer by int8 should beat bf16."""
+    for width in (2**power for power in range(8, 16)):
+        if total(linear_step(width, INT8), card, span) < total(linear_step(width, None), card, span):
+            return f"{width:,}"
+    return "none"
+
+
+def beside(card: Hardware, folder: Path) -> Iterator[Record]:
+    """Rows of the check's bandwidth and products with what they should take."""
+    paths = [path for part in ("bandwidth", "products") if (path := folder / f"{part}.jsonl").exists()]
+    for row in (json.loads(line) for path in paths for line in path.read_text().splitlines()):
+        if "us" in row:
+            launch, measured = DeviceCall("", 1e6 * row["MB moved"], True), row["us"]
+        elif "ms" in row and (sizes := re.match(r"(\d+)x(\d+)x(\d+) .*(bfloat16|int8)", row["name"])):
+            rows, columns, depth = map(int, sizes.groups()[:3])
+            moved = 2 * (rows * depth + depth * columns) + 4 * rows * columns
+            launch = DeviceCall("", moved, ", int8" in row["name"], rows * columns * depth)
+            measured = 1000 * row["ms"]
+        else:
+            continue
+        expected = seconds(launch, card)[0] / MICRO
+        yield {"": row["name"], "expected us": f"{expected:.0f}", "measured us": f"{measured:.0f}"}
 
 
 def main(argv: list[str] | None = None) -> int:
-    OneLineParser(prog="python -m tests.kernels.triton.launches", description=__doc__).parse_args(argv)
-    print(f"A linear layer of {WIDTH:,} x {WIDTH:,} at {TOKENS:,} tokens; a block of width 1,024; codecs\n")
+    parser = OneLineParser(prog="python -m analysis.gpu.expected", description=__doc__)
+    parser.add_argument("--check", type=Path, help="folder of analysis.gpu.check's results")
+    args = parser.parse_args(argv)
+    cards = [load_hardware(name) for name in CARDS]
+    print(f"Counted: a linear layer of {WIDTH:,} x {WIDTH:,} at {TOKENS:,} tokens; a block of width 1,024\n")
     print(table(list(counts())))
+    for card in cards:
+        print(f"\nExpected, not measured: {card.name}, values in bfloat16\n")
+        print(table(list(times(card))))
+        won = [wins_from(card, span) for span in (BOX, RUN)]
+        print(f"\nint8 beats bf16 from width: a step for 16 values {won[0]}, a step for 128 values {won[1]}")
+    if args.check:
+        print(f"\nExpected beside measured: {cards[0].name}\n")
+        print(table(list(beside(cards[0], args.check))))
     return 0
 
 
