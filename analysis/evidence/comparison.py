@@ -168,12 +168,9 @@ def over_tasks(evidence: Evidence, settings: Iterable[str], tasks: Sequence[str]
 def _strays(evidence: Evidence) -> str:
     lines = []
     for name in evidence.suite.settings:
-        found = (
-            {}
-            if name in (FP32, YARDSTICK)
-            else {task: evidence.losses(task, name, YARDSTICK).mean for task in evidence.strays(name)}
-        )
-        lines += [f"- {name}: " + ", ".join(f"{task} {above:+.3f}" for task, above in found.items())] if found else []
+        if name != FP32 and (tasks := evidence.strays(name)):
+            above = (f"{task} {evidence.losses(task, name, YARDSTICK).mean:+.3f}" for task in tasks)
+            lines.append(f"- {name}: {', '.join(above)}")
     return "\n".join(lines) or "none."
 
 

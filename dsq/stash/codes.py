@@ -138,6 +138,8 @@ class Stash:
         if x.dtype not in FLOATS or _is_small(x) or is_weight(x) or self._stays_exact(x):
             return self.exact(x)
         key, order, values = place(x)
+        if what == "factor":
+            self._derive_part(x)
         if not _compiling() and key in self._made:
             return self._made[key].seen_as(order)
         values = values if prepare is None else prepare(values)
@@ -186,6 +188,7 @@ class Stash:
 
     def find(self, x: Tensor) -> Form | None:
         """Return the form that ``x`` has already."""
+        self._derive_part(x)
         return self.find_linear(x, None)[1]
 
     def find_linear(self, x: Tensor, operand: Operand | None) -> tuple[tuple[Tensor, ...] | None, Form | None]:
@@ -223,6 +226,17 @@ class Stash:
         parts, tensors = _parts(sources)
         form = Form(tensors, lambda saved: order.laid_out(make(*_values(parts, saved))))
         return self._put(key, y, form, order, sources=parts)
+
+    def _derive_part(self, x: Tensor) -> None:
+        """Note that a part of what is made again of others, as one step's gate of the gates of all steps, is made of
+        it: codes of its own would not say how near to 1 a gate is."""
+        whole = x._base
+        if _compiling() or whole is None or not whole.is_contiguous() or place(x)[0] in self._made:
+            return
+        form = self.find_linear(whole, None)[1]
+        if form is not None and is_made_of_others(form):
+            layout, start = (x.shape, x.stride()), x.storage_offset() - whole.storage_offset()
+            self.derive(x, (form,), lambda values: values.as_strided(*layout, values.storage_offset() + start))
 
     def restored(
         self, y: Tensor, what: What, restore: Callable[..., Tensor], *beside: Kept, prepare: Prepare | None = None
