@@ -1,5 +1,5 @@
 # make demo    one translation model trained twice, in fp32 and with DSQ: BLEU, memory, picture; under 6 minutes on two CPU cores
-# make evidence the suite of real tasks: runs what its ledger lacks, and writes docs/evidence.md; DATA=../data TIER=1
+# make evidence the suite of real tasks: runs what its ledger lacks, and writes docs/evidence.md and the ledger's other tables; DATA=../data TIER=1
 # make test    lint, types and all tests
 # make soak    the tests that take minutes: the first hour, bytes that malloc holds, kills, failing allocations, every float32
 # make sanitize the kernels' tests and some fuzzing under the sanitizers of addresses and undefined behaviour (GCC, Linux)
@@ -48,7 +48,7 @@ demo: $(RUN)
 
 evidence: $(DEV)
 	$(PYTHON) -m analysis.evidence run --data $(DATA) --tier $(TIER)
-	$(PYTHON) -m analysis.evidence table
+	$(PYTHON) -m analysis.results_page
 
 test: lint
 	$(WHOLE) $(PYTHON) -m pytest -n auto --dist worksteal

@@ -8,9 +8,8 @@ gpu/          the GPU kernels: agreement, bandwidth, steps
 house.py      lines and files of Python by room
 timing.py     the one timer, and races of steps
 results/      files that these gave
-coverage.py   the share of the models people train that dsq.convert quantises
 models.py     the small models that are measured in several rooms, and what a setup's name puts on one
-results_page.py  the tables of docs/results.md and other pages, from results/
+results_page.py  the tables of the README and docs/, from results/; tables.py finds them in a page
 figures.py    how pictures look
 """
 

@@ -2,50 +2,29 @@
 
     python -m analysis.results_page
 
-A table stands between two comments of a page, of which the first says what it is:
+What stands in a page's comments (analysis/tables.py), beside the tables of docs/evidence.md (evidence/comparison.py):
 
     <!-- table: evidence fp32 "[8,4,4,8]" -->   settings of the suite, over its tasks; "over=sst2,vit": over these
     <!-- table: beside gact gcn-cora,sst2 gact "gact 2" -->   scores minus fp32's by task, and by how much less is held
                                                                    (in brackets): the suite's, and those of a paper
     <!-- table: file format_errors.csv bits=4 format error:.4f -->   columns of a file; "bits=4": of such rows
-    <!-- end -->
 """
 
 import csv
-import inspect
-import re
-import shlex
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from analysis import ROOT
-from analysis.evidence.comparison import Evidence, over_tasks
+from analysis import ROOT, tables
+from analysis.evidence.comparison import PAGE, Evidence, over_tasks, page_tables
 from analysis.evidence.ledger import LEDGER, read_rows
 from analysis.evidence.suite import load_suite
 from dsq.command import OneLineParser, Record, guarded, table, write_text
 
 PROG = "python -m analysis.results_page"
 _DOCS = ("results", "performance", "stash-policies", "formats")
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _DOCS))
+PAGES = (ROOT / "README.md", PAGE, *(ROOT / "docs" / f"{name}.md" for name in _DOCS))
 RESULTS = ROOT / "analysis" / "results"
-_TABLE = re.compile(r"(<!-- table: (?P<words>[^\n]*) -->\n)(?:(?!<!-- table: ).)*?(<!-- end -->)", re.DOTALL)
-
-
-def written(page: str) -> str:
-    """The page with its tables made anew. Raises ValueError for an unknown table."""
-    return _TABLE.sub(lambda found: f"{found[1]}\n{_table(shlex.split(found['words']))}\n\n{found[3]}", page)
-
-
-def _table(words: list[str]) -> str:
-    kind, *given = words
-    if kind not in _KINDS:
-        raise ValueError(f"table: {' '.join(words)}: accepted are {', '.join(_KINDS)}")
-    try:
-        inspect.signature(_KINDS[kind]).bind(*given)
-    except TypeError as error:
-        raise ValueError(f"table: {' '.join(words)}: {error}") from None
-    return _KINDS[kind](*given)
 
 
 def _rows(file: str) -> list[Record]:
@@ -99,11 +78,10 @@ def _read(text: str, spec: str) -> str | float | None:
     return (float(text) if spec else text) if text else None
 
 
-_KINDS: dict[str, Callable[..., str]] = {
-    "evidence": _evidence,
-    "beside": _beside,
-    "file": _file,
-}
+def written(page: str) -> str:
+    """The page with its tables made anew. Raises ValueError for an unknown table."""
+    kinds: dict[str, Callable[..., str]] = {"evidence": _evidence, "beside": _beside, "file": _file}
+    return tables.written(page, kinds | page_tables(_suite()))
 
 
 def _write_pages() -> None:

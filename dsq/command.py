@@ -212,8 +212,6 @@ def processor() -> str:
 
 
 MOST_BYTES = 64 * 2**20
-#: a key of TOML with more parts takes tomllib time that grows with their square
-_LONG_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){50}""")
 
 
 def read_text(path: str | Path, most: int = MOST_BYTES, label: str = "") -> str:
@@ -241,13 +239,7 @@ def read_json(path: str | Path, label: str = "") -> Any:
 
 def read_toml(path: str | Path, label: str = "") -> dict[str, Any]:
     """Return the data of a TOML file."""
-
-    def parse(text: str) -> Any:
-        if _LONG_KEY.search(text):
-            raise ValueError("a key has more than 50 parts")
-        return tomllib.loads(text, parse_float=_finite)
-
-    data: dict[str, Any] = _parsed(path, label, "TOML", parse)
+    data: dict[str, Any] = _parsed(path, label, "TOML", lambda text: tomllib.loads(text, parse_float=_finite))
     return data
 
 

@@ -45,8 +45,8 @@ class DSQConfig:
 
     The fields describe themselves, once for configs, flags and ledgers. ``dataclasses.fields(DSQConfig)`` gives the
     names and defaults, and each field's ``metadata`` has "help", "kind" (bool, int, float or str), "choices" (the
-    accepted words, or None) and "metavar". A command line has a switch for a bool, and for any other field a flag whose
-    text ``value_from_text(name, text)`` reads.
+    accepted words, or None) and "metavar". A command line has a switch for a bool, and for any other field a flag of
+    its kind.
 
     Raises ValueError for a value out of its range; warns of widths and rounding that were seen to damage training.
     """
@@ -175,21 +175,3 @@ class DSQConfig:
 
 #: fields of DSQConfig that only some formats have, with their defaults
 _OPTIONS = {"box": formats.BOX, "fraction_bits": None}
-#: fields of DSQConfig whose range depends on other fields
-_DEPENDENT = ("fraction_bits", "rise_at")
-_NUMBERS: dict[type, str] = {int: "a whole number", float: "a number"}
-
-
-def value_from_text(name: str, text: str) -> Any:
-    """Return the value of DSQConfig's field ``name`` that ``text`` means, as a flag gives it.
-
-    Raises ValueError, whose message does not name the field, where the text means none that DSQConfig takes.
-    """
-    described = next(option for option in fields(DSQConfig) if option.name == name)
-    value: Any = text
-    if accepted := _NUMBERS.get(described.metadata["kind"]):
-        try:
-            value = described.metadata["kind"](text)
-        except ValueError:
-            raise ValueError(f"must be {accepted}, got {text!r}") from None
-    return value if name in _DEPENDENT else getattr(DSQConfig.from_dict({name: value}), name)

@@ -54,7 +54,6 @@ def convert(model: Model, config: DSQConfig | str | None = None, **options: Any)
     if config is None or isinstance(config, str):
         options = {"stash": "linears", **options}  # where trainers' one line packs all
     config = DSQConfig.of(config, **options)
-    _check_types("convert", model, config)
     if is_converted(model):
         known = "use dsq.set_level to change its precision, or dsq.unconvert first"
         raise ValueError(f"model has been converted before; {known}")
@@ -139,21 +138,17 @@ def check_conversion(model: nn.Module, config: DSQConfig, of: str = "config") ->
     """Raise ValueError where ``model`` was converted by a config that differs in what ``convert`` alone acts on."""
     for layer in converted(model).values():
         for name, value in layer.conversion.items():
-            if getattr(config, name) != value:
-                got = getattr(config, name)
-                raise ValueError(
-                    f"{of} must have {name}={value!r}, as the model was converted, got {got!r}: "
-                    "say the same to both, or call dsq.unconvert(model) between"
-                )
+            if (got := getattr(config, name)) != value:
+                text = f"{of} must have {name}={value!r}, as the model was converted, got {got!r}"
+                raise ValueError(f"{text}: say the same to both, or call dsq.unconvert(model) between")
 
 
 def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
     """Set every converted layer of ``model``, or its stash where that alone is packed, to ``config.levels[level]``.
 
-    Raises TypeError where ``model`` is no module or ``config`` no DSQConfig, ValueError for a level that the config
-    has not, or a model that was not converted.
+    Raises TypeError where ``model`` is no module, ValueError for a level that the config has not, or a model that was
+    not converted.
     """
-    _check_types("set_level", model, config)
     level = whole_number("level", level, 0, len(config.levels) - 1)
     layers, quantizers = converted(model), config.at(level)
     if not is_converted(model):
@@ -178,11 +173,6 @@ def _warn_of_none(model: nn.Module, packed: bool) -> None:
     stays = "what operations of dsq.stash's table keep is packed" if packed else f"it stays as it is; {_STASH_ALONE}"
     left = "".join(f"; {it.name or it.kind}: {it.why}" for it in unquantised(model)[:2])
     warnings.warn(f"model has no product to convert: {stays}{left}", stacklevel=3)
-
-
-def _check_types(function: str, model: nn.Module, config: DSQConfig) -> None:
-    if not isinstance(model, nn.Module) or not isinstance(config, DSQConfig):
-        raise TypeError(f"{function} takes a torch.nn.Module and a DSQConfig, got {type(model)} and {type(config)}")
 
 
 # ---- which modules become quantised

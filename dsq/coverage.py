@@ -113,9 +113,7 @@ def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None 
 
     Raises TypeError where ``model`` is no module, or ``loss`` no function of the result.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-
+    layers = converted(model)
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function of the model's result, got {type(loss).__name__}")
 
@@ -125,7 +123,6 @@ def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None 
         result = model(*inputs, **keywords)
         return _loss(result, total) if loss is None else loss(result)
 
-    layers = converted(model)
     with undisturbed(model):
         uncalled, unlike, forward, backward = _counted(layers, run, list(model.parameters()))
     stash_bytes = plain_bytes = None

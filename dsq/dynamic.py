@@ -20,8 +20,7 @@ from dsq.config import DSQConfig
 from dsq.conversion import check_conversion, convert, converted, is_converted, set_level
 from dsq.gradient_check import GradientCheck, compare
 from dsq.process_memory import resident
-from dsq.scheduler import updates_left
-from dsq.stash.meter import Observation
+from dsq.stash.controller import applied
 
 _KEYS = {"config", "scheduler"}
 _MANY = 1000  #: updates after which a validation is missed
@@ -52,10 +51,8 @@ class DynamicPrecision:
         self.config = DSQConfig.of(config, **options)
         _convert(model, self.config)
         self._total_updates = total_updates
-        self._before = 0  #: updates of the run without DSQ
         self.scheduler = self.config.scheduler(total_updates)
         set_level(model, self.config, 0)
-        self._observation = Observation(model)
         self._check: GradientCheck | None = None
         self._checked_at = 0  #: the update of it
 
@@ -75,22 +72,17 @@ class DynamicPrecision:
 
     def step(self, loss: float | Tensor) -> bool:
         """Take note of a validation loss, as ``PrecisionScheduler.step``. True if the level rose."""
-        rose = self._set_level(self.scheduler.step(loss))
-        self._observation.begin()  # a forward between two validations is seen
-        return rose
+        return self._set_level(self.scheduler.step(loss))
 
     def began_after(self, updates: int) -> None:
         """Say how many of ``total_updates`` were made without DSQ: fractions of ``rise_at`` are of what is left.
 
-        ``updates``: of the checkpoint that the run went on from. Raises ValueError where it is no whole number from 0.
+        ``updates``: of the checkpoint that the run went on from. To be called after ``load_state_dict``. Raises
+        ValueError where it is no whole number from 0.
         """
         if whole_number("updates", updates, 0):
-            self._before = updates
-            self.scheduler.rise_at = self.config.scheduler(self._updates_with_dsq).rise_at
-
-    @property
-    def _updates_with_dsq(self) -> int | None:
-        return updates_left(self._total_updates, self._before)
+            total = self._total_updates and max(self._total_updates - updates, 1)
+            self.scheduler.rise_at = self.config.scheduler(total).rise_at
 
     def check(self, loss: Callable[[], Tensor], every: int = 400) -> GradientCheck | None:
         """Compare the gradient of ``loss()`` with the unquantised one, for ``metrics`` (dsq/gradient_check.py).
@@ -98,7 +90,8 @@ class DynamicPrecision:
         Call it at each update, on every process. The first call compares, and later ones where ``every`` updates were
         recorded since; else it does nothing and returns None. A comparison takes the time of three steps on what
         ``loss`` runs, and the memory of a plain step and one more set of gradients: give it one micro-batch. The
-        training does not change. Warns where the grade is not "fine".
+        training does not change. Warns where the grade is not "fine", after a fourth step that tells whether ``loss``
+        runs the same batch at each call.
 
         Args:
             loss: runs the model and returns its loss, as in ``dynamic.check(lambda: criterion(model(x), y))``.
@@ -108,20 +101,15 @@ class DynamicPrecision:
             raise TypeError(f"loss must be a function, as in check(lambda: criterion(model(x), y)), got {type(loss)}")
         if self._check is not None and updates < self._checked_at + every:
             return None
-        self._observation.paused = True
-        try:
-            self._check = compare(self.model, loss)
-        finally:
-            self._observation.paused = False
-        self._checked_at = updates
+        self._check, self._checked_at = compare(self.model, loss), updates
         if self._check.grade != "fine":
             warnings.warn(f"at update {updates}: {self._check.verdict}", stacklevel=2)
         return self._check
 
     def metrics(self) -> dict[str, float]:
         """Return figures for a logger: "dsq/level", "dsq/bits" (q1, at which it stashes), "dsq/stale" (validations
-        without improvement), "dsq/stash_mib" (dsq/stash/meter.py). On Linux also MiB of the process,
-        "dsq/process_resident_mib" and "dsq/process_peak_mib"; after ``check`` "dsq/gradient_error",
+        without improvement); under ``stash="all"`` "dsq/stash_mib", what the latest forward kept. On Linux also MiB of
+        the process, "dsq/process_resident_mib" and "dsq/process_peak_mib"; after ``check`` "dsq/gradient_error",
         "dsq/gradient_error_of_stash" and "dsq/gradient_cosine", the worst of a parameter.
         """
         found = {"level": float(self.scheduler.level), "bits": float(self.scheduler.precision.q1)}
@@ -130,7 +118,7 @@ class DynamicPrecision:
         if (check := self._check) is not None:
             found |= {"gradient_error": check.error, "gradient_cosine": check.cosine}
             found["gradient_error_of_stash"] = check.of_stash
-        return {f"dsq/{name}": value for name, value in (found | self._observation.metrics()).items()}
+        return {f"dsq/{name}": value for name, value in (found | stash_mib(self.model)).items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the config and where the schedule stands, as plain data."""
@@ -142,7 +130,7 @@ class DynamicPrecision:
         Raises ValueError where ``state`` is none that ``state_dict`` gave, or its model was converted in another way.
         """
         config = _config(state)
-        scheduler = config.scheduler(self._updates_with_dsq)
+        scheduler = config.scheduler(self._total_updates)
         scheduler.load_state_dict(state["scheduler"])
         check_conversion(self.model, config, "the state's config")
         asked = self.config.as_dict()
@@ -158,6 +146,12 @@ class DynamicPrecision:
             set_level(self.model, self.config, self.scheduler.level)
             _LOG.info("update %d: rose to %s", self.scheduler.updates, self.scheduler.precision)
         return rose
+
+
+def stash_mib(model: nn.Module) -> dict[str, float]:
+    """Return "stash_mib", what the latest forward kept under the model's stash policies; nothing of a compiled one."""
+    kept = sum(policy.report().kept_bytes for policy in applied(model).values())
+    return {"stash_mib": kept / 2**20} if kept else {}
 
 
 def convert_at(model: nn.Module, state: dict[str, Any]) -> None:

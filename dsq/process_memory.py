@@ -26,7 +26,6 @@ _STATUS = Path("/proc/self/status")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 _LARGE = 2**22
 _HUGE = 2**21  #: bytes of a huge page
-_unwanted = False  #: as the program said
 _TOO_LATE = (
     "torch made tensors before dsq was imported, as lightning and transformers' Trainer do when they are: "
     f"import dsq before them, or start Python with {HUGE_PAGES}=1"
@@ -47,14 +46,9 @@ def give_memory_back(wanted: bool = True) -> Settings:
     ``wanted`` False, as DSQ_ALLOCATOR=0 does, leaves the process as it is, in later calls too: call it before the first
     tensor.
     """
-    global _unwanted
-    _unwanted = _unwanted or not wanted
-    return Settings(False, False) if _is_declined() else _set()
-
-
-def _is_declined() -> bool:
-    """Return whether the user, by DSQ_ALLOCATOR=0, or the program wants none of this."""
-    return _unwanted or os.environ.get(SWITCH) == "0"
+    if not wanted:
+        os.environ[SWITCH] = "0"
+    return Settings(False, False) if os.environ.get(SWITCH) == "0" else _set()
 
 
 @cache
@@ -105,7 +99,7 @@ def keep_freed_memory() -> None:
 
 def ask_for_huge_pages() -> str:
     """Set the variable by which PyTorch puts blocks of 2 MiB and more on huge pages; return why not, or ""."""
-    if _is_declined():
+    if os.environ.get(SWITCH) == "0":
         return f"{SWITCH}=0, or the program, leaves memory as it is"
     if not _MODES.exists() or "[never]" in _MODES.read_text(encoding="ascii"):
         return "this system has none"

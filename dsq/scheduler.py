@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from dsq.arguments import whole_number
+from dsq.arguments import number, whole_number
 from dsq.precision import Level, Precision, RiseAt, parse_levels, parse_rise_at
 
 
@@ -22,19 +22,10 @@ class Work:
     tokens: int = 0
 
 
-def updates_left(total: int | None, before: int) -> int | None:
-    """Return the updates of a run after the first ``before``, at least one.
-
-    ``total`` None or 0, where nothing bounds the run, is given back as it is.
-    """
-    return total and max(total - before, 1)
-
-
 def check_plateau(patience: int, threshold: float) -> None:
     """Raise ValueError where a plateau cannot be told by these."""
     whole_number("patience", patience, 1)
-    if not isinstance(threshold, (int, float)) or not 0 <= threshold < 1:
-        raise ValueError(f"threshold must be a relative improvement of at least 0 and below 1, got {threshold!r}")
+    number("threshold", threshold, least=0, below=1)
 
 
 class PrecisionScheduler:
@@ -149,12 +140,9 @@ class PrecisionScheduler:
             raise ValueError(f"state of the scheduler must have the keys {sorted(expected)}, got {got}")
         if state["levels"] != expected["levels"]:
             raise ValueError(f"levels must be those of the checkpoint, {state['levels']}, got {expected['levels']}")
-        level, work = (
-            whole_number("level", state["level"], 0, len(self.levels) - 1),
-            [Work(*it) for it in state["work"]],
-        )
-        best = math.inf if state["best"] is None else state["best"]
-        self.level, self.best, self.stale, self.work = level, best, state["stale"], work
+        self.level = whole_number("level", state["level"], 0, len(self.levels) - 1)
+        self.stale, self.work = state["stale"], [Work(*it) for it in state["work"]]
+        self.best = math.inf if state["best"] is None else state["best"]
 
     def history(self) -> dict[str, Any]:
         """Return the work at each level, as plain data."""

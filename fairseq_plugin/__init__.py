@@ -3,11 +3,10 @@
 startup.py      lets fairseq be imported on Python >= 3.11
 shims.py        what else fairseq needs on today's Python and torch
 flags.py        the --dsq-* flags
-tasks.py        what DSQ adds to a task
+tasks.py        what DSQ adds to a task; writes dsq_history.json and dsq_workload.json
 extension.py    where it enters fairseq: tasks, parsers, checkpoints, trainer
 state.py        DSQ in a model: conversion, the run's state in checkpoints, loading
-record.py       writes dsq_history.json and dsq_workload.json
-checkpoints.py  writes checkpoints whole, and checks them; a folder is one run's
+checkpoints.py  writes checkpoints whole, and checks them
 commands.py     dsq-preprocess, dsq-train, dsq-generate and the rest, and what users are told
 averaging.py    dsq-average
 """

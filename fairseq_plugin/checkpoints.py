@@ -1,9 +1,8 @@
-"""Checkpoints that appear whole and are checked when they are read; a run's folder belongs to one run at a time.
+"""Checkpoints that appear whole and are checked when they are read.
 
 A checkpoint of torch.save is a zip file with a CRC-32 of every part, which torch.load does not compare. Here it is.
 """
 
-import fcntl
 import functools
 import os
 import shutil
@@ -17,9 +16,6 @@ from typing import Any
 import torch
 
 from fairseq_plugin.flags import InputError
-
-#: descriptors of the folders that are held; a dead process holds none
-_HELD: dict[Path, int] = {}
 
 
 def is_whole(path: str | Path) -> bool:
@@ -92,39 +88,13 @@ def _put(filename: str, write: Callable[[str], object]) -> None:
         ) from error
 
 
-def claim(folder: str) -> None:
-    """Make the folder of a run and hold it until the process ends, in place of fairseq's verify_checkpoint_directory.
-
-    Raises InputError where nothing can be written there, or another process holds it.
-    """
-    path = Path(folder).resolve()
+def make_folder(folder: str) -> None:
+    """Make the folder of a run, in place of fairseq's verify_checkpoint_directory. Raises InputError where nothing can
+    be written there."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise InputError(
             f"--save-dir or --destdir: {folder} cannot be written to ({error.strerror}): give another directory"
         ) from error
-    if path in _HELD:
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise InputError(
-            f"--save-dir: another run writes to {folder}: wait for it, or give another directory"
-        ) from None
-    except OSError:  # a file system without locks
-        os.close(descriptor)
-        return
-    _HELD[path] = descriptor
-
-
-def release() -> None:
-    """Let go of the folders that this process holds."""
-    while _HELD:
-        os.close(_HELD.popitem()[1])
-
-
-os.register_at_fork(after_in_child=release)  # a data loader's worker may outlive a killed run for some seconds

@@ -9,9 +9,8 @@ import functools
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 from dsq.command import fail
 
@@ -67,12 +66,13 @@ def _run(command: str) -> None:
     prog = f"dsq-{command}"
     if not hasattr(importlib.import_module("fairseq_plugin"), "shims"):
         fail(prog, INSTALL)
-    from fairseq_plugin import checkpoints
-
     sys.argv[0] = prog
-    argparse.ArgumentParser.error = _error  # type: ignore[assignment,method-assign]  # fairseq's usage text is 300 lines
+    if command not in _WITHOUT_USER_DIR and not any(word.startswith("--user-dir") for word in sys.argv):
+        sys.argv[1:1] = ["--user-dir", str(Path(__file__).parent)]
+    # fairseq's usage text is 300 lines
+    argparse.ArgumentParser.error = lambda parser, message: fail(parser.prog, message)  # type: ignore
     try:
-        _fairseq_main(command)()
+        importlib.import_module(COMMANDS[command]).cli_main()
     except KeyboardInterrupt:
         print(f"{prog}: stopped; a training goes on from its last checkpoint by the same command", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None
@@ -81,19 +81,6 @@ def _run(command: str) -> None:
         if message is None:
             raise
         fail(prog, message)
-    finally:
-        checkpoints.release()
-
-
-def _error(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    fail(parser.prog, message)
-
-
-def _fairseq_main(command: str) -> Callable[[], None]:
-    if command not in _WITHOUT_USER_DIR and not any(word.startswith("--user-dir") for word in sys.argv):
-        sys.argv[1:1] = ["--user-dir", str(Path(__file__).parent)]
-    main: Callable[[], None] = importlib.import_module(COMMANDS[command]).cli_main
-    return main
 
 
 #: the commands of pyproject.toml

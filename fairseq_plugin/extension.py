@@ -12,19 +12,15 @@ from typing import Any
 
 from fairseq import checkpoint_utils, options
 from fairseq.file_io import PathManager
-from fairseq.models.ema import EMA
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from fairseq.trainer import Trainer
 from fairseq_cli import train
 from hydra.core.config_store import ConfigStore
-from torch import nn
 
-from dsq.scheduler import updates_left
 from fairseq_plugin import checkpoints
 from fairseq_plugin.flags import DSQFlags, add_flags
-from fairseq_plugin.record import set_aside, write_history
-from fairseq_plugin.state import NAME, total_updates
-from fairseq_plugin.tasks import DSQTask
+from fairseq_plugin.state import total_updates
+from fairseq_plugin.tasks import DSQTask, write_history
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +31,12 @@ def extend_fairseq() -> None:
         _extend_task(name)
     options.add_model_args = _and_then(options.add_model_args, lambda group, parser: add_flags(parser))
     train.train = _up_to_max_update(train.train)
-    checkpoint_utils.verify_checkpoint_directory = checkpoints.claim
+    checkpoint_utils.verify_checkpoint_directory = checkpoints.make_folder
     checkpoint_utils.load_checkpoint_to_cpu = checkpoints.checked(checkpoint_utils.load_checkpoint_to_cpu)
     checkpoint_utils.torch_persistent_save = checkpoints.save
     PathManager.copy = staticmethod(checkpoints.copy)
     checkpoint_utils.load_checkpoint = _and_then(checkpoint_utils.load_checkpoint, _begin)
     Trainer.load_checkpoint = _anew_where_fairseq_is(Trainer.load_checkpoint)
-    EMA.__init__ = _of_a_model_without_state(EMA.__init__)
     Trainer.save_checkpoint = _and_then(Trainer.save_checkpoint, _write_history_too)
 
 
@@ -83,33 +78,15 @@ def _anew_where_fairseq_is(load_checkpoint: Callable) -> Callable:
     return load
 
 
-def _of_a_model_without_state(init: Callable) -> Callable:
-    """``EMA.__init__``, whose copy of the model has no state of DSQ: fairseq takes all of it for tensors."""
-
-    @functools.wraps(init)
-    def init_without(ema: EMA, model: nn.Module, *args: Any, **kwargs: Any) -> None:
-        state = model._modules.pop(NAME, None)
-        try:
-            init(ema, model, *args, **kwargs)
-        finally:
-            if state is not None:
-                model.add_module(NAME, state)
-        ema.model._load_state_dict_pre_hooks.clear()  # that of state.py; checkpoints of before have a state to leave
-
-    return init_without
-
-
 def _begin(loaded: tuple[Any, Any], cfg: Any, trainer: Trainer) -> None:
     """Tell the run how long it is, now that fairseq has its batches; ``loaded``: of ``load_checkpoint``."""
     state = getattr(trainer.task, "dsq_state", None)
-    if trainer.is_data_parallel_master and (state is None or not state.scheduler.updates):
-        set_aside(cfg.save_dir)
     if state is not None:
         _, epochs = loaded
         task = trainer.task
         batches = 0 if task.has_sharded_data("train") else len(epochs)
         total, before = total_updates(trainer.cfg.optimization, batches), trainer.get_num_updates()
-        task.dsq_updates = updates_left(total, before - state.scheduler.updates) or 0
+        task.dsq_updates = total and max(total - before + state.scheduler.updates, 1)
         state.set_total_updates(task.dsq_updates)
 
 

@@ -11,15 +11,14 @@ from typing import Any, Optional
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
-from dsq.config import DSQConfig, value_from_text
+from dsq.config import DSQConfig
 from dsq.precision import DEFAULT_LEVELS
 
 logger = logging.getLogger(__name__)
 
 ABOUT = """Training at a precision that rises by itself; the record of a run is dsq_history.json in --save-dir. A
-checkpoint holds the level; generation runs at the level the checkpoint was trained at, and needs none of these flags.
-dsq-train works as it is; the unmodified fairseq-train --user-dir fairseq_plugin cannot import fairseq 0.12.2 on Python
-3.11 and later before "python -m fairseq_plugin.startup install" was run once."""
+checkpoint holds the level; generation runs at that level and needs none of these flags. dsq-train works as it is; the
+unmodified fairseq-train --user-dir fairseq_plugin needs "python -m fairseq_plugin.startup install" once."""
 _RESET = """leave the DSQ state of the restored checkpoint: begin at the first of --dsq-levels, or go on without DSQ, at
 each start; --reset-optimizer and --finetune-from-model do so by themselves"""
 #: the fields of DSQConfig that are flags; PEFT's adapters do not meet fairseq
@@ -57,7 +56,7 @@ def flag_of(name: str) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags to ``parser`` as a group of their own; values are checked one by one as they are read."""
+    """Add the flags to ``parser`` as a group of their own; ``config_of`` checks their values."""
     group = parser.add_argument_group("DSQ (dynamic stashing quantization)", ABOUT)
     for name, option in OPTIONS.items():
         default, text = _default(name), option.metadata["help"]
@@ -65,22 +64,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             group.add_argument(flag_of(name), action="store_true", help=text)
             continue
         text += ". Absent: no DSQ" if name == "levels" else "" if default is None else f" (default: {default})"
-        metavar = option.metadata["metavar"]
-        group.add_argument(flag_of(name), type=_reader(name), default=default, metavar=metavar, help=text)
+        kind, metavar = option.metadata["kind"], option.metadata["metavar"]
+        group.add_argument(flag_of(name), type=kind, default=default, metavar=metavar, help=text)
     group.add_argument("--dsq-reset", action="store_true", help=_RESET)
-
-
-def _reader(name: str) -> Callable[[str], Any]:
-    """Return the function that turns the flag's text into its value, for argparse."""
-
-    def read(text: str) -> Any:
-        try:
-            value = value_from_text(name, text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-        return text if name in _TEXTS else value
-
-    return read
 
 
 def config_of(options: object, log: bool = True) -> DSQConfig | None:

@@ -61,15 +61,10 @@ class _InChunks:
         return sums(losses, sentences, features_BTD, target_BT, *parameters)
 
 
-class CrossEntropyInChunks(_InChunks, CrossEntropyCriterion):
-    """fairseq's cross_entropy."""
-
-
-class LabelSmoothedInChunks(_InChunks, LabelSmoothedCrossEntropyCriterion):
-    """fairseq's label_smoothed_cross_entropy."""
-
-
-_IN_CHUNKS = {CrossEntropyCriterion: CrossEntropyInChunks, LabelSmoothedCrossEntropyCriterion: LabelSmoothedInChunks}
+_IN_CHUNKS: dict[type, type] = {
+    kind: type(f"{kind.__name__}InChunks", (_InChunks, kind), {})
+    for kind in (CrossEntropyCriterion, LabelSmoothedCrossEntropyCriterion)
+}
 
 Losses = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 

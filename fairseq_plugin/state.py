@@ -64,6 +64,10 @@ class DSQState(nn.Module):
         self.validations.append({"update": update, "level": self.scheduler.level, "loss": loss})
         return self.scheduler.step(loss)
 
+    def __deepcopy__(self, memo: object) -> nn.Module:
+        """Nothing: fairseq's running mean of the weights (--store-ema) takes all of a copy's state for tensors."""
+        return nn.Module()
+
     def get_extra_state(self) -> dict[str, Any]:
         return {
             "config": self.config.as_dict(),
@@ -109,8 +113,9 @@ def prepare(
 
 
 def state_of(model: nn.Module) -> DSQState | None:
-    """The DSQ state of ``model``; None where it has not been converted."""
-    return getattr(model, NAME, None)
+    """The DSQ state of ``model``; None where it has not been converted, and of a copy."""
+    state = getattr(model, NAME, None)
+    return state if isinstance(state, DSQState) else None
 
 
 def _convert(model: nn.Module, config: dsq.DSQConfig) -> None:

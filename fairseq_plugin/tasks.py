@@ -6,23 +6,30 @@ its classification head there), and tells it of each update and each validation.
 
 import contextlib
 import inspect
+import json
 import logging
+import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import torch
 from fairseq.logging import metrics
 from fairseq.tasks import FairseqTask
+from torch import distributed, nn
 
 import dsq
+from dsq.command import write_text
 from dsq.costmodel import predicted
+from dsq.dynamic import stash_mib
 from dsq.precision import levels_text
-from dsq.stash.meter import Observation
-from fairseq_plugin.flags import config_of
+from fairseq_plugin.flags import InputError, config_of
 from fairseq_plugin.loss_in_chunks import FEATURES_ONLY, in_chunks
-from fairseq_plugin.record import write_history, write_workload
 from fairseq_plugin.state import DSQState, prepare, state_of
 
 logger = logging.getLogger(__name__)
+FILE = "dsq_history.json"  #: the record of a run, in --save-dir
+WORKLOAD = "dsq_workload.json"  #: the model that it trained
 
 
 class DSQTask(FairseqTask):
@@ -33,7 +40,7 @@ class DSQTask(FairseqTask):
     dsq_save_dir = ""
     dsq_updates = 0  #: updates of the run that are made with DSQ, from the first epoch on; 0: nothing bounds them
     dsq_state: DSQState | None = None
-    _dsq_observation: Observation  #: of the model, which it holds
+    _dsq_model: Any
     _validation_is_new = False
     _described = False
 
@@ -54,7 +61,7 @@ class DSQTask(FairseqTask):
         prepare(model, self.dsq_config, reset=lambda: self.dsq_reset, inference=from_checkpoint)
         self.dsq_state = state_of(model)
         if self.dsq_state is not None:
-            self._dsq_observation = Observation(model)
+            self._dsq_model = model
             levels = levels_text(self.dsq_state.config.levels)
             logger.info("DSQ: %d linears converted, levels %s", len(dsq.converted(model)), levels)
         return model
@@ -62,7 +69,7 @@ class DSQTask(FairseqTask):
     def build_criterion(self, cfg: Any) -> Any:
         criterion, state = super().build_criterion(cfg), self.dsq_state
         packs = state is not None and state.config.stash == "all"
-        return in_chunks(criterion, self._dsq_observation.model) if packs else criterion
+        return in_chunks(criterion, self._dsq_model) if packs else criterion
 
     def train_step(self, sample: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         state = self.dsq_state
@@ -78,7 +85,7 @@ class DSQTask(FairseqTask):
             yield
             return
         calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        model = self._dsq_observation.model
+        model = self._dsq_model
         hook = model.register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True)
         try:
             yield
@@ -100,8 +107,8 @@ class DSQTask(FairseqTask):
         if state.training:  # fairseq calls this once an update, with the outputs of all workers, and in validation
             before = state.scheduler.level
             if state.record(int(sum(output.get("ntokens", 0) for output in logging_outputs))):
-                rise(state, self._dsq_observation.model, before, state.scheduler.updates, "as --dsq-rise-at says")
-        seen = {"level": state.scheduler.level, **self._dsq_observation.metrics()}
+                rise(state, self._dsq_model, before, state.scheduler.updates, "as --dsq-rise-at says")
+        seen = {"level": state.scheduler.level, **stash_mib(self._dsq_model)}
         for name, value in seen.items():
             metrics.log_scalar(f"dsq_{name}", value, weight=0, priority=150, round=2)
 
@@ -115,7 +122,6 @@ class DSQTask(FairseqTask):
         if self.dsq_state is None or not self._validation_is_new:  # called for each valid subset: the first one counts
             return
         self._validation_is_new = False
-        self._dsq_observation.begin()
         # stats["loss"] is rounded for the log; the meter is not, and it has summed up all workers
         step_schedule(self.dsq_state, model, stats["num_updates"], float(agg["loss"].avg))
         write_history(self.dsq_state, self.dsq_save_dir)
@@ -131,12 +137,56 @@ def step_schedule(state: DSQState, model: Any, update: int, loss: float) -> None
 def rise(state: DSQState, model: Any, before: int, update: int, why: str) -> None:
     """Bring ``model`` to the scheduler's level, and say so in the log."""
     dsq.set_level(model, state.config, state.scheduler.level)
-    logger.info(
-        "DSQ level %d %s -> %d %s at update %d: %s",
-        before,
-        state.config.levels[before],
-        state.scheduler.level,
-        state.scheduler.precision,
-        update,
-        why,
-    )
+    there = f"{state.scheduler.level} {state.scheduler.precision}"
+    logger.info("DSQ level %d %s -> %s at update %d: %s", before, state.config.levels[before], there, update, why)
+
+
+# ---- the record of a run
+
+
+def history(state: DSQState) -> dict[str, Any]:
+    """The run so far, as data for JSON.
+
+    ``levels`` has for each level its precision, updates and tokens; ``validations`` the update, level and loss of each
+    one.
+    """
+    config = state.config.as_dict()
+    del config["levels"]
+    levels = state.scheduler.history()["levels"]
+    return {
+        **config,
+        "level": state.scheduler.level,
+        "updates": state.scheduler.updates,
+        "tokens": sum(level["tokens"] for level in levels),
+        "levels": levels,
+        "validations": [
+            {**one, "loss": one["loss"] if math.isfinite(one["loss"]) else None} for one in state.validations
+        ],
+    }
+
+
+def write_history(state: DSQState, folder: str) -> None:
+    """Write the record of ``state`` to ``folder``; only the first worker does."""
+    described = (Path(folder) / WORKLOAD).exists()
+    _write(Path(folder) / FILE, {**history(state), "workload": WORKLOAD if described else None})
+
+
+def write_workload(model: nn.Module, folder: str, *inputs: Any, **keywords: Any) -> dict[str, Any]:
+    """Describe a training step ``model(*inputs, **keywords)`` for ``dsq-cost``; the run stays what it is without."""
+    weights = [(parameter, parameter.data) for parameter in model.parameters()]
+    with torch.random.fork_rng():
+        workload = dsq.workload.trace(model, *inputs, **keywords)
+    for parameter, data in weights:  # a forward with --quant-noise-pq replaces them
+        parameter.data = data
+    _write(Path(folder) / WORKLOAD, workload)
+    return workload
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_rank() != 0:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(data, indent=1) + "\n")
+    except (OSError, ValueError) as error:
+        raise InputError(f"--save-dir: {error}; make room, then give the same command again") from error

@@ -239,18 +239,6 @@ class FusedLinear(Protocol):
         """``gemms`` of dx and of dw; None for what is not wanted."""
 
 
-class FusedAttention(Protocol):
-    """Attention in one call, of q (B, H, L, D), k and v (B, H, S, D)."""
-
-    def serving(self) -> AbstractContextManager[None]:
-        """PyTorch's operators by these kernels, while inside, in all threads."""
-
-    def gradients(
-        self, dy: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The gradients of q, k and v, without the result of a forward; None where the kernels do not take these."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)  # a key of caches
 class Backend:
     """The kernels of one kind of device. Tensors come contiguous, detached and checked, of DTYPES (masks: or bool)."""
@@ -280,7 +268,11 @@ class Backend:
     tuned: bool = False  #: of those that fit, take the one that proves fastest (kernels/tuning.py), else the first
     device_type: str = "cpu"  #: of the tensors that it is timed on
     linear: FusedLinear | None = None  #: None: a linear layer runs kernel by kernel
-    attention: FusedAttention | None = None  #: None: PyTorch's is as fast
+    #: PyTorch's attention by these kernels, while inside, in all threads; None: PyTorch's is as fast
+    fused_attention: Callable[[], AbstractContextManager[None]] | None = None
+    #: (dy, q (B, H, L, D), k and v (B, H, S, D), causal, scale) -> the gradients of q, k and v, without the result of a
+    #: forward; None where the kernels do not take these
+    attention_gradients: Callable[..., tuple[Tensor, Tensor, Tensor] | None] | None = None
     #: (float32 values, in place) -> ReLU of them, bits of the result's mask; None: PyTorch's, then ``pack_mask``
     relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]] | None = None
     #: lengths of boxes that quantise, pack and unpack take (0: one scale for the tensor); None: any

@@ -42,8 +42,7 @@ _backends: dict[str, Backend] = {}
 
 def backend_for(device: torch.device) -> Backend:
     """The backend of the device, loaded with the first call; the reference, with a warning, where it does not load."""
-    found = _backends.get(device.type)
-    return _load(device.type) if found is None else found
+    return _backends.get(device.type) or _load(device.type)
 
 
 def _load(device_type: str) -> Backend:
@@ -85,17 +84,17 @@ def fused_attention() -> Iterator[bool]:
     in another order than PyTorch's. Gives whether the kernels serve this machine: a CPU with AVX2
     (docs/performance.md).
     """
-    attention = backend_for(torch.device("cpu")).attention
-    with nullcontext() if attention is None else attention.serving():
-        yield attention is not None
+    fused = backend_for(torch.device("cpu")).fused_attention
+    with nullcontext() if fused is None else fused():
+        yield fused is not None
 
 
 def attention_gradients(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """The gradients of q (B, H, L, D), k and v (B, H, S, D), from them alone; None where no kernel takes these."""
-    attention = backend_for(dy.device).attention
-    return None if attention is None else attention.gradients(dy, q, k, v, causal, scale)
+    gradients = backend_for(dy.device).attention_gradients
+    return None if gradients is None else gradients(dy, q, k, v, causal, scale)
 
 
 def codec_for(device: torch.device, fmt: Format) -> Backend:

@@ -142,17 +142,14 @@ def _file() -> Path:
     """Raises RuntimeError where the user has no home."""
     if ours := os.environ.get("DSQ_CACHE"):
         return Path(ours) / "gemms.jsonl"
-    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not caches.is_absolute():  # unset, or one that the XDG Base Directory Specification says to ignore
-        caches = Path.home() / ".cache"
-    return caches / "dsq" / "gemms.jsonl"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsq" / "gemms.jsonl"
 
 
 def _known(gemms: Sequence[GemmKernel], key: str) -> GemmKernel | None:
     """The choice in the file; None where there is none that can be read."""
     lines: list[bytes] = []
     with suppress(OSError, RuntimeError):
-        lines = _file().read_bytes().splitlines() if _file().is_file() else []  # a FIFO would wait for ever
+        lines = _file().read_bytes().splitlines()
     choices = {_line(key, gemm.name).encode(): gemm for gemm in gemms}
     return next((choices[line] for line in lines if line in choices), None)
 
@@ -161,8 +158,6 @@ def _keep(key: str, name: str) -> None:
     """Enter a choice into the file; where it cannot be written, it is measured again by the next process."""
     with suppress(OSError, RuntimeError):
         _file().parent.mkdir(parents=True, exist_ok=True)
-        if _file().exists() and not _file().is_file():
-            return
         with _file().open("a", encoding="utf-8") as file:
             file.write(f"\n{_line(key, name)}\n")  # not behind one that a killed process did not finish
 

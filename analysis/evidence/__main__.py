@@ -17,9 +17,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from analysis import ROOT
-from analysis.evidence.comparison import PAGE, page
+from analysis.evidence.comparison import PAGE, Evidence, page_tables
 from analysis.evidence.ledger import LEDGER, Session, read_rows
 from analysis.evidence.suite import SUITE, Suite, load_suite, locate
+from analysis.tables import written
 from dsq.command import OneLineParser, count, guarded, write_text
 
 
@@ -71,8 +72,9 @@ def run(given: Namespace, suite: Suite) -> None:
 
 
 def write(given: Namespace, suite: Suite) -> None:
-    """Write the page of a ledger."""
-    write_text(given.out, page(suite, read_rows(given.ledger, suite)))
+    """Write the page of a ledger: docs/evidence.md with tables of it."""
+    kinds = page_tables(Evidence(suite, read_rows(given.ledger, suite)))
+    write_text(given.out, written(PAGE.read_text(encoding="utf-8"), kinds))
 
 
 def train(given: Namespace, suite: Suite) -> None:

@@ -20,35 +20,6 @@ _T95 = (
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
 )
 
-INTRODUCTION = """# Evidence
-
-What does a setting cost in accuracy, and what does it save? Each row is a mean over real tasks. Each run is compared
-with the fp32 run of the same seed, which has the same initial weights and batches.
-"""
-
-READING = """- `[8,4,8,8]` is `dsq.DSQConfig("[8,4,8,8]")`; "all" adds `stash="all"`, as every trainer's one line does.
-  In both, the backward reads weights in 5 bits. The rows of all other settings with levels are older: there it read
-  weights at q1, as in the paper.
-- "checkpoint" recomputes each block from its input, which is packed in 4 bits. mesa, gact and wtacrs are
-  [stash policies](stash-policies.md).
-- Loss: on held-out data; nats a token in translation (label smoothing of 0.1) and language modelling, elsewhere nats a
-  sample. Differences are in nats a token, elsewhere in shares of fp32's loss.
-- Score: BLEU in translation, elsewhere the share of right tokens or classes in %.
-- ±: half of the 95 % interval of the mean (Student's t): over tasks in the table above, over seeds in those below. A
-  value without ± has one task or seed.
-- Held: bytes that a step keeps for its backward; not measured in translation; (13): over 13 tasks. Time: CPU time of
-  one thread, where one model of processor ran both; over several tasks, of those that have times of every row. dsq
-  gains time in wide layers ([performance](performance.md)), and most of these models are small. Peak: resident memory
-  of the whole process, which in small models is mostly PyTorch.
-"""
-
-DETAIL = """[evidence.csv](../analysis/results/evidence.csv) has every run of every setting, and
-[suite.toml](../analysis/evidence/suite.toml) says what each task and setting is. Settings of a task or two stand where
-they matter: [few bits](formats.md#what-few-bits-cost), [stash policies](stash-policies.md#the-papers-tables),
-[fixed point](results.md#the-papers-tables).
-
-    make evidence DATA=../data                   # runs what the ledger lacks, then writes this page
-"""
 #: what the page calls a task's kind
 _KINDS = {"language": "language models", "finetuning": "fine-tuning", "graph": "graphs"}
 
@@ -134,20 +105,15 @@ class Evidence:
         return found
 
 
-def page(suite: Suite, rows: Mapping[Key, Record]) -> str:
-    """The page: a table over tasks and how to read it, tables by task, and what was run where."""
-    evidence = Evidence(suite, rows)
-    parts = [
-        INTRODUCTION,
-        over_tasks(evidence, _asked(suite, 3)),
-        READING.strip() + _schedules(evidence) + _tasks(evidence),
-    ]
-    parts += [
-        "Tasks whose loss lies above bf16 autocast's by more than two standard errors, and by how much:",
-        _strays(evidence),
-    ]
-    parts += ["## By task", _by_task(evidence), "## What was run", DETAIL, _whereabouts(evidence)]
-    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+def page_tables(evidence: Evidence) -> dict[str, Callable[..., str]]:
+    """What makes the tables of docs/evidence.md (analysis/tables.py): over tasks, by task, and what was run where."""
+    return {
+        "settings": lambda: over_tasks(evidence, _asked(evidence.suite, 3)),
+        "runs": lambda: _schedules(evidence) + _tasks(evidence),
+        "strays": partial(_strays, evidence),
+        "task": partial(_by_task, evidence),
+        "whereabouts": partial(_whereabouts, evidence),
+    }
 
 
 def _asked(suite: Suite, tier: int) -> list[str]:
@@ -161,14 +127,14 @@ def _tasks(evidence: Evidence) -> str:
     for task in evidence.suite.tasks.values():
         if evidence.column(task.name, FP32, "loss"):
             kinds.setdefault(_KINDS.get(task.kind, task.kind), []).append(task.name)
-    return "\n- Tasks: " + ", ".join(f"{kind} ({', '.join(names)})" for kind, names in kinds.items()) if kinds else ""
+    return "- Tasks: " + ", ".join(f"{kind} ({', '.join(names)})" for kind, names in kinds.items()) if kinds else ""
 
 
 def _schedules(evidence: Evidence) -> str:
     """A line of the list for each setting that ran whose levels rise."""
     ran = {setting for _, setting, _ in evidence.rows}
     rising = [one for one in evidence.suite.settings.values() if one.rise_at is not None and one.name in ran]
-    return "".join(f"\n- {one.name}: `{one.levels}`; rises after {one.rise_at:.0%} of the updates" for one in rising)
+    return "".join(f"- {one.name}: `{one.levels}`; rises after {one.rise_at:.0%} of the updates\n" for one in rising)
 
 
 def over_tasks(evidence: Evidence, settings: Iterable[str], tasks: Sequence[str] | None = None) -> str:
@@ -202,34 +168,24 @@ def over_tasks(evidence: Evidence, settings: Iterable[str], tasks: Sequence[str]
 def _strays(evidence: Evidence) -> str:
     lines = []
     for name in evidence.suite.settings:
-        found = (
-            {}
-            if name in (FP32, YARDSTICK)
-            else {task: evidence.losses(task, name, YARDSTICK).mean for task in evidence.strays(name)}
-        )
-        lines += [f"- {name}: " + ", ".join(f"{task} {above:+.3f}" for task, above in found.items())] if found else []
+        if name != FP32 and (tasks := evidence.strays(name)):
+            above = (f"{task} {evidence.losses(task, name, YARDSTICK).mean:+.3f}" for task in tasks)
+            lines.append(f"- {name}: {', '.join(above)}")
     return "\n".join(lines) or "none."
 
 
-def _by_task(evidence: Evidence) -> str:
-    """Losses, scores and costs, a row a task, of the settings that tier 2 asks for."""
+def _by_task(evidence: Evidence, what: str) -> str:
+    """Losses, scores or costs over fp32's, a row a task, of the settings that tier 2 asks for."""
     names = [name for name in _asked(evidence.suite, 2) if name != FP32]
-    tasks = [task for task in evidence.suite.tasks if evidence.column(task, FP32, "loss")]
-    if not tasks:
-        return "No run yet."
-    parts = []
-    for title, column, spec, found in (
-        ("Loss of fp32, and how much others differ from it:", "loss", ".3f", evidence.losses),
-        ("Score of fp32, and how much others differ from it:", "score", ".1f", evidence.scores),
-    ):
-        records: list[Record] = [
-            {"task": task, FP32: f"{fmean(evidence.column(task, FP32, column)):{spec}}"}
-            | {name: found(task, name).text("+.3f" if column == "loss" else "+.2f") for name in names}
-            for task in tasks
-        ]
-        parts += [title, table(records, markdown=True)]
-    costs = [{"task": task} | {name: _cost(evidence, task, name) for name in names} for task in tasks]
-    return "\n\n".join((*parts, "Held, time and peak, over fp32's:", table(costs, markdown=True)))
+    records: list[Record] = []
+    for task in (task for task in evidence.suite.tasks if evidence.column(task, FP32, "loss")):
+        if what == "costs":
+            records.append({"task": task} | {name: _cost(evidence, task, name) for name in names})
+            continue
+        found, spec = (evidence.losses, ".3f") if what == "loss" else (evidence.scores, ".1f")
+        mine = {"task": task, FP32: f"{fmean(evidence.column(task, FP32, what)):{spec}}"}
+        records.append(mine | {name: found(task, name).text("+.3f" if what == "loss" else "+.2f") for name in names})
+    return table(records, markdown=True) if records else "No run yet."
 
 
 def _cost(evidence: Evidence, task: str, name: str) -> str:

@@ -272,28 +272,16 @@ def faults(rows: Iterable[Record]) -> list[str]:
     return found
 
 
-def summary(rows: list[Record]) -> list[Record]:
-    """A line a kernel: for each target the most registers of a thread, the most KiB of shared memory of a block, and
-    spilled bytes, if any; then of all the widest accesses, and matrix and asynchronous instructions."""
-    found: list[Record] = []
-    compiled = [row for row in rows if "error" not in row]
-    for kernel in sorted({row["kernel"] for row in compiled}):
-        mine = [row for row in compiled if row["kernel"] == kernel]
-        line: dict[str, Any] = {"kernel": kernel}
-        for target in TARGETS:
-            of_target = [row for row in mine if row["target"] == target]
-            if of_target:
-                spilled = max(row["spilled"] for row in of_target)
-                line["variants"] = max(line.get("variants", 0), len(of_target))
-                line[target] = f"{_most('registers', of_target)}, {_most('shared', of_target) / 1024:.3g}"
-                line[target] += f", {spilled} B" * bool(spilled)
-        line |= {name: _most(name, mine) for name in ("load", "store", "matrix", "async")}
-        found.append(line)
-    return found
+def summary(rows: list[Record]) -> list[Any]:
+    """A row a kernel and target: how many variants there are, and the most of each figure among them."""
+    import pandas as pd
 
-
-def _most(name: str, rows: list[Record]) -> int:
-    return int(max(row[name] for row in rows))
+    compiled = pd.DataFrame([{"variants": 1, **row} for row in rows if "error" not in row])
+    if compiled.empty:
+        return []
+    figures = dict.fromkeys(("registers", "spilled", "shared", "load", "store", "matrix", "async"), "max")
+    of_each = compiled.groupby(["kernel", "target"], sort=False).agg({"variants": "sum", **figures})
+    return list(of_each.reset_index().sort_values("kernel", kind="stable").to_dict("records"))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,28 +1,24 @@
-"""Files of sentence pairs and of labelled sentences, plain, .xz or .gz, with tabs between columns; and subwords."""
+"""Files of sentence pairs and of labelled sentences, plain or .xz, with tabs between columns; and subwords."""
 
-import gzip
 import io
 import lzma
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-_OPEN: dict[str, Callable[..., IO[str]]] = {"": open, ".xz": lzma.open, ".gz": gzip.open}
 #: two sentences that say the same
 Pair = tuple[str, str]
 
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file. Raises ValueError where the file is not UTF-8, or not whole."""
-    opener = _OPEN[path.suffix if path.suffix in _OPEN else ""]
     try:
-        with opener(path, "rt", encoding="utf-8-sig", newline="\n") as file:
-            return [line.rstrip("\r\n") for line in file]
+        content = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+        return [line.rstrip("\r") for line in content.decode("utf-8-sig").removesuffix("\n").split("\n")]
     except UnicodeDecodeError:
         raise ValueError(f"--data: {path.name} is not UTF-8 text") from None
-    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError):
+    except lzma.LZMAError:
         raise ValueError(f"--data: {path.name} is not a whole {path.suffix} file") from None
 
 

@@ -103,6 +103,8 @@ def train(text: Text, binary: Path, out: Path, levels: str, flags: Sequence[str]
         ValueError: a command's own line, where a flag or the text is a mistake.
         RuntimeError: a command failed otherwise.
     """
+    from sacrebleu.metrics.bleu import BLEU
+
     make_folder(out)
     started, checkpoints = time.perf_counter(), out / "checkpoints"
     given = [str(binary), "--save-dir", str(checkpoints), *_FIXED.split(), *_DEFAULTS.split()]
@@ -116,16 +118,10 @@ def train(text: Text, binary: Path, out: Path, levels: str, flags: Sequence[str]
     return Trained(
         valid_losses(out / "train.log"),
         seconds,
-        _bleu(translations, text.side("test", text.target)),
+        round(BLEU().corpus_score(translations, [text.side("test", text.target)]).score, 2),
         translations,
         best,
     )
-
-
-def _bleu(translations: list[str], references: list[str]) -> float:
-    from sacrebleu.metrics.bleu import BLEU
-
-    return round(BLEU().corpus_score(translations, [references]).score, 2)
 
 
 def fairseq(command: str, arguments: Sequence[str], log: Path) -> None:

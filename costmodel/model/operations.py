@@ -143,10 +143,6 @@ class Workload:
         regex = pattern("exclude", exclude)
         return self._with_gemms(lambda gemm: replace(gemm, quantised=False) if regex.search(gemm.name) else gemm)
 
-    def converting_tied(self) -> "Workload":
-        """The workload with a tied output projection converted too, as by `dsq.convert(tied=True)`."""
-        return self._with_gemms(lambda gemm: replace(gemm, quantised=True) if gemm.tied else gemm)
-
     def freezing(self, frozen: str) -> "Workload":
         """The workload with weights and biases of layers whose name matches the regex held as they are: no dw product,
         nothing kept for it, no update; and no backward at all before the first layer that trains. Raises ValueError."""

@@ -17,12 +17,7 @@ from typing import Any, TypeVar
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_callback import (
-    ExportableState,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-)
+from transformers.trainer_callback import ExportableState, TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
 from dsq.config import DSQConfig

@@ -106,9 +106,6 @@ class Products(TorchFunctionMode):
             return product(input, other, self.quantizers.products, self.quantizers.seed())
         return None
 
-    def rmatmul(self, other: Any, input: Any) -> Tensor | None:
-        return self.matmul(input, other)
-
     def _by_weight(self, a: Tensor, b: Tensor) -> Tensor | None:
         if self.owns(a):
             y = None if self.owns(b) else self._by_weight(b.mT, a.mT)
@@ -162,21 +159,11 @@ class Products(TorchFunctionMode):
             return made.result(linear(a, b, None, self.quantizers))
         return made.result(self._batched(a.flatten(0, -3), b.flatten(0, -3)))
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor | None:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Tensor | None:
         if not self.attending:
             return None
         q = self.quantizers
-        return attention(query, key, value, q.products, attn_mask, dropout_p, is_causal, scale, enable_gqa, q.seed())[0]
+        return attention(query, key, value, q.products, *rest, **named, seed=q.seed())[0]  # type: ignore[misc]
 
 
 _QUANTISED: dict[Any, Callable[..., Tensor | None]] = {
@@ -184,9 +171,8 @@ _QUANTISED: dict[Any, Callable[..., Tensor | None]] = {
     torch.addmm: Products.addmm,
     torch.einsum: Products.einsum,
     F.scaled_dot_product_attention: Products.attend,
-    Tensor.__rmatmul__: Products.rmatmul,
-    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm), Products.matmul),
-    Tensor.__matmul__: Products.matmul,
+    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm), Products.matmul),
+    **dict.fromkeys((Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__), Products.matmul),
     **dict.fromkeys((F.grouped_mm, torch._grouped_mm), Products.grouped),
 }
 

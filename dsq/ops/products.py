@@ -143,10 +143,8 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
 def refuse_transforms() -> None:
     """Raise RuntimeError under a transform of torch.func. (While a compiler traces, its stack is never None.)"""
     if function_transform() is not None and not torch.compiler.is_compiling():
-        raise RuntimeError(
-            "dsq layers do not go with the transforms of torch.func (grad, vmap, jvp): call backward() or "
-            "torch.autograd.grad, or dsq.unconvert(model) first"
-        )
+        text = "dsq layers do not go with the transforms of torch.func (grad, vmap, jvp)"
+        raise RuntimeError(f"{text}: call backward(), or dsq.unconvert(model) first")
 
 
 def product(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | None = None) -> Tensor:
@@ -163,23 +161,13 @@ def product(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | Non
     autocast = autocast_dtype(a_MK)
     if autocast is None and a_MK.dtype != b_KN.dtype:
         raise TypeError(f"a and b must share a floating dtype, got {a_MK.dtype} and {b_KN.dtype}")
-    _check(a_MK, b_KN)
+    if min(a_MK.dim(), b_KN.dim()) < 2 or a_MK.shape[-1] != b_KN.shape[-2]:
+        raise ValueError(f"a must be (..., M, K) and b (..., K, N), got {tuple(a_MK.shape)} and {tuple(b_KN.shape)}")
     refuse_transforms()
     trained = torch.is_grad_enabled() and (a_MK.requires_grad or b_KN.requires_grad)
     if trained or forward_ad._current_level >= 0:  # PyTorch refuses an autograd function in forward mode
         return _Product.apply(a_MK, b_KN, matmuls, seed, autocast)  # type: ignore[no-any-return, no-untyped-call]
     return multiply(matmuls.output, a_MK, b_KN, seed=seed, dtype=autocast)
-
-
-def _check(a_MK: Tensor, b_KN: Tensor) -> None:
-    try:
-        torch.broadcast_shapes(a_MK.shape[:-2], b_KN.shape[:-2])
-        fits = min(a_MK.dim(), b_KN.dim()) >= 2 and a_MK.shape[-1] == b_KN.shape[-2]
-    except RuntimeError:
-        fits = False
-    if not fits:
-        shapes = f"{tuple(a_MK.shape)} and {tuple(b_KN.shape)}"
-        raise ValueError(f"a must be (..., M, K) and b (..., K, N), got {shapes}")
 
 
 class _Product(torch.autograd.Function):
@@ -257,16 +245,7 @@ def _grouped(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | No
     return product(by_group, b_KN.unsqueeze(-3), matmuls, seed).flatten(-4, -3)
 
 
-def _operator(
-    a: Tensor,
-    b: Tensor,
-    scales: Tensor | None,
-    shape: list[int] | None,
-    bias: Tensor | None,
-    matmul: str,
-    seed: int | None,
-    dtype: torch.dtype,
-) -> Tensor:
+def _operator(a: Tensor, b: Tensor, scales: Any, shape: Any, bias: Any, matmul: str, seed: Any, dtype: Any) -> Tensor:
     operand = b if scales is None or shape is None else Codes(b, scales, torch.Size(shape))
     return _multiply(parse_matmul(matmul), a, operand, bias, seed, dtype)
 

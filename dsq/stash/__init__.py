@@ -12,15 +12,11 @@ Start reading in table/ (what is kept of each operation), then codes.py (how), i
 docs/extending.md has a whole policy in 20 lines.
 """
 
-import importlib
-
+from dsq.stash import bfp, gact, mesa, selective, wtacrs  # noqa: F401 - registers them
 from dsq.stash.checkpoint import packed_checkpoint
 from dsq.stash.controller import Controller, Summary
 from dsq.stash.meter import Held, Report, measure
 from dsq.stash.policy import apply, policies, register
-
-for _policy in ("bfp", "gact", "mesa", "selective", "wtacrs"):  # which registers it
-    importlib.import_module(f"{__name__}.{_policy}")
 
 __all__ = [
     "Controller",

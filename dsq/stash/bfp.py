@@ -8,20 +8,20 @@ Some operations keep more bits than q1 (MORE), by the error of the whole gradien
 is where few bits hurt most, the more the longer a model has trained; a norm's x^ serves the linear layer behind it too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
-from dsq.arguments import choice, whole_number
-from dsq.formats import DEFAULT, FORMATS, MAX_PACKED_BITS, NARROWEST, WIDEST, Format, named
+from dsq.arguments import choice
+from dsq.formats import DEFAULT, FORMATS, MAX_PACKED_BITS, Format, named
 from dsq.kept import LEAST_BITS, MORE, What
 from dsq.quantizers import Quantised
-from dsq.stash.codes import Code, in_boxes
+from dsq.stash.codes import Code, Stash, in_boxes
 from dsq.stash.controller import Controller
-from dsq.stash.interception import TablePolicy
+from dsq.stash.interception import Interception, TablePolicy
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 
@@ -45,12 +45,10 @@ def attach(
     Raises:
         ValueError: an option out of range.
     """
-    if bits is not None:
-        bits = whole_number("bits", bits, NARROWEST, WIDEST)
     if format is not None:
         choice("format", format, FORMATS)
     controller = Bfp(model, bits, format, box)
-    controller.format_now()  # refuses a box that the format has not
+    controller.format_now()  # refuses bits out of range, and a box that the format has not
     return controller
 
 
@@ -81,8 +79,10 @@ class Bfp(TablePolicy):
         self._format = self.format_now()
         return BoxCodec(_formats(self._format))
 
-    def traced_codec(self) -> "BoxCodec":
-        return BoxCodec(_formats.__wrapped__(self.format_now()))
+    def traced(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the model under a mode that the compiler traces too."""
+        with Interception(Stash(BoxCodec(_formats.__wrapped__(self.format_now()))), self.rows):
+            return run(*args, **kwargs)
 
     def details(self) -> tuple[str, ...]:
         return (f"format {self._format}",)

@@ -59,10 +59,10 @@ def attach(model: nn.Module, *, segments: str | None = None) -> Controller:
 
 
 def _blocks(model: nn.Module) -> dict[str, nn.Module]:
-    lists = [(n, m) for n, m in model.named_modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
     blocks = [
         {f"{name}.{child}".lstrip("."): m for child, m in parent.named_children() if any(True for _ in m.children())}
-        for name, parent in lists
+        for name, parent in model.named_modules()
+        if isinstance(parent, (nn.ModuleList, nn.Sequential))
     ]
     return max(blocks, key=len, default={})
 
@@ -80,7 +80,9 @@ def _checkpointed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     forward = type(module).forward
     if not torch.is_grad_enabled():
         return forward(module, *args, **kwargs)
-    _check_no_cache(module, (*args, *kwargs.values()))
+    if any(hasattr(type(it), "get_seq_length") for it in (*args, *kwargs.values())):  # transformers' keys and values
+        text = f"a checkpointed segment ({type(module).__name__}) would fill its cache again when it is recomputed"
+        raise RuntimeError(f"{text}: call the model with use_cache=False")
     leaves, spec = tree_flatten((args, kwargs))
 
     def run(*leaves: Any) -> Any:
@@ -90,16 +92,6 @@ def _checkpointed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return forward(module, *args, **kwargs)
 
     return checkpoint(run, *leaves, use_reentrant=False)
-
-
-def _check_no_cache(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-    """Raise RuntimeError for keys and values of transformers that a segment adds to: it would add to them again."""
-    cache = next((a for a in arguments if hasattr(type(a), "get_seq_length")), None)
-    if cache is not None:
-        raise RuntimeError(
-            f"a checkpointed segment ({type(module).__name__}) was given a {type(cache).__name__}, which it would fill "
-            "again when it is recomputed; call the model with use_cache=False"
-        )
 
 
 # ---- for whoever calls torch.utils.checkpoint ----

@@ -12,6 +12,7 @@ span. The operations that are coded, and why, are in dsq/stash/table.
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -137,6 +138,8 @@ class Stash:
         if x.dtype not in FLOATS or _is_small(x) or is_weight(x) or self._stays_exact(x):
             return self.exact(x)
         key, order, values = place(x)
+        if what == "factor":
+            self._derive_part(x)
         if not _compiling() and key in self._made:
             return self._made[key].seen_as(order)
         values = values if prepare is None else prepare(values)
@@ -181,10 +184,11 @@ class Stash:
         """Return the form of a mask whose bits were made already."""
         if not _compiling():
             self._count(0, (bits,))
-        return Form((bits,), lambda kept: order.restore(unpack_mask(kept[0], order.count, dtype)))
+        return Form((bits,), lambda kept: order.restore(unpack_mask(kept[0], prod(order.sizes), dtype)))
 
     def find(self, x: Tensor) -> Form | None:
         """Return the form that ``x`` has already."""
+        self._derive_part(x)
         return self.find_linear(x, None)[1]
 
     def find_linear(self, x: Tensor, operand: Operand | None) -> tuple[tuple[Tensor, ...] | None, Form | None]:
@@ -222,6 +226,17 @@ class Stash:
         parts, tensors = _parts(sources)
         form = Form(tensors, lambda saved: order.laid_out(make(*_values(parts, saved))))
         return self._put(key, y, form, order, sources=parts)
+
+    def _derive_part(self, x: Tensor) -> None:
+        """Note that a part of what is made again of others, as one step's gate of the gates of all steps, is made of
+        it: codes of its own would not say how near to 1 a gate is."""
+        whole = x._base
+        if _compiling() or whole is None or not whole.is_contiguous() or place(x)[0] in self._made:
+            return
+        form = self.find_linear(whole, None)[1]
+        if form is not None and is_made_of_others(form):
+            layout, start = (x.shape, x.stride()), x.storage_offset() - whole.storage_offset()
+            self.derive(x, (form,), lambda values: values.as_strided(*layout, values.storage_offset() + start))
 
     def restored(
         self, y: Tensor, what: What, restore: Callable[..., Tensor], *beside: Kept, prepare: Prepare | None = None
@@ -278,10 +293,8 @@ def refuse_create_graph() -> None:
     """Raise RuntimeError in a backward with create_graph=True: a second derivative of rounded or sampled values is
     wrong."""
     if torch.is_grad_enabled() and not _compiling():
-        raise RuntimeError(
-            "dsq.stash keeps this model's activations in a form that is differentiable once: create_graph=True is not "
-            "supported; call dsq.unconvert(model), or remove() on the controller of a policy applied by hand, first"
-        )
+        text = "activations in a packed stash are differentiable once: create_graph=True is not supported"
+        raise RuntimeError(f"{text}; take the policies away (dsq.unconvert(model), controller.remove())")
 
 
 def is_weight(x: Tensor) -> bool:

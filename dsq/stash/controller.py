@@ -48,10 +48,8 @@ class SharedByCopies:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError(
-            "a model under a stash policy cannot be pickled: save its state_dict(), or call dsq.unconvert(model), and "
-            "remove() on the controller of a policy applied by hand, first"
-        )
+        text = "a model under a stash policy cannot be pickled: save its state_dict(), or call dsq.unconvert(model)"
+        raise TypeError(f"{text}, and remove() on the controllers of policies applied by hand, first")
 
 
 @dataclass(eq=False)
@@ -68,12 +66,12 @@ class Controller(SharedByCopies):
     name: str = ""  # set by apply
     compiles: bool = False  #: whether the model, or blocks of it, may be compiled; set by apply
     attached: tuple[str, ...] = ()
-    hooks: list[Any] = field(default_factory=list, repr=False)  #: which remove() takes away
+    hooks: list[Any] = field(default_factory=list, repr=False)  #: before forwards; which remove() takes away
     parts: frozenset[int] = frozenset()  #: ids of those that were called by themselves, one after another
 
     def around(self, module: nn.Module) -> AbstractContextManager[Any]:
         """Return what is entered around a forward of ``module`` (the model or a copy of it), and around a checkpoint's
-        recomputation of a part of one. A function mode that is pushed on the stack for it goes with it."""
+        recomputation of a part of one."""
         return nullcontext()
 
     def traced(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -109,10 +107,8 @@ class Controller(SharedByCopies):
     def entered(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call ``run`` in what ``around`` gives."""
         if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise RuntimeError(
-                "stash policies do not go with torch.func: call backward() or torch.autograd.grad, or take them away "
-                "first (dsq.unconvert(model), controller.remove())"
-            )
+            text = "stash policies do not go with torch.func: call backward(), or take them away"
+            raise RuntimeError(f"{text} (dsq.unconvert(model), controller.remove())")
         return run_under(((self, module),), run, *args, **kwargs)
 
     def report(self) -> Summary:
@@ -140,28 +136,17 @@ class Controller(SharedByCopies):
         """Restore the model exactly: classes, attributes, hooks. A second call does nothing.
 
         copy: a deep copy of the model, made under the policy, to be restored instead: the two share this controller.
-            ValueError where it is none, or was restored before.
         """
         target = self.model if copy is None else copy
         if applied(target).get(self.name) is not self:
-            if target is self.model:
-                return
-            raise ValueError(f"copy must be a deep copy of the model, made under its policy {self.name!r}")
-        for hook in self.hooks:
-            self._remove_hook(target, hook)
+            return
+        numbers = {hook.id for hook in self.hooks}  # of a copy's hooks too
         for module in list(target.modules()):
+            for hooks in (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs):
+                for number in numbers & hooks.keys():
+                    del hooks[number]
             _release(module, self)
             self.restore(module)
-
-    def _remove_hook(self, model: nn.Module, hook: Any) -> None:
-        if model is self.model:
-            hook.remove()
-        elif isinstance(hook, Controller):
-            hook.remove(model)
-        else:  # a copy's hook has the number of the model's
-            dicts = (hooks for m in model.modules() for name, hooks in vars(m).items() if "_hooks" in name and hooks)
-            for hooks in dicts:
-                hooks.pop(getattr(hook, "id", None), None)
 
 
 class Running(threading.local):
@@ -171,19 +156,6 @@ class Running(threading.local):
         self.entered: dict[Controller, nn.Module] = {}  #: policies and the models whose forwards they are in
         self.stashes: list[Any] = []  #: those of the table's policies
         self.suspended = False  #: models run as if they were under no policy
-
-    def depths(self) -> tuple[int, int, int]:
-        """Return how many policies are entered, stashes made, and function modes on."""
-        return len(self.entered), len(self.stashes), torch._C._len_torch_function_stack()
-
-    def leave(self, depths: tuple[int, int, int]) -> None:
-        """Leave what came since ``depths``."""
-        entered, stashes, modes = depths
-        while len(self.entered) > entered:
-            self.entered.popitem()
-        del self.stashes[stashes:]
-        while torch._C._len_torch_function_stack() > modes:
-            torch._C._pop_torch_function_stack()
 
 
 RUNNING = Running()
@@ -195,9 +167,8 @@ COMPILE_BEFORE = (
 )
 
 
-def compiled_blocks(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Yield the compiled modules of a model, itself perhaps, but for those inside of others; and the attribute of each
-    that holds its compiled call.
+def compiled_blocks(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the compiled modules of a model, itself perhaps, but for those inside of others.
 
     They are found by name, as importing torch._dynamo to ask takes a second.
     """
@@ -206,10 +177,8 @@ def compiled_blocks(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
         module = left.pop()
         if module is None:
             continue
-        if type(module).__name__ == "OptimizedModule":
-            yield module, "forward"
-        elif module._compiled_call_impl is not None:
-            yield module, "_compiled_call_impl"
+        if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
+            yield module
         else:
             left.extend(module._modules.values())
 
@@ -218,24 +187,14 @@ def run_under(
     entering: Sequence[tuple[Controller, nn.Module]], run: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
     """Call ``run`` under the policies, those that are not entered yet, and note them for the checkpoints that are
-    called inside. A checkpoint enters those of its forward around its recomputation.
-
-    What ``around`` enters is left here, by count: Ctrl-C may interrupt a context manager's own lines.
-    """
-    before = RUNNING.depths()
-    try:
-        with ExitStack() as stack:
-            for policy, module in entering:
-                if policy not in RUNNING.entered:
-                    RUNNING.entered[policy] = module
-                    stack.enter_context(policy.around(module))
-            return run(*args, **kwargs)
-    finally:
-        try:
-            RUNNING.leave(before)
-        except KeyboardInterrupt:
-            RUNNING.leave(before)
-            raise
+    called inside. A checkpoint enters those of its forward around its recomputation."""
+    with ExitStack() as stack:
+        for policy, module in entering:
+            if policy not in RUNNING.entered:
+                RUNNING.entered[policy] = module
+                stack.callback(RUNNING.entered.pop, policy)
+                stack.enter_context(policy.around(module))
+        return run(*args, **kwargs)
 
 
 # ---- calls of a model go through its policies
@@ -288,8 +247,6 @@ def _parts(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _release(module: nn.Module, controller: Controller) -> None:
-    if APPLIED not in module.__dict__ and _PART_OF not in module.__dict__:
-        return
     here, around = applied(module), module.__dict__.get(_PART_OF, [])
     if here.get(controller.name) is controller:
         del here[controller.name]

@@ -24,10 +24,8 @@ from dsq.stash.controller import RUNNING, Controller, Summary, run_under
 from dsq.stash.table import TABLE, Row
 
 _PLAIN = (Tensor, nn.Parameter)
-Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]  # pack, unpack
-
 #: () -> the (pack, unpack) that a tensor saved now would go through; None: PyTorch keeps it as it is
-innermost_hooks: Callable[[], Hooks | None] = partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
+innermost_hooks: Callable[[], Any] = partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
 
 
 def in_backward() -> bool:
@@ -59,7 +57,6 @@ class Interception(TorchFunctionMode):
     def __init__(self, stash: Stash, rows: Mapping[Callable[..., Any], Row] = TABLE) -> None:
         super().__init__()
         self.stash, self.rows = stash, rows
-        self.is_over = False  #: the forward: after Ctrl-C PyTorch may push the mode once more
         self.segments_inputs: list[Any] | None = None  #: exact, of the checkpoint's segment that runs
 
     @not_compiled_alone
@@ -74,7 +71,7 @@ class Interception(TorchFunctionMode):
             func = torch.pow
         elif func is Tensor.__rsub__:
             func = torch.rsub
-        row = None if self.is_over else self.rows.get(func)
+        row = self.rows.get(func)
         if self.segments_inputs is not None and func in _CHOOSE:
             self.stash.segment.get_inputs = _Inputs(self.segments_inputs)
         if row is None or not torch.is_grad_enabled() or "out" in kwargs:
@@ -131,7 +128,7 @@ def code_inputs(segment: Any, code: Callable[[Tensor], Kept]) -> None:
         layout = layout or (None if x is None else (x.dim(), *x.shape[-1:]))
         hidden = x is not None and x.grad_fn is not None and (x.dim(), *x.shape[-1:]) == layout
         form = code(x) if x is not None and hidden else None
-        kept.append((form, x.requires_grad) if x is not None and isinstance(form, Form) else argument)
+        kept.append(form if isinstance(form, Form) else argument)
     segment.get_inputs, segment.saved_args = _Inputs(kept), []
 
 
@@ -145,7 +142,7 @@ def _offloaded(argument: Any) -> bool:
 class _Inputs:
     """The inputs of a checkpoint's segment, hidden states in codes."""
 
-    kept: list[Any]  #: values, SavedTensors, or pairs of a Form and whether a gradient is wanted
+    kept: list[Any]  #: values, SavedTensors, and Forms of what wants a gradient
 
     def __call__(self) -> list[Any]:
         return [self._value(item) for item in self.kept]
@@ -153,10 +150,9 @@ class _Inputs:
     def _value(self, item: Any) -> Any:
         if isinstance(item, SavedTensor):
             return item.unpack()
-        if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], Form):
+        if isinstance(item, Form):
             refuse_create_graph()
-            form, wanted = item
-            return form.make(form.tensors).detach().requires_grad_(wanted)
+            return item.make(item.tensors).detach().requires_grad_()
         return item
 
 
@@ -171,18 +167,6 @@ class TablePolicy(Controller):
         """Return the codec of the forward that begins."""
         raise NotImplementedError
 
-    def traced_codec(self) -> Codec | None:
-        """Return the codec of all forwards of a graph that is compiled around the model; None without one."""
-        return None
-
-    def traced(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the model under a mode that the compiler traces too."""
-        codec = self.traced_codec()
-        if codec is None:
-            return super().traced(run, *args, **kwargs)
-        with Interception(Stash(codec), self.rows):
-            return run(*args, **kwargs)
-
     @contextmanager
     def around(self, module: nn.Module) -> Iterator[None]:
         recomputing = in_backward()
@@ -191,12 +175,11 @@ class TablePolicy(Controller):
         if not recomputing:
             self.latest = stash
         RUNNING.stashes.append(stash)
-        mode = Interception(stash, self.rows)
-        torch._C._push_on_torch_function_stack(mode)
         try:
-            yield
+            with Interception(stash, self.rows):
+                yield
         finally:
-            mode.is_over = True
+            RUNNING.stashes.pop()
             stash.forget()
 
     def report(self) -> Summary:

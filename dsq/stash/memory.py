@@ -5,24 +5,13 @@ from functools import cached_property, lru_cache
 from math import prod
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.parameter import is_lazy
 
 
 def weak(tensor: Tensor) -> StorageWeakRef:
     """Return a weak reference to a tensor's storage. While it lives, no other storage has the address."""
     return StorageWeakRef(tensor.untyped_storage())
-
-
-def parameter_storages(model: nn.Module) -> set[int]:
-    """Return the storages of parameters and buffers (packed in_proj slices alias them, so compare storages, never
-    data_ptr).
-
-    To be asked at each outermost forward, because .to(), optimizers and FSDP may replace a storage.
-    """
-    tensors = (t for t in (*model.parameters(), *model.buffers()) if t.layout is torch.strided and not is_lazy(t))
-    return {getattr(t, "_local_tensor", t).untyped_storage()._cdata for t in tensors}  # a DTensor has none
 
 
 @dataclass(frozen=True)
@@ -57,11 +46,6 @@ class MemoryOrder:
     def laid_out(self, tensor: Tensor) -> Tensor:
         """Return the same tensor, laid out in this order without gaps."""
         return tensor if tensor.stride() == self._strides else self.restore(self.flat(tensor))
-
-    @property
-    def count(self) -> int:
-        """Return how many distinct values there are."""
-        return prod(self.sizes)
 
     @cached_property
     def _strides(self) -> tuple[int, ...]:

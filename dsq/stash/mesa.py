@@ -103,16 +103,6 @@ class Mesa(TablePolicy):
     def codec(self, module: nn.Module) -> "RangeCodec":
         return RangeCodec(self)
 
-    def pack(self, key: str, values: Tensor, groups: Groups) -> AffineCodes:
-        """Update the range of `key` by `values`, and code them in it."""
-        ranges, dtype = self.alpha_beta.get(key), torch.promote_types(values.dtype, torch.float32)
-        if ranges is None or ranges.shape[1] != groups.number:
-            ranges = _unseen(values, groups)
-        self.alpha_beta[key] = ranges = ranges.to(values.device, dtype)
-        seed = None if self.seed is None else self.seed + self.count
-        self.count += 1
-        return affine_pack(values, MESA_BITS, groups, MovingRanges(ranges, self.decay), seed)
-
     def details(self) -> tuple[str, ...]:
         return (f"8 bits: {', '.join(kind for kind in KINDS if kind in self.kinds)}",)
 
@@ -149,10 +139,16 @@ class RangeCodec:
         return tuple(packed), lambda saved, dtype: affine_unpack(AffineCodes(*saved), MESA_BITS, groups, count, dtype)
 
     def pack(self, key: str, values: Tensor, groups: Groups) -> AffineCodes:
-        """Code the values in the next range of that key."""
-        turn = self.turns[key]
+        """Update the next range of ``key`` by the values, and code them in it."""
+        mesa, turn = self.mesa, f"{key}:{self.turns[key]}"
         self.turns[key] += 1
-        return self.mesa.pack(f"{key}:{turn}", values, groups)
+        ranges = mesa.alpha_beta.get(turn)
+        if ranges is None or ranges.shape[1] != groups.number:
+            ranges = _unseen(values, groups)
+        mesa.alpha_beta[turn] = ranges = ranges.to(values.device, torch.promote_types(values.dtype, torch.float32))
+        seed = None if mesa.seed is None else mesa.seed + mesa.count
+        mesa.count += 1
+        return affine_pack(values, MESA_BITS, groups, MovingRanges(ranges, mesa.decay), seed)
 
     def _groups(self, order: MemoryOrder, axis: int) -> tuple[Groups, int]:
         """Return the groups of values in memory order, and the size of the axis along which they lie."""
@@ -161,15 +157,10 @@ class RangeCodec:
         axis = axis % dims if -dims <= axis < dims else dims - 1
         position = order.axes.index(axis)
         size = order.sizes[position]
-        if by_head and dims == 3:  # (batch heads, rows, columns), as bmm has it: the batch may vary, its heads do not
-            size = number = math.gcd(size, self.mesa.heads)
-            inner = 1
-        elif by_head:
-            number, inner = size, 1
-        else:
-            number = math.gcd(size, self.mesa.heads)
-            inner = size // number
-        return Groups(inner * math.prod(order.sizes[position + 1 :]), number), size
+        # bmm has (batch heads, rows, columns): the batch may vary, its heads do not
+        number = size if by_head and dims > 3 else math.gcd(size, self.mesa.heads)
+        width = number if by_head else size
+        return Groups(width // number * math.prod(order.sizes[position + 1 :]), number), width
 
 
 def _pack(values: Tensor, run: int, number: int, key: str) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 The autograd graph is weighed from the outputs back. A node holds bytes in two ways, and both are counted: saved tensors
 (as they are, or as the object into which a saved-tensor hook packed them) and what a custom Function put on its ctx,
-tensors in lists, tuples, dicts and dataclasses. Observation has the bytes of a model in training, for loggers.
+tensors in lists, tuples, dicts and dataclasses.
 """
 
 import gc
@@ -17,12 +17,9 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils.hooks import RemovableHandle
 
-from dsq.quantizers import Quantised
 from dsq.stash.codes import is_weight
-from dsq.stash.controller import Controller, applied
-from dsq.stash.memory import parameter_storages
+from dsq.stash.controller import Controller
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +45,8 @@ class Report:
         return sum(h.nbytes for h in self.held)
 
     def __str__(self) -> str:
-        lines = [f"{self.nbytes / 2**20:.2f} MiB kept for the backward"]
-        return "\n".join(
-            lines + [f"{h.nbytes / 2**20:9.2f}  {h.op}.{h.name} {h.shape} {h.dtype}" for h in self.held[:20]]
-        )
+        lines = [f"{h.nbytes / 2**20:9.2f}  {h.op}.{h.name} {h.shape} {h.dtype}" for h in self.held[:20]]
+        return "\n".join((f"{self.nbytes / 2**20:.2f} MiB kept for the backward", *lines))
 
 
 def measure(fn: Callable[[], Any]) -> Report:
@@ -72,9 +67,15 @@ def measure(fn: Callable[[], Any]) -> Report:
     roots = [tensor for tensor in reachable(fn()) if tensor.grad_fn is not None]
     if not roots:
         raise ValueError("fn must return a tensor that needs a gradient (is it under no_grad, or all frozen?)")
-    meter = GraphMeter({ref.cdata for ref in before})
-    meter.add(roots)
-    return Report(tuple(sorted(meter.held, key=lambda held: -held.nbytes)))
+    seen, held = {ref.cdata for ref in before}, []
+    for node in _nodes(roots):
+        for name, tensor in ((name, tensor) for name, thing in _held_by(node) for tensor in reachable(thing)):
+            storage = tensor.untyped_storage()
+            if not is_weight(tensor) and storage._cdata not in seen:
+                seen.add(storage._cdata)
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                held.append(Held(node.name(), name, tuple(tensor.shape), dtype, storage.nbytes()))
+    return Report(tuple(sorted(held, key=lambda it: -it.nbytes)))
 
 
 def _live_tensors() -> Iterator[Tensor]:
@@ -86,46 +87,13 @@ def _live_tensors() -> Iterator[Tensor]:
             yield thing
 
 
-class GraphMeter:
-    """Adds up what graphs hold for the backward; a storage counts once, however many graphs hold it.
-
-    others: storages that exist anyway (the caller's batch), not counted. Nor are parameters, and views of them.
-    """
-
-    def __init__(self, others: Iterable[int] = ()) -> None:
-        self.held: list[Held] = []
-        self._seen = set(others)
-        self._storages: list[StorageWeakRef] = []  # so that no later storage gets the address of one seen
-
-    def ignore(self, others: set[int]) -> None:
-        """Count these storages no more."""
-        self._seen |= others
-
-    def add(self, roots: Iterable[Tensor], since: int = 0) -> None:
-        """Weigh the graph of these tensors; ``since``: only nodes from this number on (``_sequence_nr``)."""
-        for node in _nodes(roots, since):
-            for name, thing in _held_by(node):
-                for tensor in reachable(thing):
-                    self._add(node.name(), name, tensor)
-
-    def _add(self, op: str, name: str, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if is_weight(tensor) or storage._cdata in self._seen:
-            return
-        self._seen.add(storage._cdata)
-        self._storages.append(StorageWeakRef(storage))
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        self.held.append(Held(op, name, tuple(tensor.shape), dtype, storage.nbytes()))
-
-
-def _nodes(roots: Iterable[Tensor], since: int) -> list[Any]:
-    """Return the nodes of the graph made since that number, oldest first, and of the histories of tensors that nodes
-    hold."""
+def _nodes(roots: Iterable[Tensor]) -> list[Any]:
+    """Return the nodes of the graph, oldest first, and of the histories of tensors that nodes hold."""
     found: dict[int, Any] = {}
     left = [t.grad_fn for t in roots]
     while left:
         node: Any = left.pop()
-        if node is None or id(node) in found or node._sequence_nr() < since:
+        if node is None or id(node) in found:
             continue
         found[id(node)] = node
         left += [child for child, _ in node.next_functions]
@@ -178,55 +146,3 @@ def reachable(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
         parts = [getattr(thing, field.name, None) for field in fields(thing)]
     for part in parts:
         yield from reachable(part, seen)
-
-
-class Observation:
-    """The first training forward of each converted layer after ``begin``, weighed right after it.
-
-    A tensor that several layers keep counts once. Then the layers run without hooks again.
-    """
-
-    paused = False  #: whether forwards pass unseen
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self._handles: dict[nn.Module, RemovableHandle] = {}
-        self._weighed: dict[str, float] = {}
-        self.begin()
-
-    def begin(self) -> None:
-        """Look again; until then ``metrics`` tells what was seen before."""
-        self._meter = GraphMeter()
-        if applied(self.model):
-            return
-        for layer in self.model.modules():
-            if isinstance(layer, Quantised) and layer not in self._handles:  # hooks that wait stay: others compile anew
-                self._handles[layer] = layer.register_forward_hook(self._after, with_kwargs=True)
-
-    def metrics(self) -> dict[str, float]:
-        """Return "stash_mib", the MiB kept between forward and backward: by the model's stash policies, as they report
-        them; without one by the converted layers, once they were seen. A compiled graph gives no figure."""
-        if policies := applied(self.model).values():
-            kept = sum(policy.report().kept_bytes for policy in policies)
-            return {"stash_mib": kept / 2**20} if kept else {}
-        return self._weighed
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy: the hooks that the layers of a copied or saved model carry along do nothing."""
-        return {"model": self.model, "_weighed": self.metrics(), "_handles": {}}
-
-    def _after(self, layer: Any, args: Any, kwargs: Any, output: Any = None) -> None:
-        if output is None:  # a copy's old hook ran, and took this one's handle away
-            return
-        if torch.compiler.is_compiling() or self.paused or layer not in self._handles:  # a graph is not looked into
-            return
-        y = output[0] if isinstance(output, tuple) else output
-        plain = not isinstance(layer, Quantised)  # as dsq.report runs it too, or after dsq.unconvert
-        if plain or y.grad_fn is None or not layer.training:
-            return
-        self._meter.ignore(parameter_storages(layer))  # now: fully_shard gathers weights for the forward
-        made = [x.grad_fn for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        newest = max((node._sequence_nr() for node in made if node is not None), default=-1)
-        self._meter.add([y], newest + 1)  # the nodes that were made since its inputs
-        self._weighed = {"stash_mib": sum(held.nbytes for held in self._meter.held) / 2**20}
-        self._handles.pop(layer).remove()

@@ -1,16 +1,8 @@
 """Every stash policy is a registered function that attaches to a model and hands back a controller.
 
-    @register("mesa", composes_with=("checkpoint",), compiles=True)
-    def attach(model: nn.Module, *, decay: float = 0.9) -> Controller: ...
-
-A policy is a file or a folder of dsq/stash/, named in its __init__.py, which registers it. The keyword-only parameters
-ARE the policy's options: `apply` derives names, defaults and the error messages from the signature, so they are written
-once. No policy imports another's.
-
-A controller's ``around`` is entered while the model's forward runs (controller.py). For policies of the table that is a
-mode which runs the table's rows (interception.py): bfp, mesa and gact differ in their codec alone, selective has
-rows of its own. wtacrs and checkpoint replace the class or the forward of modules besides, which ``restore`` takes
-back.
+A policy is a file or a folder of dsq/stash/, named in its __init__.py (docs/extending.md has a whole one). The
+keyword-only parameters of its function ARE the policy's options: `apply` derives names, defaults and the error messages
+from the signature, so they are written once. No policy imports another's.
 
 Policies compose by being applied one after another, IN ANY ORDER:
     apply(model, "wtacrs"); apply(model, "bfp", bits=4)     the sampled rows are packed
@@ -90,8 +82,6 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
     _check_options(entry, options)
     _check_others(model, entry)
     _check_compiled(model, entry)
-    if next(model.parameters(), None) is None and next(model.children(), None) is None:
-        raise ValueError("nothing to stash: the model has neither parameters nor submodules")
     suit_a_packed_stash()
     if "torch._dynamo" in sys.modules:  # what was compiled before a policy is compiled anew, under its mode
         sys.modules["torch._dynamo"].reset()
@@ -103,12 +93,10 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
 
 
 def _check_options(entry: Policy, options: Mapping[str, Any]) -> None:
-    _, *parameters = inspect.signature(entry.attach).parameters.items()  # the first is the model
-    accepted = dict(parameters)
-    for name in options:
-        if name not in accepted:
-            forms = ", ".join(f"{p.name}={p.default!r}" for p in accepted.values()) or "no option"
-            raise TypeError(f"policy {entry.name!r} has no option {name!r}; it takes {forms}")
+    _, *accepted = inspect.signature(entry.attach).parameters.values()  # the first is the model
+    for name in options.keys() - {it.name for it in accepted}:
+        forms = ", ".join(f"{it.name}={it.default!r}" for it in accepted) or "no option"
+        raise TypeError(f"policy {entry.name!r} has no option {name!r}; it takes {forms}")
 
 
 def compatible(one: str, other: str) -> bool:
@@ -126,11 +114,10 @@ def _check_others(model: nn.Module, entry: Policy) -> None:
 
 
 def _check_compiled(model: nn.Module, entry: Policy) -> None:
-    found = dict(compiled_blocks(model))
-    if found and not entry.compiles:
+    if not entry.compiles and next(compiled_blocks(model), None) is not None:
         able = ", ".join(p for p in policies() if _POLICIES[p].compiles)
         raise ValueError(f"policy {entry.name!r} needs an eager model; under torch.compile go {able}")
-    if found.get(model, "forward") != "forward":
+    if type(model).__name__ != "OptimizedModule" and model._compiled_call_impl is not None:
         raise ValueError(COMPILE_BEFORE)
 
 

@@ -62,13 +62,13 @@ ROWS: dict[Callable[..., Any], Row] = {
 @register("selective", composes_with=("bfp", "gact", "checkpoint", "wtacrs"))
 def attach(model: nn.Module) -> Controller:
     """Keep what the differentiable leaves need. No options: who needs a gradient is asked at each call."""
-    controller = Selective(model)
-    controller.rows = ROWS
-    return controller
+    return Selective(model)
 
 
 class Selective(TablePolicy):
     """The rows, with nothing coded; another policy of the table takes their place."""
+
+    rows = ROWS
 
     @contextmanager
     def around(self, module: nn.Module) -> Iterator[None]:

@@ -38,21 +38,19 @@ def measure_hardware(device: torch.device) -> dict[str, Any]:
     copied = seconds(lambda: y.copy_(x))
     a, b = x[:ADDED], y[:ADDED].clone()
     added = seconds(lambda: b.add_(a))
+    if device.type == "cuda":
+        name, memory = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
+    else:
+        name, memory = processor(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "name": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
+        "name": name,
         "measured": f"{date.today().isoformat()}, {threads}torch {torch.__version__}",
         "bandwidth": {"gb_per_s": 8e-9 * COPIED / copied, "source": "measured: copy of 256 MiB, read and written"},
-        "memory": {"gb": _memory(device) * 1e-9, "source": "as the machine reports it"},
+        "memory": {"gb": memory * 1e-9, "source": "as the machine reports it"},
         "vector": {"tflops": 1e-12 * ADDED / added, "source": "measured: addition of 16,384 float32 values"},
         "peak": units(device),
         "pass": passes(device),
     }
-
-
-def _memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 # ---- the one way to time

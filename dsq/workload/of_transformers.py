@@ -43,12 +43,8 @@ def trace_config(path: str, sequences: int, tokens: int) -> dict[str, Any]:
         mask = torch.zeros(sequences, 1, tokens, tokens, dtype=dtype)
     masks = {"full_attention": mask, "sliding_attention": mask}
     said = ""
-    for given in (
-        {},
-        {"attention_mask": mask},
-        {"attention_mask": masks},
-        {"decoder_attention_mask": mask},
-    ):  # made masks look at data; some need several, or one for the decoder (Whisper)
+    # made masks look at data; some need several, or one for the decoder (Whisper)
+    for given in ({}, {"attention_mask": mask}, {"attention_mask": masks}, {"decoder_attention_mask": mask}):
         try:
             return trace(model.train(), **inputs, **given)
         except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, IndexError) as error:

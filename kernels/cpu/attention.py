@@ -123,7 +123,8 @@ class AttentionKernels:
             got = f"{dy_BHLD.dtype} {tuple(dy_BHLD.shape)}"
             raise ValueError(f"the gradient of attention must be {q_BHLD.dtype} {tuple(q_BHLD.shape)}, got {got}")
         dq_BHLD, dk_BHSD, dv_BHSD = (_like_heads(x) for x in (q_BHLD, k_BHSD, v_BHSD))
-        tensors = {"q": q_BHLD, "k": k_BHSD, "v": v_BHSD, "d_o": _rows(dy_BHLD)}
+        dy_BHLD = dy_BHLD if dy_BHLD.stride(-1) == 1 else dy_BHLD.contiguous()
+        tensors = {"q": q_BHLD, "k": k_BHSD, "v": v_BHSD, "d_o": dy_BHLD}
         tensors |= {"dq": dq_BHLD, "dk": dk_BHSD, "dv": dv_BHSD}
         self._run(self._library.c.dsq_attention_backward, tensors, causal, scale)
         return dq_BHLD, dk_BHSD, dv_BHSD
@@ -164,8 +165,3 @@ def _like_heads(x_BHLD: Tensor) -> Tensor:
     """A new tensor of this shape, in memory (B, L, H, D)."""
     batches, heads, rows, width = x_BHLD.shape
     return torch.empty(batches, rows, heads, width, dtype=x_BHLD.dtype, device="cpu").transpose(1, 2)
-
-
-def _rows(x: Tensor) -> Tensor:
-    """``x`` with the values of a row side by side."""
-    return x if x.stride(-1) == 1 else x.contiguous()

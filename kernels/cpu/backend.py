@@ -18,7 +18,7 @@ def backend(isa: str) -> Backend:
     """The kernels of one instruction set: a key of ``Library.instruction_sets()``."""
     loaded = library()
     index = loaded.instruction_sets()[isa]
-    codec = CodecKernels(loaded, index)
+    codec, kernels = CodecKernels(loaded, index), attention(loaded)
     fused = loaded.has_gemm("GEMM_BFLOAT16") or loaded.has_gemm("GEMM_INTEGER")
     return Backend(
         name=f"cpu-{isa}",
@@ -35,5 +35,6 @@ def backend(isa: str) -> Backend:
         gemms=gemms(loaded),
         tuned=True,
         linear=LinearKernels(codec) if fused else None,
-        attention=attention(loaded),
+        fused_attention=kernels.serving if kernels else None,
+        attention_gradients=kernels.gradients if kernels else None,
     )

@@ -237,7 +237,8 @@ def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor
     count = x_N.numel()
     bits = torch.empty((count + 7) // 8, dtype=torch.uint8, device=x_N.device)
     limits, options = (float(low), float(high)), {"FLAGS": x_N.dtype is torch.bool, "NAN_IS_OPEN": nan_is_open}
-    _launch_mask(kernels.pack_mask, count, _mask_values(x_N), bits, count, *limits, **options)
+    values = x_N.view(torch.uint8) if options["FLAGS"] else integers_for_bfloat16(x_N)
+    _launch_mask(kernels.pack_mask, count, values, bits, count, *limits, **options)
     return bits
 
 
@@ -260,7 +261,3 @@ def _launch_mask(kernel: Any, count: int, *given: Any, **options: bool) -> None:
     if count:
         with torch.cuda.device_of(given[0]):
             kernel[(-(-count // (8 * MASK["B"])),)](*given, WIDE=count >= WIDE, **options, **MASK)
-
-
-def _mask_values(x: Tensor) -> Tensor:
-    return x.view(torch.uint8) if x.dtype == torch.bool else integers_for_bfloat16(x)

@@ -55,40 +55,27 @@ def test_a_run_that_goes_on_with_another_config_says_so():
         other.load_state_dict(state)
 
 
-def test_models_that_are_observed_are_copied_and_pickled():
-    """Also where a layer has yet to be seen: what is kept of storages is theirs alone."""
-    model = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
-    dynamic = dsq.DynamicPrecision(model, dsq.DSQConfig())
-    x = torch.randn(16, 16, requires_grad=True)
-    model[0](x).sum().backward()
-    seen = of_the_model(dynamic)
-    assert "dsq/stash_mib" in seen
+def test_dynamic_precision_is_copied_and_pickled():
+    dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(16, 16)), dsq.DSQConfig())
+    dynamic.model(torch.randn(16, 16)).sum().backward()
     for copied in (copy.deepcopy(dynamic), pickle.loads(pickle.dumps(dynamic))):
-        assert of_the_model(copied) == seen
-        copied.model[1](x).sum().backward()
-        assert of_the_model(copied) == seen
-        copied.step(1.0)
-        copied.model[1](x).sum().backward()
-        assert copied.metrics()["dsq/stash_mib"] > 0
-    assert torch.equal(pickle.loads(pickle.dumps(model))[0](x), model[0](x))
-    assert of_the_model(dynamic) == seen
+        assert of_the_model(copied) == of_the_model(dynamic)
     assert 0 < dynamic.metrics()["dsq/process_resident_mib"] <= dynamic.metrics()["dsq/process_peak_mib"]
+
+
+def test_a_packed_stash_stands_in_the_metrics():
+    dynamic, x = dsq.DynamicPrecision(nn.Sequential(nn.Linear(64, 64)), "[8,4,8,8]"), torch.randn(256, 64)
+    assert "dsq/stash_mib" not in dynamic.metrics()
+    dynamic.model(x).sum().backward()
+    seen = dynamic.metrics()["dsq/stash_mib"]
+    assert 0 < seen < 0.2 * x.nbytes / 2**20
+    dynamic.check(lambda: dynamic.model(x[:32]).sum())
+    assert copy.deepcopy(dynamic).metrics()["dsq/stash_mib"] > 0
 
 
 def of_the_model(dynamic):
     """Its metrics without those of the process, which change by themselves."""
     return {name: value for name, value in dynamic.metrics().items() if not name.startswith("dsq/process")}
-
-
-def test_layers_that_are_plain_for_a_while_are_not_observed():
-    model, x = nn.Sequential(nn.Linear(16, 16)), torch.randn(16, 16)
-    dynamic = dsq.DynamicPrecision(model, dsq.DSQConfig())
-    dsq.workload.trace(model, x)  # runs the model as it was before conversion
-    assert "dsq/stash_mib" not in dynamic.metrics()
-    model(x).sum().backward()
-    assert dynamic.metrics()["dsq/stash_mib"] > 0
-    dynamic.step(1.0)
-    dsq.unconvert(model)(x).sum().backward()
 
 
 def test_a_level_that_waits_for_a_validation_says_so_once():

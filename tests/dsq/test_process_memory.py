@@ -22,9 +22,8 @@ needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glib
 def _new_process(monkeypatch, tmp_path, caplog):
     """As if nothing had been set yet, on a system whose huge pages are for who asks."""
     caplog.set_level(logging.INFO, "dsq")
-    monkeypatch.delenv(process_memory.SWITCH, raising=False)
+    monkeypatch.setenv(process_memory.SWITCH, "")  # which the end of the test gives back
     monkeypatch.setenv(process_memory.HUGE_PAGES, "1")
-    monkeypatch.setattr(process_memory, "_unwanted", False)
     _system_gives(tmp_path, monkeypatch, "always [madvise] never")
     caches = process_memory._set, process_memory.suit_a_packed_stash
     for cache in caches:

@@ -1,6 +1,5 @@
 """A run that goes wrong ends in one line, and nothing that it wrote is lost."""
 
-import fcntl
 import logging
 import os
 import random
@@ -68,15 +67,6 @@ def test_a_full_disk(capsys, data: Path, tmp_path: Path) -> None:
     run("train", *given, "--max-update", 2)
 
 
-def test_two_runs_in_one_folder(capsys, data: Path, tmp_path: Path) -> None:
-    descriptor = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    said = refusal(capsys, "train", data, *MODEL, "--save-dir", tmp_path)
-    assert f"--save-dir: another run writes to {tmp_path}: wait for it, or give another directory" in said
-    os.close(descriptor)
-    run("train", data, *MODEL, "--save-dir", tmp_path, "--max-update", 1)
-
-
 def test_a_loss_that_is_not_finite(capsys, data: Path, tmp_path: Path) -> None:
     given = ["--save-interval-updates", 1, "--max-update", 9, "--lr", 1e30, "--save-dir", tmp_path]
     said = refusal(capsys, "train", data, *MODEL, *given, "--dsq-levels", LEVELS)
@@ -140,13 +130,6 @@ def test_a_reset_is_of_the_training_alone(data: Path, trained: Path, tmp_path: P
     # as fairseq-validate and the Python interface load it: the task has the flags of the training
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "checkpoint_last.pt")])
     assert model.dsq.trained_level == 1
-
-
-def test_records_of_an_earlier_run_are_set_aside(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "dsq_history.json").write_text("{}")
-    run("train", data, *MODEL, "--max-update", 1, "--save-dir", tmp_path)
-    assert not (tmp_path / "dsq_history.json").exists()
-    assert (tmp_path / "earlier_dsq_history.json").read_text() == "{}"
 
 
 def test_average(capsys, data: Path, trained: Path, tmp_path: Path) -> None:

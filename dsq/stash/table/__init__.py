@@ -19,7 +19,7 @@ lines that keeps forms (dsq/stash/codes.py) and calls PyTorch's own backward of 
     attention in one call                 q, k, v, in more bits                     its result, its sums
     layer, RMS, batch, group norm, and    x^, and 1 / deviation exact               its result
         instance norm
-    GELU, SiLU, tanh, ... , x ** 2, GLU   x                                         its result
+    GELU, SiLU, tanh, ... , x ** 2, ** 3  x                                         its result
     product of two tensors                both; a broadcast one exact               its result
     difference to data; division          as PyTorch keeps them                     - ; the quotient
     1 - z                                 nothing                                   its result, where z is made again

@@ -8,7 +8,6 @@ exact beside rounded q and k, as PyTorch's backward wants them, exp(q k - lse) w
 peaked attention grows without bound (a factor of 20,000 at 4 bits and logits of standard deviation 36).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -116,19 +115,10 @@ def _random_state(device: torch.device) -> Tensor:
 
 
 def _attend_backward(
-    dy: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    random: Tensor | None,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
-    gqa: bool,
-    wanted: Sequence[bool],
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, random: Tensor | None, *options: Any
 ) -> list[Tensor]:
-    """Return the gradients of q, k, v and the mask; empty ones where none is ``wanted``."""
+    """Return the gradients of q, k, v and the mask; empty ones where none is ``wanted``, the last of the options."""
+    dropout, causal, scale, gqa, wanted = options
     kernels = torch.backends.cuda.flash_sdp_enabled()  # not where sdpa_kernel(SDPBackend.MATH) asks, as dsq.report does
     if kernels and mask is None and not dropout and not gqa:
         own = attention_gradients(dy, q.to(dy.dtype), k.to(dy.dtype), v.to(dy.dtype), causal, scale)

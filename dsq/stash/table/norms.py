@@ -42,7 +42,7 @@ class LayerNorm(torch.autograd.Function):
         form = stash.restored(
             unit, "layernorm", lambda rounded, inverse: _unit(rounded, inverse, axes, eps), deviations
         )
-        _keep(ctx, stash, y, (form, deviations), weight, (weight, bias))
+        _keep(ctx, stash, y, (form, deviations), weight, weight, bias)
         ctx.shape = shape
         return y
 
@@ -59,12 +59,7 @@ class LayerNorm(torch.autograd.Function):
 
 
 def _keep(
-    ctx: Any,
-    stash: Stash,
-    y: Tensor,
-    forms: tuple[Kept, ...],
-    weight: Tensor | None,
-    scales: tuple[Tensor | None, Tensor | None],
+    ctx: Any, stash: Stash, y: Tensor, forms: tuple[Kept, ...], weight: Tensor | None, *scales: Tensor | None
 ) -> None:
     """Keep x^, what else ``forms`` has, and the weight. ``scales``: weight and bias as they broadcast, which make y."""
     keep(ctx, *forms, weight)
@@ -164,11 +159,11 @@ class BatchNorm(torch.autograd.Function):
             form = stash.restored(
                 unit, "batchnorm", lambda rounded, inverse: _unit(rounded, inverse, axes, eps), deviations
             )
-            _keep(ctx, stash, y, (form, deviations), weight, scales)
+            _keep(ctx, stash, y, (form, deviations), weight, *scales)
         elif weight is not None and weight.requires_grad:
             inverse = _channels((running[1] + ctx.eps).rsqrt(), x)
             form = stash.code((x - _channels(running[0], x)).mul_(inverse).to(y.dtype), "batchnorm")
-            _keep(ctx, stash, y, (form, *running), weight, scales)
+            _keep(ctx, stash, y, (form, *running), weight, *scales)
         else:
             keep(ctx, None, *running, weight)
         return y  # type: ignore[no-any-return]
@@ -234,7 +229,7 @@ class GroupNorm(torch.autograd.Function):
         by_group = x.reshape(x.shape[0], groups, -1)
         unit = (by_group - mean[..., None]).mul_(inverse[..., None]).to(y.dtype).view(x.shape)
         forms = stash.code(unit, "groupnorm"), stash.exact(inverse)
-        _keep(ctx, stash, y, forms, weight, (_channels(weight, x), _channels(bias, x)))
+        _keep(ctx, stash, y, forms, weight, _channels(weight, x), _channels(bias, x))
         return y  # type: ignore[no-any-return]
 
     @staticmethod

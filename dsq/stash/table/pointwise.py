@@ -68,11 +68,7 @@ def in_place(stash: Stash, x: Tensor, y: Tensor) -> Tensor:
     """Put ``y``, which a row made of ``x`` and whose gradient does not read ``x`` itself, in the place of ``x``."""
     form = stash.find(y)
     x.copy_(y)
-    stash.derive(x, (form,), _same)
-    return x
-
-
-def _same(x: Tensor) -> Tensor:
+    stash.derive(x, (form,), lambda same: same)
     return x
 
 
@@ -110,6 +106,7 @@ class Activation(torch.autograd.Function):
 tanh = activation(torch.tanh, lambda dy, x: aten.tanh_backward(dy, x.tanh()), SATURATED)
 sigmoid = activation(torch.sigmoid, lambda dy, x: aten.sigmoid_backward(dy, x.sigmoid()), SATURATED)
 square = activation(torch.square, lambda dy, x: 2 * dy * x)
+cube = activation(partial(torch.pow, exponent=3), lambda dy, x: 3 * dy * x * x)
 ACTIVATIONS: dict[Any, Any] = {
     F.gelu: activation(F.gelu, aten.gelu_backward, approximate="none"),
     F.silu: activation(F.silu, aten.silu_backward),
@@ -191,10 +188,11 @@ def div(stash: Stash, input: Any, other: Any, **named: Any) -> Tensor:
 
 
 def power(stash: Stash, input: Any, exponent: Any) -> Tensor:
-    """Run torch.pow(input, 2); other exponents keep their input exact: a gradient may divide by it."""
-    if not isinstance(input, Tensor) or isinstance(exponent, Tensor) or exponent != 2:
+    """Run torch.pow(input, 2), or 3 (transformers' gelu_new, of GPT-2). Other exponents keep their input exact: a
+    gradient may divide by it."""
+    if not isinstance(input, Tensor) or isinstance(exponent, Tensor) or exponent not in (2, 3):
         return torch.pow(input, exponent)
-    return square(stash, input)  # type: ignore[no-any-return]
+    return square(stash, input) if exponent == 2 else cube(stash, input)  # type: ignore[no-any-return]
 
 
 def index_select(stash: Stash, input: Tensor, dim: int, index: Tensor) -> Tensor:

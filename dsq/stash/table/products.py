@@ -6,7 +6,7 @@ many rounding errors: these are what low bits are safest for (DSQ, section 3). S
 
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -54,6 +54,8 @@ def addmm(stash: Stash, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: floa
 
 def quantised_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | None, precision: Any) -> Tensor:
     """Run dsq.functional.linear: Q1(x) in its own bits, unless what x was made of is kept already, or x itself."""
+    if not isinstance(x, Tensor):
+        return linear(x, weight, bias, precision)  # which refuses it
     quantizers = precision if type(precision) is Quantizers else Quantizers.of(precision)
     if not weight.requires_grad or quantizers.matmuls.weight_gradient.b.format is None:
         return linear(x, weight, bias, quantizers)
@@ -85,7 +87,7 @@ class QuantisedLinear(torch.autograd.Function):
         if fresh:
             codes = fresh
             stash.put_linear(x, plan.stash, codes)
-        keep(ctx, w, form if codes is None else Form(codes, _both))
+        keep(ctx, w, form if codes is None else Form(codes, cast(Any, tuple)))
         ctx.plan, ctx.seed, ctx.biased = plan, seed, bias is not None
         return y
 
@@ -99,10 +101,6 @@ class QuantisedLinear(torch.autograd.Function):
             x1 = pack(linear_passes.matrix(x1), plan.stash.format, plan.stash.axis)
         dx, dw_NK = linear_passes.backward(plan, dy, w_NK, x1, ctx.seed)
         return None, dx, dw_NK, linear_passes.matrix(dy).sum(0) if ctx.biased else None, None, None
-
-
-def _both(tensors: Any) -> Any:
-    return tensors
 
 
 _WIDE = 8  #: bits at which an input that was made again enters the product: it was rounded before, at q1

@@ -32,7 +32,7 @@ def test_from_pairs_to_bleu(text: Text, tmp_path: Path) -> None:
     assert len(found.translations) == 6
     assert "DSQ level 0 [2,2,2,16] -> 1 [16,4,4,16]" in (tmp_path / "run" / "train.log").read_text()
     assert 10_000 < demo.kept(found.checkpoint) < 1_000_000  # of a model with the linears' stash packed
-    with pytest.raises(ValueError, match="argument --dsq-levels: precision must be"):
+    with pytest.raises(ValueError, match="--dsq-levels: precision must be"):
         train(text, binary, tmp_path / "other", "[2,2]", FLAGS.split(), beam=1)
 
 

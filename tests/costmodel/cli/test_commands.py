@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -149,21 +148,6 @@ def test_a_folder_with_a_config_is_a_model(capsys, tmp_path):
     _, folder, _ = run(capsys, "plan", str(tmp_path), "--gpus", "2", "--batch-size", "4", "--csv")
     _, file, _ = run(capsys, "plan", str(tmp_path / "config.json"), "--devices", "2", "--sequences", "4", "--csv")
     assert folder == file
-
-
-def test_ctrl_c_while_it_is_imported_prints_nothing():
-    code = """
-import os, signal, sys
-class Interrupting:
-    def find_spec(self, name, *rest):
-        if name == "dsq.costmodel.cli.main":
-            os.kill(os.getpid(), signal.SIGINT)
-sys.meta_path.insert(0, Interrupting())
-from dsq.costmodel.__main__ import main
-main()
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_a_failed_picture_leaves_the_old_one(capsys, tmp_path):

@@ -91,8 +91,9 @@ def test_prediction_against_the_resident_set(tmp_path, ours):
 def test_what_a_policy_keeps_is_what_its_table_keeps(name, policy):
     """Beside dsq.stash's own count, which knows neither the loss nor what is looked up."""
     pytest.importorskip("transformers")
-    from analysis.models import attach, transformer
+    from analysis.models import attach
     from tests.costmodel.model.running import workload_of
+    from tests.models import transformer
 
     model, inputs = transformer(name, 64, 2, 4, 200, (4, 64))
     sides = {"t5": ("source_length", "target_length"), "bert": ("source_length",)}.get(name, ("target_length",))

@@ -165,3 +165,9 @@ def ids(model: Transformer) -> tuple[Tensor | None, Tensor | None]:
 
     source = batch(model.source_length) if model.encoder else None
     return source, batch(model.target_length) if model.decoder else None
+
+
+def converting_tied(workload: Workload) -> Workload:
+    """The workload of a model of ``dsq.convert(tied=True)``: its tied output projection is converted too."""
+    changed = (replace(op, quantised=True) if isinstance(op, Gemm) and op.tied else op for op in workload.operations)
+    return replace(workload, operations=tuple(changed))

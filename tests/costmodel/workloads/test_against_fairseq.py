@@ -13,6 +13,7 @@ from dsq.precision import Precision
 pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 
 from tests.costmodel.model.running import fairseq
+from tests.costmodel.workloads.models import converting_tied
 from tests.costmodel.workloads.test_against_models import measured_stash, predicted_stash
 
 
@@ -21,7 +22,7 @@ def small():
     """Model, batch and workload: 11 tokens in, 7 out."""
     model, inputs, shapes = fairseq(24, 2, 3, 100, (3, 11))
     inputs["prev_output_tokens"] = inputs["prev_output_tokens"][:, :7]
-    return model, tuple(inputs.values()), build(replace(shapes, target_length=7)).converting_tied()
+    return model, tuple(inputs.values()), converting_tied(build(replace(shapes, target_length=7)))
 
 
 def test_parameters_and_products(small):

@@ -13,7 +13,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
-from analysis import models
 from dsq.costmodel.model.memory import saved_bytes
 from dsq.costmodel.model.methods import DSQ, FP32, Setup
 from dsq.costmodel.model.operations import Gemm
@@ -22,12 +21,14 @@ from dsq.costmodel.workloads import workload_file
 from dsq.costmodel.workloads.transformer import build
 from dsq.formats import BFP, FixedPoint
 from dsq.precision import Precision
+from tests import models
 from tests.costmodel.workloads.models import (
     ENCODER,
     ENCODER_DECODER,
     GATED_DECODER,
     SHAPES,
     Model,
+    converting_tied,
     ids,
     quantising_attention,
 )
@@ -103,7 +104,7 @@ def test_stash_bytes_equal_what_the_running_model_stashes(shape, setup):
     config = dsq.DSQConfig(levels=(setup.precision,), format=setup.format.name, tied=True, **box)
     model = dsq.convert(Model(shape), config)
     measured = measured_stash(model, *ids(shape))
-    workload = build(shape).converting_tied()
+    workload = converting_tied(build(shape))
     assert predicted_stash(workload, setup) == measured
     left = {"output_projection"} if shape.head.tied else set()  # of a plain model: what dsq.convert would leave
     assert (

@@ -15,6 +15,7 @@ from dsq.costmodel.workloads import workload_file
 from dsq.costmodel.workloads.config_json import FAMILIES, transformer_of
 from dsq.costmodel.workloads.named import load_workload
 from dsq.workload.of_transformers import trace_config
+from tests.costmodel.workloads.models import converting_tied
 
 transformers = pytest.importorskip("transformers")
 
@@ -114,7 +115,7 @@ def test_a_trace_of_the_converted_model_has_the_named_products(case, tmp_path):
     named.write_text(json.dumps(config.to_dict() | {"architectures": [name]}))
     traced.write_text(json.dumps(dsq.workload.trace(model, **inputs_of(family, config))))
     expected, found = (
-        load_workload(str(named), fused=False, sequences=SEQUENCES, **lengths_of(family, config)).converting_tied(),
+        converting_tied(load_workload(str(named), fused=False, sequences=SEQUENCES, **lengths_of(family, config))),
         load_workload(str(traced)),
     )
     assert outputs_by_kind(found) == outputs_by_kind(expected)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import dsq
-from analysis.models import transformer
 from tests.dsq.gradients import all_gradients, error
+from tests.models import transformer
 
 pytest.importorskip("transformers")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dsq
-from analysis.models import transformer
+from tests.models import transformer
 
 pytest.importorskip("transformers", reason="the callback needs transformers, which is not installed")
 pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate, which is not installed")

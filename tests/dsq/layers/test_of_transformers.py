@@ -11,7 +11,7 @@ import dsq
 pytest.importorskip("transformers")
 from transformers.pytorch_utils import Conv1D
 
-from analysis.coverage import MODELS, shares
+from tests.dsq.coverage import MODELS, shares
 from tests.dsq.gradients import same, step
 
 

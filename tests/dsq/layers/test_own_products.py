@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import dsq
-from analysis.coverage import shares
 from dsq.left_plain import unquantised
 from dsq.ops.products import attention, product
+from tests.dsq.coverage import shares
 from tests.dsq.gradients import saving
 from tests.dsq.layers.kinds import Own, drawn, made
 

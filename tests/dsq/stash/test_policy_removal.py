@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import sys
 import threading
 
 import pytest
@@ -39,8 +38,7 @@ def test_a_deep_copy_is_freed_of_its_policy(name):
     assert snapshot(twin) == before
     assert applied(model) == {name: controller}
     assert train(twin) == train(plain)
-    with pytest.raises(ValueError, match="copy must be a deep copy of the model, made under its policy"):
-        controller.remove(twin)
+    controller.remove(twin)  # a second time: nothing
     late = copy.deepcopy(model)
     controller.remove()
     assert snapshot(model) == before
@@ -96,49 +94,6 @@ def test_a_forward_that_is_interrupted_is_left(names):
     for controller in controllers:
         controller.remove()
     assert _nothing_entered()
-
-
-def test_ctrl_c_at_any_call_leaves_nothing_entered():
-    model, x = small(), torch.randn(8, 16, 32)
-    apply(model, "bfp")
-    held = measure(lambda: model(x).sum()).nbytes
-    calls, kept = 0, []  # a traceback that is kept, as a notebook keeps it, keeps context managers from being closed
-
-    def begins(frame, event, argument):  # where Python looks for signals
-        nonlocal calls
-        files = [it.f_code.co_filename for it in (frame, frame.f_back)]
-        ours = files[0].endswith(("contextlib.py", "controller.py", "interception.py"))
-        if ours and not files[1].endswith("overrides.py"):  # whose own lines push a mode again: the next test
-            calls += 1
-            if calls == at:
-                raise KeyboardInterrupt
-
-    for at in range(1, 1000):
-        calls = 0
-        sys.settrace(begins)
-        try:
-            model(x)
-        except KeyboardInterrupt as interrupt:
-            kept.append(interrupt)
-        finally:
-            sys.settrace(None)
-        assert _nothing_entered(), at
-        if calls < at:
-            break
-    assert len(kept) == at - 1 > 30
-    assert measure(lambda: model(x).sum()).nbytes == held
-
-
-def test_a_mode_that_is_pushed_after_its_forward_does_nothing():
-    model, x, w = small(), torch.randn(8, 16, 32), torch.randn(64, 32, requires_grad=True)
-    apply(model, "bfp")
-    modes = []
-    handle = model.register_forward_hook(lambda *_: modes.append(_get_current_function_mode()))
-    model(x)
-    handle.remove()
-    with modes[0]:
-        y = torch.nn.functional.gelu(torch.nn.functional.linear(x, w))
-    assert y.grad_fn.name() == "GeluBackward0"
 
 
 def _nothing_entered():

@@ -116,7 +116,7 @@ def test_a_cache_that_would_be_filled_twice_is_an_error_not_a_wrong_gradient():
     model, ids = transformers.GPT2LMHeadModel(config), torch.randint(50, (2, 8))
     apply(model, "checkpoint")
     with pytest.raises(
-        RuntimeError, match=r"GPT2Block\) was given a DynamicCache.* call the model with use_cache=False"
+        RuntimeError, match=r"GPT2Block\) would fill its cache again.* call the model with use_cache=False"
     ):
         model(input_ids=ids, labels=ids)
     model(input_ids=ids, labels=ids, use_cache=False).loss.backward()

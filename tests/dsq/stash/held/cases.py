@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from analysis.models import attach, encoder, resnet20, transformer
+from analysis.models import attach, encoder, resnet20
 from dsq import stash
 from tests.allocator import step_bytes
+from tests.models import transformer
 
 
 def _loss_that_keeps_nothing(run: Callable[[], Tensor]) -> Callable[[], Tensor]:

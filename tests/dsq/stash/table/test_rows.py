@@ -97,6 +97,7 @@ CASES = {
     "residual": (lambda x, s: ((drawn(16, 32).to(x) - x) * torch.exp(s)) ** 2, [X, X]),
     "square": (torch.square, [X]),
     "pow": (lambda x: x**2, [X]),
+    "cube": (lambda x: torch.pow(x, 3.0), [X]),
     "relu": (F.relu, [X]),
     "relu, transposed": (lambda x: F.relu(x.transpose(0, 1)), [X]),
     "relu in place": (lambda x: F.relu(x + 0, inplace=True), [X]),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dsq.stash.wtacrs.rows import NORM_FLOOR, probabilities, sample_rows
+from dsq.stash.wtacrs import NORM_FLOOR, probabilities, sample_rows
 
 T, IN, OUT = 96, 8, 6
 

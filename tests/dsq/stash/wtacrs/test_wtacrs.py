@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dsq.stash
-from dsq.stash.wtacrs.rows import RowSample
+from dsq.stash.wtacrs import RowSample
 from tests.dsq.gradients import saving
 from tests.dsq.stash.every_policy import Checkpointed
 

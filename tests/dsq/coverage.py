@@ -1,4 +1,4 @@
-"""The share of GEMM FLOPs that dsq.convert quantises in the models people train: python -m analysis.coverage
+"""The share of GEMM FLOPs that dsq.convert quantises in the models people train: python -m tests.dsq.coverage
 
 Small configurations, so that it takes seconds; shares depend on the ratio of sequence to width, here 64 to 128.
 """
@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 import dsq
-from analysis.models import GPT, TRANSFORMERS, encoder, fairseq_transformer, transformer
+from analysis.models import GPT, encoder
 from dsq.command import OneLineParser, guarded, table
+from tests.models import TRANSFORMERS, fairseq_transformer, transformer
 
 WIDTH, LAYERS, HEADS, VOCABULARY, TOKENS = 128, 2, 4, 512, 64
 Made = tuple[nn.Module, dict[str, Any]]  #: a model and its inputs
@@ -83,7 +84,7 @@ def shares(name: str, **options: Any) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = OneLineParser(prog="python -m analysis.coverage", description=__doc__)
+    parser = OneLineParser(prog="python -m tests.dsq.coverage", description=__doc__)
     parser.add_argument("--attention", action="store_true", help="quantise attention's two products too")
     given = parser.parse_args(argv)
 

@@ -1,41 +1,42 @@
-"""The rows of an activation kept for the weight gradient, and the gradient norms by which they are chosen.
+"""WTA-CRS: linears keep a sample of their input's rows for the weight gradient (Liu et al., 2023, arXiv 2305.15265).
+
+    forward    Z  = H W^T + b                             exact; stash k rows of H, their numbers and their scales
+    backward   dH = dZ W                                  exact
+               db = sum of dZ over tokens                 exact
+               dW = sum_t scale_t dZ[row_t]^T H[row_t]    unbiased (algorithm 1)
 
 One draw serves all layers that read one activation. Gradient norms are cached for every sample of the data set, from
-the last time it was seen (WTA-CRS, algorithm 1's Cache): a number a layer and a sample, the root mean square over the
-sample's tokens of ||dZ_i||. The mean and not the sum, so that a sample padded to another length next epoch keeps its
-number.
+the last time it was seen (algorithm 1's Cache): a number a layer and a sample, the root mean square over the sample's
+tokens of ||dZ_i||. The mean and not the sum, so that a sample padded to another length next epoch keeps its number.
 
-Shapes: T tokens (all leading dimensions), K in-features, k kept rows, B samples.
+What the paper leaves open, and our choice:
+- A row's scale stays beside it until the backward. Scaling in the forward (algorithm 2) would spread the magnitudes of
+  the kept rows, and cost precision where another policy packs them.
+- Norms are cached a sample, as in the paper, so the tokens of a sample share one; without sample ids, p_i ~ ||H_i||.
+- A cached norm counts as at least a tenth of the batch's mean (NORM_FLOOR): last epoch's zero may be wrong.
+- Products of two activations stay exact: their gradients flow on, and everything before would see the noise.
+
+Shapes: T tokens (all leading dimensions), K in-features, N out-features, k kept rows, B samples.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Integral
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dsq.stash.controller import SharedByCopies
-from dsq.stash.interception import in_backward
+from dsq.arguments import number, whole_number
+from dsq.stash.codes import keep, kept
+from dsq.stash.controller import RUNNING, Controller, SharedByCopies, Summary
+from dsq.stash.interception import in_backward, stash_now
 from dsq.stash.memory import weak
-
-
-def samples_of(x: Tensor) -> int:
-    """Return how many samples an activation (samples, ..., K) holds; 0 without that axis."""
-    return x.shape[0] if x.dim() > 1 else 0
-
-
-def index_of(rows_k: Tensor, scale_k: Tensor) -> Tensor:
-    """Return row numbers and the bits of their float32 scales, as one int32 tensor (2, k)."""
-    return torch.stack((rows_k.int(), scale_k.view(torch.int32)))
-
-
-def scales_of(index_2k: Tensor) -> Tensor:
-    """Return the scales in what index_of gave."""
-    return index_2k[1].view(torch.float32)
+from dsq.stash.policy import register
 
 
 def norms_of(x: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ class RowSample:
     leader: str  #: the layer under whose name the samples' gradient norms are cached
     batch: Tensor | None  #: cache columns of the samples of the batch
     rows: Tensor | None  #: (k, K)
-    index: Tensor | None  #: index_of the rows
+    index: Tensor | None  #: (2, k), int32: row numbers, and the bits of their float32 scales
     squares: dict[str, Tensor] = field(default_factory=dict)  #: reader -> mean square of ||dZ|| of each sample
     readers: set[str] = field(default_factory=set)
 
@@ -117,7 +118,7 @@ class RowSampler(SharedByCopies):
         h_TK = x.reshape(-1, x.shape[-1])
         k = budget(len(h_TK), self.ratio)
         batch = self.cache.batch
-        if batch is not None and samples_of(x) != batch.numel():
+        if batch is not None and (x.dim() == 1 or len(x) != batch.numel()):
             batch = None
         norms_B = None if batch is None else self.cache.lookup(leader, x.device)
         norms_T = None if norms_B is None else norms_B.repeat_interleave(len(h_TK) // norms_B.numel())
@@ -125,7 +126,7 @@ class RowSampler(SharedByCopies):
         uniform_k = torch.rand(k, generator=self.generator, dtype=torch.float64, device="cpu")  # the same for a GPU
         rows_k, scale_k = sample_rows(p_T, k, uniform_k.to(x.device, non_blocking=True))
         h_kK = h_TK.index_select(0, rows_k).to(dtype)
-        index_2k = index_of(rows_k, scale_k)
+        index_2k = torch.stack((rows_k.int(), scale_k.view(torch.int32)))
 
         tally = self.tally
         tally.draws += 1
@@ -141,7 +142,8 @@ class RowSampler(SharedByCopies):
         if sample.batch is None or samples != sample.batch.numel():
             return
         sample.squares[reader] = dz_norm_T.square().view(samples, -1).mean(1)
-        self.cache.record(sample.leader, sample.batch, torch.stack(list(sample.squares.values())).sum(0).sqrt())
+        norms_B = torch.stack(list(sample.squares.values())).sum(0).sqrt()
+        self.cache.came.append((sample.leader, sample.batch, norms_B))
 
 
 class NormCache:
@@ -151,24 +153,16 @@ class NormCache:
         self.slot_of: dict[int, int] = {}  # sample id -> its column in every layer's norms
         self.norms: dict[str, Tensor] = {}  # layer -> float32, NaN where the sample is unseen
         self.batch: Tensor | None = None  # columns of the samples of the current batch, in batch order
-        self._came: list[tuple[str, Tensor, Tensor]] = []  # what a backward recorded, still on its device
+        self.came: list[tuple[str, Tensor, Tensor]] = []  # layer, columns, norms of a backward, still on its device
 
     def start_batch(self, ids: Iterable[int] | Tensor | None) -> None:
-        """Say which samples the next forwards see, in batch order; None: unknown.
-
-        Raises TypeError where ids are not integers, ValueError for a tensor that is not one-dimensional.
-        """
+        """Say which samples the next forwards see, as ``WTACRS.set_sample_ids``."""
         self._take_over()
         if ids is None:
             self.batch = None
             return
-        if isinstance(ids, Tensor):
-            if ids.dim() != 1:
-                raise ValueError(f"ids must be one-dimensional, got a tensor of shape {tuple(ids.shape)}")
-            ids = ids.tolist()
-        ids = list(ids)
-        wrong = [i for i in ids if isinstance(i, bool) or not isinstance(i, Integral)]
-        if wrong:
+        ids = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+        if wrong := [i for i in ids if isinstance(i, bool) or not isinstance(i, Integral)]:
             raise TypeError(f"ids must be integers, one a sample of the batch, got {wrong[0]!r}")
         slots = [self.slot_of.setdefault(int(i), len(self.slot_of)) for i in ids]
         self.batch = torch.tensor(slots, dtype=torch.int64, device="cpu")
@@ -184,19 +178,13 @@ class NormCache:
             return None
         return norms_B.nan_to_num(norms_B.nanmean().item()).to(device, non_blocking=True)
 
-    def record(self, layer: str, batch: Tensor, norms_B: Tensor) -> None:
-        """Remember this step's norms of the samples in columns ``batch``. Non-finite ones are dropped."""
-        self._came.append((layer, batch, norms_B))
-
     def _take_over(self) -> None:
-        """Bring what came since the last call to the CPU: a device is waited for once, however many layers it has."""
-        came, self._came = self._came, []
-        for device in dict.fromkeys(norms_B.device for *_, norms_B in came):
-            here = [it for it in came if it[2].device == device]
-            norms = torch.cat([norms_B for *_, norms_B in here]).cpu().split([it[2].numel() for it in here])
-            for (layer, batch, _), norms_B in zip(here, norms, strict=True):
-                finite_B = norms_B.isfinite()
-                self._grown(layer)[batch[finite_B]] = norms_B[finite_B]
+        """Bring what came since the last call to the CPU, which waits for a device; non-finite norms are dropped."""
+        came, self.came = self.came, []
+        for layer, batch, norms_B in came:
+            norms_B = norms_B.cpu()
+            finite_B = norms_B.isfinite()
+            self._grown(layer)[batch[finite_B]] = norms_B[finite_B]
 
     def state_dict(self) -> dict[str, Any]:
         self._take_over()
@@ -204,7 +192,7 @@ class NormCache:
         return {"ids": ids, "norms": {layer: self._grown(layer)[: ids.numel()].clone() for layer in self.norms}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.batch, self._came = None, []
+        self.batch, self.came = None, []
         self.slot_of = {i: slot for slot, i in enumerate(state["ids"].tolist())}
         self.norms = {layer: norms.clone() for layer, norms in state["norms"].items()}
 
@@ -286,3 +274,135 @@ def sample_rows(p_T: Tensor, k: int, uniform_k: Tensor, winners: int | None = No
     # nothing left to draw from: rows of no weight, which must not count (0 / 0 above)
     scale_k = torch.where((rest == 0) & ~won_k, 0.0, scale_k)
     return order_T.gather(-1, position_k), scale_k.float()
+
+
+# ---- the policy, and its layer
+
+
+@dataclass(eq=False)
+class WTACRS(Controller):
+    """The policy at work. Told the samples of each batch, it draws by their gradient norms of the epoch before."""
+
+    by_parts = True
+
+    sampler: RowSampler = field(kw_only=True)
+
+    def set_sample_ids(self, ids: Iterable[int] | Tensor | None) -> None:
+        """Say which samples the coming forwards see: an integer for each, in batch order; None: unknown.
+
+        Holds until the next call. An id must name the same sample in every epoch and after a resume. A linear whose
+        input has another length along its first axis (the model flattened its tokens) takes p_i ~ ||H_i|| and caches
+        nothing. Under DDP a rank caches what it saw itself. Raises TypeError where ids are not integers.
+        """
+        self.sampler.cache.start_batch(ids)
+
+    @contextmanager
+    def around(self, module: nn.Module) -> Iterator[None]:
+        """Count a training forward afresh, and share draws within it. What a checkpoint draws again is not counted."""
+        before, self.sampler.tally = self.sampler.tally, Tally()
+        try:
+            yield
+        finally:
+            self.sampler.close()
+            if in_backward():
+                self.sampler.tally = before
+
+    def restore(self, module: nn.Module) -> None:
+        if isinstance(module, SampledLinear):
+            object.__setattr__(module, "__class__", nn.Linear)
+            del module.__dict__["_wtacrs"]
+
+    def report(self) -> Summary:
+        tally, known = self.sampler.tally, len(self.sampler.cache.slot_of)
+        details = (
+            f"{tally.kept} of {tally.tokens} rows kept in {tally.draws} draws, read by {tally.readers} linears",
+            f"{tally.cached} draws used cached gradient norms; {known} sample ids known",
+            f"{tally.exact} linears kept whole: no more tokens than the budget",
+        )
+        return Summary(self.name, self.attached, tally.raw_bytes, tally.kept_bytes, details)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the cached norms and the state of the random numbers, of this rank."""
+        return {"generator": self.sampler.generator.get_state(), **self.sampler.cache.state_dict()}
+
+    def take(self, state: Mapping[str, Any]) -> None:
+        self.sampler.generator.set_state(state["generator"].cpu())
+        self.sampler.cache.load_state_dict(state)
+
+
+@register("wtacrs", composes_with=("bfp", "checkpoint"))
+def attach(model: nn.Module, *, ratio: float = 0.3, seed: int = 0) -> WTACRS:
+    """Estimate weight gradients of linears from round(ratio * tokens) rows of their input.
+
+    Covers nn.Linear. Left alone: its subclasses (dsq.convert's among them, which pack their input), parametrised
+    modules, and F.linear called by a module itself, as in nn.MultiheadAttention. A layer with a frozen weight keeps
+    nothing, as in PyTorch.
+
+    Args:
+        ratio: part of the rows to keep, in (0, 1].
+        seed: of the policy's own random numbers; a rank of a process group adds its number.
+    Raises:
+        TypeError, ValueError: an option that is not what it must be. ValueError: the model has none of these layers.
+    """
+    number("ratio", ratio, above=0, most=1)
+    ranks = torch.distributed.is_available() and torch.distributed.is_initialized()  # of DDP: they draw apart
+    sampler = RowSampler(ratio, whole_number("seed", seed) + (torch.distributed.get_rank() if ranks else 0))
+    controller = WTACRS(model, sampler=sampler)
+    linears = [(name, module) for name, module in model.named_modules() if type(module) is nn.Linear]
+    if not linears:
+        raise ValueError("nothing to stash: the model has no nn.Linear (those of dsq.convert pack their input)")
+    for name, module in linears:
+        module.__class__ = SampledLinear
+        module.__dict__["_wtacrs"] = sampler, name
+    controller.attached = tuple(name for name, _ in linears)
+    return controller
+
+
+class SampledLinear(nn.Linear):
+    """nn.Linear with an estimated weight gradient; as it was where the weight is frozen or k = T."""
+
+    _wtacrs: tuple[RowSampler, str]  #: and the name of the layer, under which its gradient norms are cached
+
+    def forward(self, input: Tensor) -> Tensor:  # the name is nn.Linear's
+        if not torch.is_grad_enabled() or RUNNING.suspended or not self.weight.requires_grad:
+            return F.linear(input, self.weight, self.bias)
+        (sampler, reader), rows = self._wtacrs, input.shape[:-1].numel()
+        if rows == 0 or budget(rows, sampler.ratio) >= rows:
+            sampler.tally.exact += 1
+            return F.linear(input, self.weight, self.bias)
+        z: Tensor = _SampledLinear.apply(input, self.weight, self.bias, sampler, reader)  # type: ignore[no-untyped-call]
+        return z
+
+
+class _SampledLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w_NK: Tensor, bias: Tensor | None, sampler: RowSampler, reader: str) -> Tensor:
+        z = F.linear(x, w_NK, bias)
+        sample = sampler.sample(x, z.dtype, reader)
+        # all through save_for_backward: a checkpoint's recomputation then replaces rows, numbers and scales together
+        assert sample.rows is not None
+        keep(ctx, w_NK if ctx.needs_input_grad[0] else None, stash_now().code(sample.rows, "linear"), sample.index)
+        ctx.sampler, ctx.sample, ctx.reader, ctx.samples = sampler, sample, reader, len(x) if x.dim() > 1 else 0
+        ctx.dtypes = x.dtype, w_NK.dtype, None if bias is None else bias.dtype
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
+        w_NK, h_kK, index_2k = kept(ctx)
+        x_dtype, w_dtype, bias_dtype = ctx.dtypes
+        ctx.sample.close()
+        dz_TN = dz.reshape(-1, dz.shape[-1])
+        dx = dw_NK = db_N = None
+        if ctx.needs_input_grad[0]:
+            dx = (dz @ w_NK.to(dz.dtype)).to(x_dtype)
+        if ctx.needs_input_grad[1]:
+            dz_norm_T = norms_of(dz_TN)
+            ctx.sampler.record(ctx.sample, ctx.reader, dz_norm_T, ctx.samples)
+            # an infinity in a row that was not drawn must still reach a loss scaler: it makes every scale NaN
+            scale_k = index_2k[1].view(torch.float32) + 0 * dz_norm_T.sum()
+            # H takes the scale: p_i ~ ||H_i|| evens its rows out, where scaled rows of dZ could leave float16's range
+            scaled_kK = (h_kK * scale_k[:, None]).to(dz.dtype)
+            dw_NK = (dz_TN.index_select(0, index_2k[0]).t() @ scaled_kK).to(w_dtype)
+        if ctx.needs_input_grad[2]:
+            db_N = dz_TN.sum(0).to(bias_dtype)
+        return dx, dw_NK, db_N, None, None

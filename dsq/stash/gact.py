@@ -18,11 +18,12 @@ indices their narrowest integers. In the paper a ReLU shares the code of the nex
 outputs to zero: at 4 bits the gradient of a ResNet-20 was off by 0.42 of its norm that way, and is by 0.10 with masks.
 """
 
+import heapq
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -30,15 +31,105 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dsq.arguments import choice, number, whole_number
-from dsq.kept import What
+from dsq.kept import GACT_GROUP, What
+from dsq.kernels.backend import AffineCodes, Groups
+from dsq.kernels.dispatch import affine_pack, affine_unpack
 from dsq.stash.codes import Code, Codec, Decode
-from dsq.stash.controller import RUNNING, Controller
-from dsq.stash.gact.plan import EXACT, WIDTHS, BitPlan, Sensitivities, encode, factor
+from dsq.stash.controller import Controller
 from dsq.stash.interception import TablePolicy, in_backward
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import apply, register
 
 LEVELS = ("L1", "CB1", "CB2")
+EXACT = 32  #: the width that stands for "kept as it is"
+#: bits that a code may have, narrowest first
+WIDTHS = tuple(range(1, 9))
+
+
+def encode(values_N: Tensor, bits: int, seed: int) -> Code:
+    """Code, by groups, by q = floor((x - low) / step + u), step = (max - min) / (2^b - 1) (appendix A.4)."""
+    count = values_N.numel()
+    groups = Groups(GACT_GROUP, -(-count // GACT_GROUP))
+    packed = tuple(affine_pack(values_N, bits, groups, None, seed))
+    return packed, lambda codes, dtype: affine_unpack(AffineCodes(*codes), bits, groups, count, dtype)
+
+
+def factor(bits: int) -> float:
+    """Return S(b): how the variance of the rounding depends on the bits (assumption B2); 0 for a tensor kept exact."""
+    return 0.0 if bits == EXACT else (2.0**bits - 1) ** -2
+
+
+Sizes = tuple[int, ...]  #: values of each tensor that one kind of input makes the model save, in order
+
+
+@dataclass
+class BitPlan:
+    """The average, and what was measured: sensitivities by number of tensors, layouts by key of input."""
+
+    bits: float
+    measured: dict[int, tuple[tuple[float, ...], Sizes]] = field(default_factory=dict)  #: c_l, and the sizes then
+    layouts: dict[str, Sizes] = field(default_factory=dict)
+
+    @property
+    def uniform(self) -> int:
+        """Return the widest code within the average: a tensor gets it while nothing is known of the tensor."""
+        return max(width for width in WIDTHS if width <= self.bits)
+
+    def allocation(self, sizes: Sizes | None) -> tuple[int, ...] | None:
+        """Return the bits of each tensor, within the average. None: unknown."""
+        measured = None if sizes is None else self.measured.get(len(sizes))
+        if sizes is None or measured is None:
+            return None
+        # c_l is a sum over the tensor's values: a longer batch scales it
+        c = tuple(c * d / max(size, 1) for c, d, size in zip(measured[0], sizes, measured[1], strict=True))
+        return allocate(c, sizes, self.bits * sum(sizes), (*WIDTHS, EXACT))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"measured": dict(self.measured), "layouts": dict(self.layouts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.measured, self.layouts = dict(state["measured"]), dict(state["layouts"])
+
+
+@lru_cache(maxsize=64)  # of the kinds of input that training has
+def allocate(sensitivities: tuple[float, ...], sizes: Sizes, budget: float, widths: tuple[int, ...]) -> tuple[int, ...]:
+    """Minimise sum_l c_l S(b_l) subject to sum_l b_l D_l <= budget.
+
+    All tensors start at the narrowest width; then the widening that lowers the variance most for each bit it costs is
+    made, as long as one fits. With S convex in b that order is optimal up to the last widening that fits; O(L log L).
+
+    Args:
+        sensitivities: c_l; 0 leaves a tensor as narrow as the budget needs.
+        sizes: D_l, values of each tensor.
+        budget: bits for all together.
+        widths: the bits a tensor may have, ascending.
+    Returns:
+        b_l for each tensor; all of the narrowest width where even that is over the budget.
+    """
+    bits = [widths[0]] * len(sizes)
+    left = budget - sum(b * d for b, d in zip(bits, sizes, strict=True))
+
+    def step(tensor: int, index: int) -> tuple[float, float, int, int]:
+        here, there = widths[index], widths[index + 1]
+        gain = sensitivities[tensor] * (factor(here) - factor(there)) / (sizes[tensor] * (there - here))
+        # equal gains (no sensitivity at all, say): the narrowest first, so that the rest is spread evenly
+        return (-gain, here, tensor, index)
+
+    heap = [step(tensor, 0) for tensor in range(len(sizes)) if len(widths) > 1 and sizes[tensor]]
+    heapq.heapify(heap)
+    while heap:
+        _, _, tensor, index = heapq.heappop(heap)
+        cost = (widths[index + 1] - widths[index]) * sizes[tensor]
+        if cost > left:
+            continue
+        left -= cost
+        bits[tensor] = widths[index + 1]
+        if index + 2 < len(widths):
+            heapq.heappush(heap, step(tensor, index + 1))
+    return tuple(bits)
+
+
+# ---- forwards, whose tensors have these bits, and the measurement
 
 
 def _seed_of(*parts: int | str) -> int:
@@ -68,8 +159,9 @@ class TrainingForward:
     def __init__(self, plan: BitPlan, key: str, seed: tuple[int, int], measured: bool) -> None:
         self.plan, self.key, self.seed, self.measured = plan, key, seed, measured
         self.recomputed = RecomputedForward(plan, seed)
-        self.expected = plan.layouts.get(key)
-        self.planned = None if measured else plan.allocation(self.expected)
+        sizes = plan.layouts.get(key)
+        bits = None if measured else plan.allocation(sizes)
+        self.planned = list(zip(sizes or (), bits or (), strict=False))  #: sizes and bits
         self.sizes: list[int] = []
         self.bits: list[int] = []
         self._duals: list[Dual] = []
@@ -82,7 +174,9 @@ class TrainingForward:
 
     def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
         index, size, flat = len(self.sizes), values.numel(), values.reshape(-1)
-        bits = self._bits(index, size)
+        # another list of tensors than this input made before: its bits are not this tensor's
+        expected, bits = self.planned[index] if index < len(self.planned) else (size, self.plan.uniform)
+        bits = bits if expected == size else self.plan.uniform
         self.sizes.append(size)
         self.bits.append(bits)
         if bits == EXACT:
@@ -94,13 +188,6 @@ class TrainingForward:
         dual = Dual((code[1], other[1]), len(code[0]))
         self._duals.append(dual)
         return (*code[0], *other[0]), dual
-
-    def _bits(self, index: int, size: int) -> int:
-        if self.planned is None or self.expected is None:
-            return self.plan.uniform
-        # another list of tensors than this input made before: its bits are not this tensor's
-        as_expected = index < len(self.planned) and self.expected[index] == size
-        return self.planned[index] if as_expected else self.plan.uniform
 
 
 @dataclass(eq=False)
@@ -178,13 +265,19 @@ class Gact(TablePolicy):
         self.inputs: Any = ()  #: of the forward that runs
         self.run: TrainingForward | None = None  #: the latest of the training loop
         self.recomputed = 0
+        self.inner: Controller | None = None  #: the checkpointing of CB1
 
-    def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def remove(self, copy: nn.Module | None = None) -> None:
+        super().remove(copy)
+        if self.inner is not None:
+            self.inner.remove(copy)
+
+    def entered(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the model; where its tensors have two codes, measure them when the gradient comes back."""
-        if in_backward() or not torch.is_grad_enabled() or RUNNING.suspended or self in RUNNING.entered:
-            return super().call(module, run, *args, **kwargs)
+        if in_backward():
+            return super().entered(module, run, *args, **kwargs)
         self.inputs = args, kwargs
-        output = super().call(module, run, *args, **kwargs)
+        output = super().entered(module, run, *args, **kwargs)
         self.inputs, self.recomputed = (), 0
         assert self.run is not None
         duals = self.run.finish()
@@ -205,11 +298,9 @@ class Gact(TablePolicy):
         return self.run
 
     def due(self) -> bool:
-        """Return whether to measure this step: the interval is over, or an unknown list of tensors came up."""
-        if self.adapt_interval is None or self.next_adaptation is None:
-            return False
-        soonest = self.next_adaptation - self.adapt_interval * 9 // 10
-        return self.step >= self.next_adaptation or (not self.plan.complete() and self.step >= soonest)
+        """Return whether to measure this step: the interval is over."""
+        due = self.next_adaptation
+        return self.adapt_interval is not None and due is not None and self.step >= due
 
     def adapt(
         self,
@@ -239,7 +330,7 @@ class Gact(TablePolicy):
         c = sensitivities(gradient, duals, factor(self.plan.uniform))
         self.recomputed = 0
         if c and all(math.isfinite(value) for value in c):
-            self.plan.measured[len(c)] = Sensitivities(tuple(c), tuple(run.sizes))
+            self.plan.measured[len(c)] = tuple(c), tuple(run.sizes)
 
     def details(self) -> tuple[str, ...]:
         """Return the average bits, bits and sensitivity of each tensor."""
@@ -251,7 +342,7 @@ class Gact(TablePolicy):
         average = sum(b * d for b, d in zip(run.bits, run.sizes, strict=True)) / max(sum(run.sizes), 1)
         lines = [f"{average:.3f} bits a value on average, scales and masks aside; {budget}"]
         for index, (size, bits) in enumerate(zip(run.sizes, run.bits, strict=True)):
-            known = f", c = {measured.c[index]:.3g}" if measured else ""
+            known = f", c = {measured[0][index]:.3g}" if measured else ""
             lines.append(f"tensor {index}: {size} values, {'exact' if bits == EXACT else f'{bits} bits'}{known}")
         return tuple(lines)
 
@@ -295,11 +386,9 @@ def attach(
     number("bits", bits, least=WIDTHS[0], most=WIDTHS[-1])
     adapt_interval = None if adapt_interval is None else whole_number("adapt_interval", adapt_interval, 1)
     seed = whole_number("seed", seed)
-    # first: it refuses a model without blocks, which must then be left as it was
-    checkpointing = apply(model, "checkpoint") if level in ("CB1", "CB2") else None
     controller = Gact(model, BitPlan(float(bits)), adapt_interval, seed)
-    if checkpointing is not None:
-        controller.hooks.append(checkpointing)
+    if level != "L1":  # first: it refuses a model without blocks, which must then be left as it was
+        controller.inner = apply(model, "checkpoint")
     if level == "CB2":
         for module in model.modules():
             if isinstance(module, nn.MultiheadAttention):

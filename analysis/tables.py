@@ -1,0 +1,28 @@
+"""Tables of pages, made anew: each stands between two comments of a page, of which the first says what it is.
+
+<!-- table: KIND WORDS -->
+<!-- end -->
+"""
+
+import inspect
+import re
+import shlex
+from collections.abc import Callable, Mapping
+
+_TABLE = re.compile(r"(<!-- table: (?P<words>[^\n]*) -->\n)(?:(?!<!-- table: ).)*?(<!-- end -->)", re.DOTALL)
+
+
+def written(page: str, kinds: Mapping[str, Callable[..., str]]) -> str:
+    """The page with its tables made anew, by ``kinds`` of their words. Raises ValueError for an unknown table."""
+
+    def table(words: str) -> str:
+        kind, *given = shlex.split(words)
+        if kind not in kinds:
+            raise ValueError(f"table: {words}: accepted are {', '.join(kinds)}")
+        try:
+            inspect.signature(kinds[kind]).bind(*given)
+        except TypeError as error:
+            raise ValueError(f"table: {words}: {error}") from None
+        return kinds[kind](*given)
+
+    return _TABLE.sub(lambda found: f"{found[1]}\n{table(found['words'])}\n\n{found[3]}", page)
