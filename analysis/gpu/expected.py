@@ -16,7 +16,6 @@ neither. What codecs compute is left out.
 
 import itertools
 import json
-import math
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -175,8 +174,7 @@ def least(tokens: int, width: int, levels: str, dtype: torch.dtype) -> int:
     once; and the stash of x twice."""
     x = torch.Size((tokens, width))
     stash = dsq.Quantizers.of(levels).matmuls.stash
-    layout, fmt = Layout.of(x, stash.axis), stash.quantised_to
-    packed = layout.code_bytes(fmt.bits) + math.prod(fmt.scale_shape(layout))
+    packed = stash.quantised_to.nbytes(Layout.of(x, stash.axis))
     return dtype.itemsize * (4 * x.numel() + 3 * width * width + 2 * width) + 2 * packed
 
 
@@ -188,11 +186,10 @@ def codecs(tokens: int, width: int, dtype: torch.dtype) -> Iterator[tuple[str, l
         layout, axis = Layout.of(x.shape, dim), "rows" if dim == 0 else "columns"
         codes = torch.empty(layout.code_shape(fmt.bits), dtype=torch.uint8, device=META)
         scales = torch.empty(fmt.scale_shape(layout), dtype=torch.uint8, device=META)
-        few = codes.nbytes + scales.nbytes
         calls = (
             ("quantise", partial(TRITON.quantize, x, fmt, layout, None, torch.bfloat16), 2 * x.numel()),
-            ("pack", partial(TRITON.pack, x, fmt, layout, None), few),
-            ("unpack", partial(TRITON.unpack, codes, scales, fmt, layout, dtype), few),
+            ("pack", partial(TRITON.pack, x, fmt, layout, None), fmt.nbytes(layout)),
+            ("unpack", partial(TRITON.unpack, codes, scales, fmt, layout, dtype), fmt.nbytes(layout)),
         )
         for name, call, other in calls:
             with counted() as found:

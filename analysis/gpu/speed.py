@@ -60,7 +60,7 @@ def _codec(machine: Machine, op: str, x: Tensor, dim: int, fmt: Format, seed: in
     """Pack, unpack or quantise. What is read is read twice if the tensor has an exponent."""
     layout = Layout.of(x.shape, dim)
     read = (2 if fmt.box == 0 or fmt.tensor_bytes else 1) * x.nbytes
-    packed = layout.code_bytes(fmt.bits) + math.prod(fmt.scale_shape(layout))
+    packed = fmt.nbytes(layout)
 
     def row() -> Record:
         if op == "pack":

@@ -370,38 +370,37 @@ class SampledLinear(nn.Linear):
         if rows == 0 or budget(rows, sampler.ratio) >= rows:
             sampler.tally.exact += 1
             return F.linear(input, self.weight, self.bias)
-        z: Tensor = _SampledLinear.apply(input, self.weight, self.bias, sampler, reader)  # type: ignore[no-untyped-call]
-        return z
+        z_TN: Tensor = _SampledLinear.apply(input, self.weight, self.bias, sampler, reader)  # type: ignore[no-untyped-call]
+        return z_TN.view(*input.shape[:-1], z_TN.shape[-1])
 
 
 class _SampledLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w_NK: Tensor, bias: Tensor | None, sampler: RowSampler, reader: str) -> Tensor:
-        z = F.linear(x, w_NK, bias)
+        z = F.linear(x.flatten(0, -2), w_NK, bias)  # a view could not be changed in place, as fairseq does
         sample = sampler.sample(x, z.dtype, reader)
         # all through save_for_backward: a checkpoint's recomputation then replaces rows, numbers and scales together
         assert sample.rows is not None
         keep(ctx, w_NK if ctx.needs_input_grad[0] else None, stash_now().code(sample.rows, "linear"), sample.index)
         ctx.sampler, ctx.sample, ctx.reader, ctx.samples = sampler, sample, reader, len(x) if x.dim() > 1 else 0
-        ctx.dtypes = x.dtype, w_NK.dtype, None if bias is None else bias.dtype
+        ctx.shape, ctx.dtypes = x.shape, (x.dtype, w_NK.dtype, None if bias is None else bias.dtype)
         return z
 
     @staticmethod
-    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dz_TN: Tensor) -> tuple[Tensor | None, ...]:
         w_NK, h_kK, index_2k = kept(ctx)
         x_dtype, w_dtype, bias_dtype = ctx.dtypes
         ctx.sample.close()
-        dz_TN = dz.reshape(-1, dz.shape[-1])
         dx = dw_NK = db_N = None
         if ctx.needs_input_grad[0]:
-            dx = (dz @ w_NK.to(dz.dtype)).to(x_dtype)
+            dx = (dz_TN @ w_NK.to(dz_TN.dtype)).to(x_dtype).view(ctx.shape)
         if ctx.needs_input_grad[1]:
             dz_norm_T = norms_of(dz_TN)
             ctx.sampler.record(ctx.sample, ctx.reader, dz_norm_T, ctx.samples)
             # an infinity in a row that was not drawn must still reach a loss scaler: it makes every scale NaN
             scale_k = index_2k[1].view(torch.float32) + 0 * dz_norm_T.sum()
             # H takes the scale: p_i ~ ||H_i|| evens its rows out, where scaled rows of dZ could leave float16's range
-            scaled_kK = (h_kK * scale_k[:, None]).to(dz.dtype)
+            scaled_kK = (h_kK * scale_k[:, None]).to(dz_TN.dtype)
             dw_NK = (dz_TN.index_select(0, index_2k[0]).t() @ scaled_kK).to(w_dtype)
         if ctx.needs_input_grad[2]:
             db_N = dz_TN.sum(0).to(bias_dtype)

@@ -421,3 +421,14 @@ def test_rows_packed_by_another_policy_still_give_the_gradient():
         grads.append(gradients(model, x))
     for name, g in grads[0].items():
         torch.testing.assert_close(grads[1][name], g, rtol=1e-3, atol=1e-3 * g.abs().max().item())
+
+
+def test_a_result_may_be_changed_in_place() -> None:
+    """As fairseq scales its queries."""
+    model, x = attention(), tokens()
+    dsq.stash.apply(model, "wtacrs", ratio=0.5)
+    q = model.q(x)
+    q *= 0.25
+    q.sum().backward()
+    assert q.shape == (8, 12, 16)
+    assert torch.allclose(model.q.bias.grad, torch.full((16,), 0.25 * 8 * 12))
