@@ -2,7 +2,7 @@
 
     python -m analysis.results_page
 
-What stands in a page's comments (analysis/tables.py), beside the tables of docs/evidence.md (evidence/comparison.py):
+A page's comments name its tables (analysis/tables.py): these, or those of docs/evidence.md (evidence/comparison.py).
 
     <!-- table: evidence fp32 "[8,4,4,8]" -->   settings of the suite, over its tasks; "over=sst2,vit": over these
     <!-- table: beside gact gcn-cora,sst2 gact "gact 2" -->   scores minus fp32's by task, and by how much less is held
@@ -13,6 +13,7 @@ What stands in a page's comments (analysis/tables.py), beside the tables of docs
 import csv
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from analysis import ROOT, tables
@@ -48,14 +49,13 @@ def _suite() -> Evidence:
     return Evidence(suite, read_rows(LEDGER, suite))
 
 
-def _evidence(*settings: str) -> str:
+def _evidence(evidence: Evidence, *settings: str) -> str:
     """``settings``: their names, and "over=TASK,TASK" where the means are over these tasks alone."""
     over = [word.removeprefix("over=").split(",") for word in settings if word.startswith("over=")]
-    return over_tasks(_suite(), [one for one in settings if not one.startswith("over=")], *over)
+    return over_tasks(evidence, [one for one in settings if not one.startswith("over=")], *over)
 
 
-def _beside(paper: str, tasks: str, *settings: str) -> str:
-    evidence = _suite()
+def _beside(evidence: Evidence, paper: str, tasks: str, *settings: str) -> str:
     rows: dict[str, dict[str, Any]] = {name: {"setting": name} for name in settings}
     for name, row in rows.items():
         for task in tasks.split(","):
@@ -80,8 +80,10 @@ def _read(text: str, spec: str) -> str | float | None:
 
 def written(page: str) -> str:
     """The page with its tables made anew. Raises ValueError for an unknown table."""
-    kinds: dict[str, Callable[..., str]] = {"evidence": _evidence, "beside": _beside, "file": _file}
-    return tables.written(page, kinds | page_tables(_suite()))
+    evidence = _suite()
+    kinds: dict[str, Callable[..., str]] = {"evidence": partial(_evidence, evidence)}
+    kinds |= {"beside": partial(_beside, evidence), "file": _file}
+    return tables.written(page, kinds | page_tables(evidence))
 
 
 def _write_pages() -> None:

@@ -20,6 +20,7 @@ from dsq.config import DSQConfig
 from dsq.conversion import check_conversion, convert, converted, is_converted, set_level
 from dsq.gradient_check import GradientCheck, compare
 from dsq.process_memory import resident
+from dsq.scheduler import updates_left
 from dsq.stash.controller import applied
 
 _KEYS = {"config", "scheduler"}
@@ -81,8 +82,7 @@ class DynamicPrecision:
         ValueError where it is no whole number from 0.
         """
         if whole_number("updates", updates, 0):
-            total = self._total_updates and max(self._total_updates - updates, 1)
-            self.scheduler.rise_at = self.config.scheduler(total).rise_at
+            self.scheduler.rise_at = self.config.scheduler(updates_left(self._total_updates, updates)).rise_at
 
     def check(self, loss: Callable[[], Tensor], every: int = 400) -> GradientCheck | None:
         """Compare the gradient of ``loss()`` with the unquantised one, for ``metrics`` (dsq/gradient_check.py).

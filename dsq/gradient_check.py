@@ -236,7 +236,8 @@ def gradients(model: nn.Module, loss: Callable[[], Tensor | None]) -> dict[str, 
         start = loss()
         if not isinstance(start, Tensor) or start.numel() != 1 or not start.requires_grad:
             shape = f" of shape {tuple(start.shape)}" if isinstance(start, Tensor) else ""
-            cure = "; is the model frozen, or called under torch.no_grad()?" if shape == " of shape ()" else ""
+            scalar = isinstance(start, Tensor) and start.dim() == 0
+            cure = "; is the model frozen, or called under torch.no_grad()?" if scalar else ""
             got = f"{type(start).__name__}{shape}{cure}"
             raise TypeError(f"loss() must return one value that wants a gradient, got {got}")
         start.backward()

@@ -22,6 +22,12 @@ class Work:
     tokens: int = 0
 
 
+def updates_left(total: int | None, before: int) -> int | None:
+    """Return the updates of a run after the first ``before``, at least one; ``total`` None or 0, without a bound, as it
+    is."""
+    return total and max(total - before, 1)
+
+
 def check_plateau(patience: int, threshold: float) -> None:
     """Raise ValueError where a plateau cannot be told by these."""
     whole_number("patience", patience, 1)

@@ -17,6 +17,7 @@ from fairseq.trainer import Trainer
 from fairseq_cli import train
 from hydra.core.config_store import ConfigStore
 
+from dsq.scheduler import updates_left
 from fairseq_plugin import checkpoints
 from fairseq_plugin.flags import DSQFlags, add_flags
 from fairseq_plugin.state import total_updates
@@ -86,7 +87,7 @@ def _begin(loaded: tuple[Any, Any], cfg: Any, trainer: Trainer) -> None:
         task = trainer.task
         batches = 0 if task.has_sharded_data("train") else len(epochs)
         total, before = total_updates(trainer.cfg.optimization, batches), trainer.get_num_updates()
-        task.dsq_updates = total and max(total - before + state.scheduler.updates, 1)
+        task.dsq_updates = updates_left(total, before - state.scheduler.updates) or 0
         state.set_total_updates(task.dsq_updates)
 
 

@@ -106,7 +106,7 @@ class Evidence:
 
 
 def page_tables(evidence: Evidence) -> dict[str, Callable[..., str]]:
-    """What makes the tables of docs/evidence.md (analysis/tables.py): over tasks, by task, and what was run where."""
+    """The makers of docs/evidence.md's tables, by name (analysis/tables.py): over tasks, by task, what ran where."""
     return {
         "settings": lambda: over_tasks(evidence, _asked(evidence.suite, 3)),
         "runs": lambda: _schedules(evidence) + _tasks(evidence),

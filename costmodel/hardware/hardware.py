@@ -103,9 +103,9 @@ class FusedUnit:
     per_call: float  #: seconds
     causal: float  #: share of the time that a causal mask leaves: kernels spare less than the mask does
 
-    def seconds(self, macs: float, whole: float, values: float) -> float:
-        """Time of a product of so many multiply-accumulates, of which a mask left `macs`."""
-        return 2 * max(macs, self.causal * whole) / self.flops + values * self.per_value + self.per_call
+    def seconds(self, flops: float, whole: float, values: float) -> float:
+        """Time of a product of `whole` operations without a mask, of which the mask left `flops`."""
+        return max(flops, self.causal * whole) / self.flops + values * self.per_value + self.per_call
 
 
 @dataclass(frozen=True)

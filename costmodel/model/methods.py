@@ -125,7 +125,7 @@ class CostedPolicy:
 
     @property
     def packs(self) -> bool:
-        """Whether the policy only packs by dsq.pack, which `calibrate` times."""
+        """Whether the policy packs and does nothing else, as the one that `calibrate` times."""
         return bool(self.bits) and self.more and self.ratio == 1
 
     def code_bits(self, what: What) -> float:

@@ -8,7 +8,7 @@ over its kernels; it is memory-bound if its bytes alone take longer than its ope
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsq.costmodel.hardware.hardware import Hardware, Rate
 from dsq.costmodel.model.memory import saved_bytes
@@ -151,7 +151,8 @@ def _product_seconds(matmul: CostedMatMul, hardware: Hardware) -> float:
     fused = op.on_chip and not op.weight
     if fused and rate.peak.attention:
         values = op.K * op.N + op.M * (op.K if op.on_chip == "y" else op.N)  # but for the scores
-        return count * rate.peak.attention.seconds(op.macs, op.batch * op.M * op.K * op.N, op.batch * values)
+        flops, whole = FLOPS_PER_MAC * op.macs, FLOPS_PER_MAC * replace(op, pairs=0).macs
+        return count * rate.peak.attention.seconds(flops, whole, op.batch * values)
     share = hardware.attention if fused else 1
     return rate.seconds(FLOPS_PER_MAC * matmul.total_macs / share, matmul.values * count, count)
 

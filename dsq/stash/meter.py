@@ -69,9 +69,11 @@ def measure(fn: Callable[[], Any]) -> Report:
         raise ValueError("fn must return a tensor that needs a gradient (is it under no_grad, or all frozen?)")
     seen, held = {ref.cdata for ref in before}, []
     for node in _nodes(roots):
-        for name, tensor in ((name, tensor) for name, thing in _held_by(node) for tensor in reachable(thing)):
-            storage = tensor.untyped_storage()
-            if not is_weight(tensor) and storage._cdata not in seen:
+        for name, thing in _held_by(node):
+            for tensor in reachable(thing):
+                storage = tensor.untyped_storage()
+                if is_weight(tensor) or storage._cdata in seen:
+                    continue
                 seen.add(storage._cdata)
                 dtype = str(tensor.dtype).removeprefix("torch.")
                 held.append(Held(node.name(), name, tuple(tensor.shape), dtype, storage.nbytes()))

@@ -65,7 +65,10 @@ def _masked(x: Tensor, mask: Tensor) -> Tensor:
 def leaky_relu(stash: Stash, input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
     """Run F.leaky_relu: the sign of x."""
     run = partial(F.leaky_relu, negative_slope=negative_slope)
-    gradient = lambda dy, mask: dy * (mask + (1 - mask) * negative_slope)  # noqa: E731
+
+    def gradient(dy: Tensor, mask: Tensor) -> Tensor:
+        return dy * (mask + (1 - mask) * negative_slope)
+
     y = Activation.apply(stash, input, run, gradient, (0.0, nan))  # type: ignore[no-untyped-call]
     return in_place(stash, input, y) if inplace else y
 

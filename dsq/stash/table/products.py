@@ -6,7 +6,7 @@ many rounding errors: these are what low bits are safest for (DSQ, section 3). S
 
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,7 +87,7 @@ class QuantisedLinear(torch.autograd.Function):
         if fresh:
             codes = fresh
             stash.put_linear(x, plan.stash, codes)
-        keep(ctx, w, form if codes is None else Form(codes, cast(Any, tuple)))
+        keep(ctx, w, form if codes is None else Form(codes, _both))
         ctx.plan, ctx.seed, ctx.biased = plan, seed, bias is not None
         return y
 
@@ -101,6 +101,10 @@ class QuantisedLinear(torch.autograd.Function):
             x1 = pack(linear_passes.matrix(x1), plan.stash.format, plan.stash.axis)
         dx, dw_NK = linear_passes.backward(plan, dy, w_NK, x1, ctx.seed)
         return None, dx, dw_NK, linear_passes.matrix(dy).sum(0) if ctx.biased else None, None, None
+
+
+def _both(tensors: Any) -> Any:
+    return tensors
 
 
 _WIDE = 8  #: bits at which an input that was made again enters the product: it was rounded before, at q1
