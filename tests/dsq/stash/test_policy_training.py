@@ -1,6 +1,7 @@
 """Training under every policy: a plain loop, honest bytes, gradients, seeds and resumed runs."""
 
 import copy
+import gc
 import io
 import re
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import nn
 from dsq.stash import apply, measure, policy
 from dsq.stash.controller import RUNNING
 from tests.dsq.gradients import all_gradients, error, gradient
-from tests.dsq.stash.census import kept_bytes
+from tests.dsq.stash.census import kept_bytes, left_bytes
 from tests.dsq.stash.every_policy import NAMES, Checkpointed, small, snapshot, train
 
 
@@ -45,6 +46,24 @@ def test_meter_sees_all_that_a_policy_keeps(name):
         counts.append(count(lambda: model(x.clone()).sum()))
     estimates, random_states = 1024, 2 * torch.get_rng_state().nbytes if name == "checkpoint" else 0
     assert abs(counts[0] - random_states - counts[1]) < estimates
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stash_goes_with_its_graph_at_once(name):
+    """No cycle keeps it until a collection, nor what gact made to adapt by."""
+    model, x = small(), torch.randn(8, 16, 32)
+    apply(model, name, **{"gact": {"adapt_interval": 1}}.get(name, {}))
+
+    def step():
+        model(x).sum().backward()
+        model.zero_grad()
+
+    gc.disable()
+    try:
+        for run in (step, step, step, lambda: model(x)):
+            assert left_bytes(run) < 16 * 1024  # estimates, and the state of the random numbers
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", NAMES)
