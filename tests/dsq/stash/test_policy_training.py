@@ -37,7 +37,7 @@ def test_defaults_work_in_a_plain_loop(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_meter_sees_all_that_a_policy_keeps(name):
-    """Against the census of live storages: nothing hides in a closure, a cache or a cycle."""
+    """Nothing hides in a closure, a cache or a cycle from the census of live storages."""
     model, x = small(), torch.randn(8, 16, 32)
     apply(model, name)
     counts = []
@@ -58,10 +58,12 @@ def test_a_stash_goes_with_its_graph_at_once(name):
         model(x).sum().backward()
         model.zero_grad()
 
+    step()  # the first of a process imports what is left to a collection
+    gc.collect()
     gc.disable()
     try:
-        for run in (step, step, step, lambda: model(x)):
-            assert left_bytes(run) < 16 * 1024  # estimates, and the state of the random numbers
+        for run in (step, step, lambda: model(x)):
+            assert left_bytes(run) < 1024  # estimates
     finally:
         gc.enable()
 
@@ -105,7 +107,7 @@ NEAR = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_neither_a_second_forward_nor_a_retained_graph_touches_the_first(name):
-    """The second, of large values, moves every running range; gact measures the first."""
+    """The second moves every running range; gact measures the first."""
     model, (options, near) = small(), NEAR[name]
     x, others = torch.randn(4, 16, 32), 100 * torch.randn(4, 16, 32)
     true = gradient(model, x)
@@ -121,23 +123,17 @@ def test_neither_a_second_forward_nor_a_retained_graph_touches_the_first(name):
         assert torch.equal(all_gradients(model), 2 * alone)
 
 
+@pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "in PyTorch's checkpoint"])
 @pytest.mark.parametrize("name", NAMES)
-def test_autocast(name):
+def test_gradients_are_near_under_autocast_and_inside_of_pytorchs_checkpoint(name, autocast):
     model, x, (options, near) = small(0.1), torch.randn(8, 16, 32), NEAR[name]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    if not autocast and name != "checkpoint":
+        model = Checkpointed(model, reentrant=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         true = gradient(model, x)
         apply(model, name, **options)
         for _ in range(4):
             assert error(gradient(model, x), true) <= near
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "checkpoint"])
-def test_inside_pytorchs_checkpoint(name):
-    model, x, (options, near) = Checkpointed(small(0.1), reentrant=False), torch.randn(8, 16, 32), NEAR[name]
-    true = gradient(model, x)
-    apply(model, name, **options)
-    for _ in range(3):
-        assert error(gradient(model, x), true) <= near
 
 
 @pytest.mark.parametrize("name", ["bfp", "gact", "mesa", "selective", "wtacrs"])

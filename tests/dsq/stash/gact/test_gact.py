@@ -53,7 +53,6 @@ def tokens(seed: int = 0, length: int = 12) -> Tensor:
 
 
 def step(model: nn.Module, x: Tensor) -> Tensor:
-    """One step of a plain loop; the gradient of the parameters."""
     model.zero_grad()
     out = model(x)
     weights = torch.linspace(-1, 1, out.numel()).view(out.shape)

@@ -11,7 +11,7 @@ from tests.dsq.stash.every_policy import Checkpointed
 
 
 class Attention(nn.Module):
-    """q, k and v read one input; tanh makes it die with the forward."""
+    """q, k and v read one input, which dies with the forward."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
