@@ -133,16 +133,6 @@ def test_levels_of_a_run_are_weighed_by_where_they_rise(capsys):
         assert float(mean[column]) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("suffix, magic", [(".png", b"\x89PNG"), (".svg", b"<?xml")])
-def test_pictures_are_whole_files(suffix, magic, capsys, tmp_path):
-    path = tmp_path / f"picture{suffix}"
-    status, out, _ = run(capsys, *COMMANDS["roofline"], "--picture", str(path))
-    assert status == 0
-    assert out
-    assert path.read_bytes().startswith(magic)
-    assert [p.name for p in tmp_path.iterdir()] == [path.name]
-
-
 def test_a_folder_with_a_config_is_a_model(capsys, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     _, folder, _ = run(capsys, "plan", str(tmp_path), "--gpus", "2", "--batch-size", "4", "--csv")

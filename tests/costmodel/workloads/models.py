@@ -131,25 +131,12 @@ ENCODER = Transformer(
     sequences=2,
     source_length=9,
 )
+_BIASES = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), False)
+_GATED = Stack("decoder", 2, 24, heads=4, ffn=42, kv_heads=2, head_dim=10, gated=True, rms=True, **_BIASES)
 GATED_DECODER = Transformer(
     "gated_decoder",
     Head("lm", 33),
-    decoder=Stack(
-        "decoder",
-        2,
-        24,
-        heads=4,
-        kv_heads=2,
-        head_dim=10,
-        ffn=42,
-        gated=True,
-        qkv_bias=False,
-        out_bias=False,
-        mlp_bias=False,
-        rms=True,
-        qk_norm=True,
-        tables=(("words", 33),),
-    ),
+    decoder=replace(_GATED, qk_norm=True, tables=(("words", 33),)),
     sequences=2,
     target_length=19,
 )

@@ -146,39 +146,18 @@ def test_a_family_that_is_not_described_is_refused():
         transformer_of({"model_type": "gemma2"}, "config.json")
 
 
-def test_experts_are_traced_before_and_after_conversion():
-    config = config_of("mixtral")[2]
-    config._experts_implementation = "grouped_mm"  # what trains
-    model, tokens = transformers.MixtralForCausalLM(config), SEQUENCES * LENGTH
-    rows, d, width = tokens * config.num_experts_per_tok, config.hidden_size, config.intermediate_size
-
-    def experts():
-        operations = dsq.workload.trace(model, input_ids=_ids())["operations"]
-        found = [one for one in operations if one["op"] == "gemm" and ".0.mlp.experts" in one["name"]]
-        return [tuple(one[field] for field in ("M", "K", "N", "weights", "quantised")) for one in found]
-
-    assert experts() == [(rows, d, 2 * width, 4, True), (rows, width, d, 4, True)]
-    dsq.convert(model)
-    assert experts() == [(rows, d, 2 * width, 4, True), (rows, width, d, 4, True)]
-
-
 def test_traced_experts_are_multiplied_in_groups(tmp_path):
     """A token's weights are no tensors of its own: DeepSeek-V3 was traced so, with 13 times the peak of its run."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
-    experts = {
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "n_group": 2,
-        "topk_group": 1,
-    }
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
+    experts |= {"moe_intermediate_size": 32}
     heads = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
     config = {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "first_k_dense_replace": 1}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config | sizes | experts | heads | {"intermediate_size": 128}))
     traced = workload_file.parse(trace_config(str(path), 2, 16), "traced")
     products = {op.name.rpartition(".")[2]: op for op in traced.gemms if ".experts." in op.name}
-    assert {name: (op.M, op.K, op.N, op.weights) for name, op in products.items()} == {
-        "gate_up_proj": (2 * 16 * 2, 64, 2 * 32, 4),
-        "down_proj": (2 * 16 * 2, 32, 64, 4),
+    assert {name: (op.M, op.K, op.N, op.weights, op.quantised) for name, op in products.items()} == {
+        "gate_up_proj": (2 * 16 * 2, 64, 2 * 32, 4, True),
+        "down_proj": (2 * 16 * 2, 32, 64, 4, True),
     }

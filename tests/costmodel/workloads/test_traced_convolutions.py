@@ -14,13 +14,9 @@ from dsq.workload.of_transformers import trace_config
 transformers = pytest.importorskip("transformers")
 
 SIDES = {
-    **{f"{side}_layers": 1 for side in ("encoder", "decoder")},
-    **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
-    "d_model": 32,
-    "encoder_ffn_dim": 80,
-    "decoder_ffn_dim": 48,
-    "pad_token_id": 1,
-    "vocab_size": 60,
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 1),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **{"d_model": 32, "encoder_ffn_dim": 80, "decoder_ffn_dim": 48, "pad_token_id": 1, "vocab_size": 60},
 }
 IDS = {"input_ids": torch.ones(2, 12, dtype=torch.long)}
 
