@@ -93,9 +93,8 @@ def test_every_error_names_the_command_and_options_are_not_abbreviated(option, c
 
 def test_a_schedule_is_read_as_everywhere_in_the_project(capsys):
     """One text, as fairseq's flags and DSQConfig have it, or a word a level."""
-    answers = [
-        run(capsys, "estimate", *words, "--json")[1] for words in (["[4,3,3,8] [8,4,4,8]"], ["[4,3,3,8]", "[8,4,4,8]"])
-    ]
+    schedules = ["[4,3,3,8] [8,4,4,8]"], ["[4,3,3,8]", "[8,4,4,8]"]
+    answers = [run(capsys, "estimate", *words, "--json")[1] for words in schedules]
     assert answers[0] == answers[1]
     assert [record["precision"] for record in json.loads(answers[0])["estimates"]] == ["[4,3,3,8]", "[8,4,4,8]"]
 
@@ -158,7 +157,7 @@ def test_help_has_examples_and_no_line_wider_than_a_terminal(command, capsys):
 
 
 def test_no_query_imports_torch_or_pandas():
-    """What keeps a cold query fast; in a process of its own, for this one has imported them."""
+    """A cold query stays fast. It runs in a process of its own, because this one has imported them."""
     root = Path(__file__).parents[3]
     for arguments in (["estimate", "[16,4,4,16]"], ["table"], ["plan"]):
         code = f"import sys; from dsq.costmodel.cli.main import main; main({arguments}); "

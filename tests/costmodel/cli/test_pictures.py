@@ -1,4 +1,4 @@
-"""What pictures show, and must not do: cover a name, name one place twice."""
+"""A picture names each place once, and no name covers another."""
 
 import itertools
 import shutil

@@ -70,10 +70,9 @@ def test_fastest_exact_way(mine):
 
 
 def test_split_passes_on_each_accelerator():
-    """By hand, 16 x 2 bits first. H100: two bf16 products, 15 significand bits as 8 and 7; fp32 CUDA cores are for what
-    is float32. A100: two bf16 products, 312 / 2 = 156 TFLOP/s, against 19.5 on its fp32 cores. MSFP: the 15 bits of a
-    16-bit significand are five parts of 3 bits on FP12 (286 / 5 = 57.2), three of 7 bits on FP16 (143 / 3 = 47.7); a
-    16 x 16 unit (35.75) is slower. A 16 x 16 product: nine FP16 passes (15.9), so that unit."""
+    """16 x 2 bits take two bf16 products, 15 significand bits as 8 and 7 (A100: 312 / 2 = 156 TFLOP/s, against 19.5 of
+    its fp32 cores). MSFP takes five parts of 3 bits on FP12 (286 / 5 = 57.2), for three of 7 bits on FP16 reach 47.7;
+    for 16 x 16 bits its 16 x 16 unit (35.75), for nine FP16 passes reach 15.9."""
     h100, a100, msfp = (load_hardware(name) for name in ("h100", "a100-80gb", "msfp-accelerator"))
     for hardware, m1, m2, way, tera in (
         (h100, 16, 2, "2 x bf16", 494.7),
@@ -181,5 +180,5 @@ def test_a_format_the_hardware_lacks_is_named(tmp_path):
     ],
 )
 def test_a_device_is_known_by_its_full_name(full, profile):
-    """As torch.cuda.get_device_name has it."""
+    """torch.cuda.get_device_name gives these names."""
     assert load_hardware(full) == load_hardware(profile)

@@ -79,7 +79,7 @@ def test_prediction_against_the_resident_set(tmp_path, ours):
 @pytest.mark.parametrize("policy", ["bfp 4", "gact 4 uniform", "mesa"])
 @pytest.mark.parametrize("name", ["llama", "bert", "opt", "gpt_neox", "t5", "mixtral"])
 def test_what_a_policy_keeps_is_what_its_table_keeps(name, policy):
-    """Beside dsq.stash's own count, which knows neither the loss nor what is looked up."""
+    """dsq.stash counts the bytes too; it knows neither the loss nor what is looked up."""
     pytest.importorskip("transformers")
     from analysis.models import attach
     from tests.costmodel.model.running import workload_of

@@ -1,4 +1,4 @@
-"""What a plan answers: held against sums by hand, published memory, and itself."""
+"""A plan's answers agree with sums by hand, with published memory, and with one another."""
 
 import json
 import re
@@ -223,7 +223,7 @@ def test_an_update_in_the_backward_leaves_the_gradients_of_one_layer():
 
 
 def test_selective_recomputation_keeps_the_results_of_every_second_layer():
-    """Of a layer of OPT (d 2048, ffn 8192): its input, q, v, fc1 (layers 1, 3, 5), attention's result, and 4 bytes a
+    """A layer of OPT (d 2048, ffn 8192) keeps its input, q, v, fc1 (layers 1, 3, 5), attention's result, and 4 bytes a
     row of scores."""
     workload = AskedStep("opt_1.3b", tokens=256).build()
     full, selective = (Method("", BF16, recompute=True, selective=kept) for kept in (False, True))

@@ -1,4 +1,4 @@
-"""What people who plan hardware ask, each beside a sum of its own: parameters, products, bytes kept and sent."""
+"""Answers to people who plan hardware, beside sums by hand: parameters, products, bytes kept and sent."""
 
 import json
 import re
