@@ -195,7 +195,7 @@ class TablePolicy(Controller):
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether ``fully_shard`` sharded ``model`` or a part of it, whose weights are there for its passes alone."""
+    """Return whether ``fully_shard`` sharded ``model``, or a part of it: weights are there for its own passes alone."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
 
