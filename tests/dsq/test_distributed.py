@@ -148,6 +148,18 @@ def sequence_parallel(mesh):
     return model[1].weight.grad if mesh is None else model[1].weight.grad.full_tensor()
 
 
+def of_blocks(shard_module):
+    """The gradients of blocks that end in a norm, whose result is made again in the next one's backward."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)) for _ in range(2)))
+    for module in (*model, model):
+        shard_module(module)
+    dsq.stash.apply(model, "bfp")
+    model(tokens(0, 0, 1)).pow(3).mean().backward()
+    gradients = [p.grad for p in model.parameters()]
+    return torch.cat([(g.full_tensor() if isinstance(g, DTensor) else g).flatten() for g in gradients])
+
+
 def policy_gradients(model, called, batch, steps):
     """The gradients of some updates of a model, which may be called through a wrapper."""
     found = []
@@ -189,6 +201,7 @@ def work(rank, folder, ranks):
         stash_mib(*of) for of in ((str, share), (shard, share), (str, whole), (partial(MLP_PLAN, mesh=mesh), whole))
     ]
     found["sequence"] = sequence_parallel(mesh)
+    found["blocks"] = of_blocks(fully_shard)
     torch.save(found, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
@@ -230,6 +243,10 @@ def test_weights_of_tensor_parallel_layers_are_no_activations_to_pack(found, kin
 def test_dtensors_are_stashed_as_they_are(found):
     # of plain tensors the layer's input is made again from the norm's code, of DTensors it is packed by itself
     assert all(error(each["sequence"], sequence_parallel(None)) < 0.2 for each in found)
+
+
+def test_a_sharded_norm_whose_weight_is_gone_is_made_again(found):
+    assert all(error(each["blocks"], of_blocks(str)) < 1e-6 for each in found)
 
 
 def test_gathered_and_sharded_weights_are_not_counted_as_stash(found):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.overrides import _get_current_function_mode
 
+import dsq
 from dsq.stash import apply, measure
 from dsq.stash.controller import RUNNING, applied
 from dsq.stash.interception import innermost_hooks
@@ -26,6 +27,22 @@ def test_a_deep_copy_keeps_the_policy_and_trains_its_own_parameters(name):
     assert measure(lambda: twin(x).sum()).nbytes == measure(lambda: model(x).sum()).nbytes
     with pytest.raises(ValueError, match="already applied"):
         apply(twin, name)
+
+
+def test_a_deep_copy_of_a_model_of_a_converted_class_keeps_the_policy():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(32, 32))
+
+        def forward(self, x):
+            return (x @ self.weight).sigmoid()
+
+    model, x = dsq.convert(Own(), stash="all"), torch.randn(16, 32)
+    twin = copy.deepcopy(model)
+    assert measure(lambda: twin(x).sum()).nbytes == measure(lambda: model(x).sum()).nbytes < x.nbytes
+    dsq.unconvert(twin)
+    assert type(twin) is Own
 
 
 @pytest.mark.parametrize("name", NAMES)

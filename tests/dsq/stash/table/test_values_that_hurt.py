@@ -271,3 +271,12 @@ def test_a_weight_that_is_standardised_costs_nothing():
     assert controller.report().kept_bytes > 0
     for ours, true in zip(gradients(model, drawn(32, 64)), exact, strict=True):
         assert cosine(ours, true) > 0.99
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_of_no_rows(training):
+    """As of a step in which a head has no box: PyTorch's backward by itself ends the process there."""
+    function = lambda x, w: F.batch_norm(x * w, torch.zeros(8), torch.ones(8), w, None, training)  # noqa: E731
+    model, x = Model(function, torch.ones(8)), torch.empty(0, 8)
+    apply(model, "bfp")
+    assert gradients(model, x, x)[1].count_nonzero() == 0
