@@ -1,8 +1,8 @@
-"""What a policy leaves behind: nothing, in the model, its copies, its pickles, or after a forward that broke off."""
+"""A policy leaves nothing in the model, its copies, its pickles, or after a forward that broke off."""
 
 import copy
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -140,16 +140,12 @@ def test_a_forward_that_calls_itself_and_raises_enters_once(name):
 
 def test_threads_do_not_see_each_other():
     """nn.DataParallel runs replicas in threads."""
-    model, seen = small(), []
+    model = small()
     apply(model, "bfp")
 
-    def work():
+    def work(_):
         model(torch.randn(1, 4, 32)).sum().backward()
-        seen.append(tuple(RUNNING.entered.items()))
+        return tuple(RUNNING.entered.items())
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert seen == [()] * 3
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(work, range(3))) == [()] * 3
