@@ -280,3 +280,13 @@ def test_batch_norm_of_no_rows(training):
     model, x = Model(function, torch.ones(8)), torch.empty(0, 8)
     apply(model, "bfp")
     assert gradients(model, x, x)[1].count_nonzero() == 0
+
+
+def test_a_wider_softmax_of_halves():
+    """As fairseq's attention makes it."""
+    model = Model(lambda x, w: F.softmax(x * w, -1, dtype=torch.float32), torch.ones(64).half())
+    exact = gradients(model, drawn(64, 64).half())
+    apply(model, "bfp")
+    for ours, true in zip(gradients(model, drawn(64, 64).half()), exact, strict=True):
+        assert ours.dtype == torch.float16
+        assert cosine(ours, true) > LEAST
