@@ -74,11 +74,8 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
         exec(compile(block, page, "exec"), names)
 
 
-def test_the_readme_is_two_screens_long_and_every_folder_it_names_is_there():
-    lines = (ROOT / "README.md").read_text().splitlines()
-    assert len(lines) <= 120
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", "\n".join(lines))
-    assert [link for link in links if not (ROOT / link).exists()] == []
+def test_the_readme_is_two_screens_long():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
 def test_every_public_name_has_an_example_that_runs():

@@ -104,8 +104,9 @@ class Stash:
     torch.compile nothing is remembered: a compiler finds by itself what is coded twice.
     """
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, weights_leave: bool = False) -> None:
         self.codec = self._of_forward = codec
+        self._weights_leave = weights_leave  #: before the backward of others than their own layer, as FSDP2 frees them
         self.raw_bytes = 0
         self.kept_bytes = 0
         self.segment: Any = None  #: the checkpoint in whose segment the forward is
@@ -224,6 +225,8 @@ class Stash:
         if values.numel() != y.numel():  # an expanded tensor
             return None
         parts, tensors = _parts(sources)
+        if self._weights_leave:
+            tensors = tuple(self.exact(it.detach().clone()) if is_weight(it) else it for it in tensors)
         form = Form(tensors, lambda saved: order.laid_out(make(*_values(parts, saved))))
         return self._put(key, y, form, order, sources=parts)
 

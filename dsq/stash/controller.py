@@ -265,6 +265,7 @@ def _intercepted(own: type[nn.Module]) -> type[nn.Module]:
         return under_policies(self, partial(own.__call__, self), *args, **kwargs)
 
     names = {"__call__": call, "_dsq_plain": own, "__module__": own.__module__, "__qualname__": own.__qualname__}
+    names["__reduce__"] = object.__reduce__  # that of a converted class would copy a model without its policies
     kind: Any = _Unpicklable if type(own) is type else type(own)
     return kind(own.__name__, (own,), names)  # type: ignore[no-any-return]
 

@@ -4,6 +4,7 @@ The mode looks each function up in the table (dsq/stash/table): a row runs in it
 torch.compile traces the mode into the graphs of a model, or of blocks, that were compiled before.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -171,7 +172,7 @@ class TablePolicy(Controller):
     def around(self, module: nn.Module) -> Iterator[None]:
         recomputing = in_backward()
         goes_on = len(self.parts) > 1 and not recomputing
-        stash = self.latest if goes_on and self.latest else Stash(self.codec(module))
+        stash = self.latest if goes_on and self.latest else Stash(self.codec(module), is_sharded(module))
         if not recomputing:
             self.latest = stash
         RUNNING.stashes.append(stash)
@@ -191,6 +192,12 @@ class TablePolicy(Controller):
     def details(self) -> tuple[str, ...]:
         """Return the lines of the policy's own in its report."""
         return ()
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether ``fully_shard`` sharded ``model``, or a part of it: weights are there for its own passes alone."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
 
 
 def stash_now() -> Stash:

@@ -1,4 +1,4 @@
-"""Two checkouts side by side: what differs is named, and a process runs on the dsq of the tree that is given."""
+"""The comparison of two checkouts names what differs, and each process runs the dsq of its own tree."""
 
 from pathlib import Path
 

@@ -39,17 +39,8 @@ JSON: dict[str, Any] = {
 HARDWARE = (ROOT / "costmodel" / "hardware" / "profiles" / "h100.toml").read_text(encoding="utf-8")
 LONG = "x" * 100_000
 ODD = (None, True, -1, 0, 1, 7.5, 1e308, 1e-308, 10**30, "", "x", LONG, [], {}, [[]], [None], {"a": 1}, float("nan"))
-ODD_TEXTS = (
-    "[" * 5000,
-    "a=" + "[" * 4096,
-    "a" + ".b" * 20_000 + "=1",
-    "NaN",
-    "1e999",
-    "\x00",
-    "\ufeff",
-    "9" * 5000,
-    LONG,
-)
+ODD_TEXTS = ("[" * 5000, "a=" + "[" * 4096, "a" + ".b" * 20_000 + "=1", "9" * 5000, LONG)
+ODD_TEXTS += ("NaN", "1e999", "\x00", "\ufeff")
 
 
 def _mutated(draw: random.Random, data: Any) -> Any:

@@ -34,13 +34,8 @@ def test_there_are_many_cases() -> None:
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data of no use, and damaged files."""
     folder = tmp_path_factory.mktemp("place")
-    contents = {
-        "file": b"hello\n",
-        "file.toml": b"= [\n",
-        "list.json": b"[]",
-        "empty.json": b"{}",
-        "junk.pt": b"hello\n",
-    }
+    contents = {"file": b"hello\n", "junk.pt": b"hello\n"}
+    contents |= {"file.toml": b"= [\n", "list.json": b"[]", "empty.json": b"{}"}
     for name, content in {**contents, "badcount.txt": b"a x\n", "twice.txt": b"a 1\na 2\n"}.items():
         (folder / name).write_bytes(content)
     (folder / "data").mkdir()

@@ -19,7 +19,6 @@ HOME = Path(dsq.__file__).parent.resolve(), (Path(dsq.__file__).parent / "kernel
 
 
 def calls(model: nn.Module) -> Counter[str]:
-    """Return the calls of a step, by file."""
     x, found = torch.randn(8, 64, WIDTH), Counter[str]()
 
     def note(frame, event, argument):

@@ -12,25 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from dsq.command import (
-    as_csv,
-    check_writable,
-    guarded,
-    make_folder,
-    processor,
-    read_json,
-    read_text,
-    read_toml,
-    table,
-    turn_at,
-    write_text,
-    write_whole,
-)
+from dsq import command
 
 
 def test_a_regular_file_appears_whole_or_not_at_all(tmp_path):
     out = tmp_path / "a.csv"
-    write_text(out, "old ü")
+    command.write_text(out, "old ü")
     out.chmod(0o640)
 
     def half(file):
@@ -39,9 +26,9 @@ def test_a_regular_file_appears_whole_or_not_at_all(tmp_path):
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        write_whole(out, half)
+        command.write_whole(out, half)
     assert out.read_text(encoding="utf-8") == "old ü"
-    write_text(out, "new")
+    command.write_text(out, "new")
     assert out.read_text() == "new"
     assert stat.S_IMODE(out.stat().st_mode) == 0o640
     assert os.listdir(tmp_path) == ["a.csv"]
@@ -52,8 +39,8 @@ def test_a_symbolic_link_is_followed(tmp_path):
     link = tmp_path / "link.txt"
     link.symlink_to(tmp_path / "real" / "there.txt")
     for text in ("made", "replaced"):
-        check_writable(link)
-        write_text(link, text)
+        command.check_writable(link)
+        command.write_text(link, text)
         assert link.is_symlink()
         assert (tmp_path / "real" / "there.txt").read_text() == text
 
@@ -61,12 +48,12 @@ def test_a_symbolic_link_is_followed(tmp_path):
 def test_a_device_a_fifo_and_what_standard_output_goes_to_are_no_outputs(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", "/dev/null", "/dev/stdout"):  # the last may lead to a file that has more in it
-        for write in (check_writable, lambda path: write_text(path, "")):
+        for write in (command.check_writable, lambda path: command.write_text(path, "")):
             with pytest.raises(ValueError, match=rf"^output {path} cannot be written: it is no regular file"):
                 write(path)
 
 
-def test_what_cannot_be_written_is_refused(tmp_path):
+def test_an_output_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     for path, said in [
         (tmp_path, "is a folder: name a file"),
@@ -75,18 +62,18 @@ def test_what_cannot_be_written_is_refused(tmp_path):
         ("/proc/x", "cannot be written"),
     ]:
         with pytest.raises(ValueError, match=rf"^output {path} .*{said}"):
-            check_writable(path)
+            command.check_writable(path)
         with pytest.raises(ValueError, match=rf"^output {path} (cannot be written: |is a folder)"):
-            write_text(path, "")
+            command.write_text(path, "")
     assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_folder_that_is_there_may_be_gone_on_with(tmp_path):
-    make_folder(tmp_path / "a" / "b")
+    command.make_folder(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
-    make_folder(tmp_path / "a")
+    command.make_folder(tmp_path / "a")
     with pytest.raises(ValueError, match=r"--out /proc/run: .*; give a directory that can be written to$"):
-        make_folder(type(tmp_path)("/proc/run"))
+        command.make_folder(type(tmp_path)("/proc/run"))
 
 
 def test_a_turn_is_taken_at_a_file_that_can_be_written(tmp_path, monkeypatch):
@@ -97,7 +84,7 @@ def test_a_turn_is_taken_at_a_file_that_can_be_written(tmp_path, monkeypatch):
     def descriptor_of(descriptor: int) -> tuple[bool, int]:
         return stat.S_ISREG(os.fstat(descriptor).st_mode), fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
 
-    with turn_at(tmp_path):
+    with command.turn_at(tmp_path):
         assert locked == [(True, os.O_RDWR)]
 
 
@@ -106,26 +93,25 @@ def test_guarded_turns_mistakes_into_one_line(error, capsys):
     def work():
         raise error
 
-    assert guarded("tool", work) == 2
+    assert command.guarded("tool", work) == 2
     assert capsys.readouterr().err == "tool: error: --out x: there already\n"
-    assert guarded("tool", lambda: None) == 0
+    assert command.guarded("tool", lambda: None) == 0
 
 
 def test_a_standard_output_that_was_closed_is_no_fault(monkeypatch):
     monkeypatch.setattr("sys.stdout", None)
-    assert guarded("tool", lambda: sys.stdout.write("said to nobody")) == 0
+    assert command.guarded("tool", lambda: sys.stdout.write("said to nobody")) == 0
 
 
 def test_guarded_leaves_faults_of_ours_alone():
     with pytest.raises(KeyError):
-        guarded("tool", lambda: {}["missing"])
+        command.guarded("tool", lambda: {}["missing"])
 
 
 def test_a_reader_that_has_gone_ends_the_command_quietly():
     code = "from dsq.command import guarded; raise SystemExit(guarded('t', lambda: print('y' * 2**20)))"
-    child = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    arguments = [sys.executable, "-W", "ignore", "-c", code]
+    child = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     child.stdout.close()
     assert (child.wait(), child.stderr.read()) == (0, b"")
 
@@ -137,22 +123,15 @@ def test_nothing_heavy_is_imported():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
-CPUINFO = """processor\t: 0
-cpu family\t: 6
-model\t\t: 143
-model name\t: Xeon
-stepping\t: 8
-
-processor\t: 1
-model name\t: another
-"""
+CPUINFO = "processor\t: 0\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Xeon\nstepping\t: 8\n\n"
+CPUINFO += "processor\t: 1\nmodel name\t: another\n"
 
 
 def test_the_processor_is_that_of_the_first_core_and_has_a_name_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: CPUINFO)
-    assert processor.__wrapped__() == "Xeon 6 143 8"
+    assert command.processor.__wrapped__() == "Xeon 6 143 8"
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "CPU implementer : 0x41\n")
-    assert processor.__wrapped__() == (platform.processor() or platform.machine())
+    assert command.processor.__wrapped__() == (platform.processor() or platform.machine())
 
 
 @pytest.mark.parametrize(
@@ -172,34 +151,34 @@ def test_damaged_files(tmp_path: Path, name: str, content: bytes, line: str) -> 
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(f"{path} {line}")):
-        (read_json if name.endswith("json") else read_toml)(path)
+        (command.read_json if name.endswith("json") else command.read_toml)(path)
 
 
 def test_data_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text('{"a": [1, 2.5, "b.c.d"], "e": null}')
-    assert read_json(path) == {"a": [1, 2.5, "b.c.d"], "e": None}
+    assert command.read_json(path) == {"a": [1, 2.5, "b.c.d"], "e": None}
     path.write_text("a.b = [1_0.5, 2]")
-    assert read_toml(path) == {"a": {"b": [10.5, 2]}}
+    assert command.read_toml(path) == {"a": {"b": [10.5, 2]}}
 
 
-def test_what_is_no_regular_file_or_too_large_is_refused(tmp_path: Path) -> None:
+def test_an_input_that_is_no_regular_file_or_too_large_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "large").write_text("four")
     for path in (tmp_path / "fifo", "/dev/zero", tmp_path):
         with pytest.raises(ValueError, match=r"regular files|Is a directory"):
-            read_text(path)
+            command.read_text(path)
     with pytest.raises(ValueError, match=r"large is larger than 3 bytes"):
-        read_text(tmp_path / "large", most=3)
+        command.read_text(tmp_path / "large", most=3)
     with pytest.raises(ValueError, match=r"absent cannot be read: No such file"):
-        read_text(tmp_path / "absent")
+        command.read_text(tmp_path / "absent")
 
 
 RECORDS = [{"name": "a", "stash_MiB": 1.25, "note": None, "n": 1}, {"name": "bc", "stash_MiB": math.nan, "n": 1000}]
 
 
 def test_columns_are_chosen_and_formatted():
-    assert table(RECORDS, {"name": "", "stash_MiB": ".1f", "n": ",", "other": ".2f"}) == (
+    assert command.table(RECORDS, {"name": "", "stash_MiB": ".1f", "n": ",", "other": ".2f"}) == (
         "name      stash MiB      n    other\n"
         "------  -----------  -----  -------\n"
         "a               1.2      1        -\n"
@@ -208,7 +187,7 @@ def test_columns_are_chosen_and_formatted():
 
 
 def test_without_columns_all_are_shown_as_they_are():
-    assert table(RECORDS, markdown=True).splitlines() == [
+    assert command.table(RECORDS, markdown=True).splitlines() == [
         "| name   |   stash MiB |   note |    n |",
         "|:-------|------------:|-------:|-----:|",
         "| a      |        1.25 |      - |    1 |",
@@ -217,11 +196,11 @@ def test_without_columns_all_are_shown_as_they_are():
 
 
 def test_nothing_is_the_head_alone():
-    assert table([], {"name": ""}).splitlines()[0].strip() == "name"
-    assert table([]) == ""
+    assert command.table([], {"name": ""}).splitlines()[0].strip() == "name"
+    assert command.table([]) == ""
 
 
 def test_csv_has_every_field_of_any_record():
-    assert as_csv([{"a": 'x,"', "b": 1 / 3}, {"b": math.nan, "c": True, "a": None}], ".3g") == (
+    assert command.as_csv([{"a": 'x,"', "b": 1 / 3}, {"b": math.nan, "c": True, "a": None}], ".3g") == (
         'a,b,c\n"x,""",0.333,\n,,True\n'
     )

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import dsq
-from tests.dsq.gradients import error, same, step
+from tests.dsq.gradients import error
 
 CONFIG = dsq.DSQConfig(levels=("[4,4,4,16]", "[16,4,4,16]"))
 STOCHASTIC = dsq.DSQConfig(levels="[4,4,4,16]", rounding="stochastic")
@@ -24,7 +24,7 @@ class SharedInput(nn.Module):
         self.q, self.k, self.v, self.out = (nn.Linear(32, 32) for _ in range(4))
 
     def forward(self, x):
-        return self.out(self.q(x) * self.k(x) + self.v(x))
+        return self.out(nn.functional.gelu(self.q(x) * self.k(x) + self.v(x)))
 
 
 def block(config=CONFIG):
@@ -33,22 +33,26 @@ def block(config=CONFIG):
 
 
 def gradients(function, net, x):
-    """Of a step that goes on in the stream of random numbers."""
+    """The result and the gradients of a step, which goes on in the stream of random numbers."""
     net.zero_grad()
     y = function(x)
     y.square().sum().backward()
     return [y, *(p.grad for p in net.parameters())]
 
 
-def test_compiled_in_one_graph_to_the_same_bits_and_once_more_for_a_level():
-    net = block()
+@pytest.mark.parametrize(("stash", "most"), [("linears", 0), ("all", 0.1)])  # a graph makes nothing again of codes
+def test_compiled_in_one_graph_and_once_more_for_a_level(stash, most):
+    config = dsq.DSQConfig("[4,4,4,8] [8,8,8,8]", stash=stash)
+    eager, net = (block(config) for _ in range(2))
     torch._dynamo.reset()
     counters.clear()
     compiled = torch.compile(net, backend="aot_eager", fullgraph=True, dynamic=True)
     for level, length in ((0, 16), (0, 48), (1, 48)):
-        dsq.set_level(net, CONFIG, level)
+        for model in (eager, net):
+            dsq.set_level(model, config, level)
         x = torch.randn(2, length, 32)
-        assert same(step(net, x, run=compiled), step(net, x))
+        pairs = zip(gradients(compiled, net, x), gradients(eager, eager, x), strict=True)
+        assert all(torch.equal(*pair) if most == 0 else error(*pair) < most for pair in pairs)
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]
 
@@ -63,7 +67,6 @@ def one_process():
 @pytest.mark.parametrize("stash", ["linears", "all"])
 def test_blocks_compiled_before_fully_shard_follow_a_level(one_process, stash):
     config = dsq.DSQConfig(levels="[4,4,4,16] [16,6,4,16]", stash=stash)
-    torch.manual_seed(0)
     plain = nn.Sequential(SharedInput(), SharedInput())
     net, eager = (dsq.convert(copy.deepcopy(plain), config) for _ in range(2))
     torch._dynamo.reset()
@@ -126,15 +129,13 @@ def test_onnx_is_refused_in_a_line(monkeypatch):
 
 def test_stochastic_rounding_in_one_graph_draws_what_eager_mode_draws():
     net = dsq.convert(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), STOCHASTIC)
-    x = torch.randn(2, 16, 32)
+    x, found = torch.randn(2, 16, 32), []
     torch._dynamo.reset()
-    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
-    found, expected = [], []
-    for function, steps in ((compiled, found), (net, expected)):
+    for function in (torch.compile(net, backend="aot_eager", fullgraph=True), net):
         torch.manual_seed(1)
-        steps += [gradients(function, net, x) for _ in range(2)]
-    assert all(map(torch.equal, found[0] + found[1], expected[0] + expected[1]))
-    assert not torch.equal(found[0][0], found[1][0])
+        found.append(gradients(function, net, x) + gradients(function, net, x))
+    assert all(map(torch.equal, *found))
+    assert not torch.equal(found[0][0], found[0][5])
 
 
 @pytest.mark.parametrize("strict", [False, True])

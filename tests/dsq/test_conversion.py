@@ -61,25 +61,34 @@ def test_a_layer_of_an_embeddings_weight_is_left_unless_asked(recwarn):
     assert list(dsq.converted(dsq.convert(untied))) == ["1", "3"]
 
 
+WARNINGS = [
+    (nn.ReLU, {}, "no product to convert"),
+    (lambda: nn.Conv2d(3, 3, 3), {}, r"no product to convert.*stash=\"all\" packs"),
+    (lambda: nn.LSTM(64, 64), {"stash": "all"}, "LSTM: its products are inside of one operation"),
+    (model, {"exclude": "lm_head"}, "exclude='lm_head' matches no layer"),
+    (
+        lambda: nn.ModuleList([nn.Linear(64, 64), nn.Conv1d(64, 64, 3)]),
+        {},
+        "only 25% of the parameters that are multiplied",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "options", "said"), WARNINGS)
+def test_a_conversion_of_little_or_nothing_is_warned_of(make, options, said):
+    with pytest.warns(UserWarning, match=said):
+        dsq.convert(make(), **options)
+
+
 def test_a_layer_takes_its_input_by_the_name_it_had():
-    layer = dsq.Linear(16, 8)
-    x = torch.randn(3, 16)
+    layer, x = dsq.Linear(16, 8), torch.randn(3, 16)
     assert torch.equal(layer(input=x), layer(x))
-
-
-def test_nothing_to_convert_is_said():
-    with pytest.warns(UserWarning, match="no product to convert"):
-        dsq.convert(nn.ReLU())
-    with pytest.warns(UserWarning, match=r"no product to convert.*stash=\"all\" packs"):
-        dsq.convert(nn.Conv2d(3, 3, 3))
 
 
 def test_the_stash_of_a_model_without_products_follows_the_level():
     net, x = nn.Sequential(nn.Conv2d(3, 16, 3), nn.SiLU(), nn.Conv2d(16, 3, 3)), torch.randn(4, 3, 20, 20)
     plain = dsq.stash.measure(lambda: net(x)).nbytes
-    with pytest.warns(
-        UserWarning, match=r"no product to convert: what operations of dsq\.stash's table keep is packed"
-    ):
+    with pytest.warns(UserWarning, match=r"no product to convert: what operations of dsq\.stash's table keep is"):
         dynamic = dsq.DynamicPrecision(net, "[4,4,4,8] [8,8,8,8]", rise_at=1)
     few = dsq.stash.measure(lambda: net(x)).nbytes
     saved = dynamic.state_dict()
@@ -110,10 +119,14 @@ def test_weights_of_another_quantisation_stay_and_multiply_by_themselves():
     assert torch.equal(y.a, dsq.unconvert(net)(x).a)
 
 
-def test_complex_layers_stay():
+def test_a_complex_layer_and_a_lazy_one_are_left():
     net = dsq.convert(nn.Sequential(nn.Linear(4, 4, dtype=torch.complex64), nn.Linear(4, 4)))
     assert list(dsq.converted(net)) == ["1"]
     assert [entry.why for entry in unquantised(net)] == ["its parameters are complex"]
+    net = dsq.convert(nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.Linear(16, 8)), dsq.DSQConfig(stash="all"))
+    assert list(dsq.converted(net)) == ["2"]
+    net(torch.randn(24, 16)).sum().backward()
+    assert type(net[0]) is nn.Linear
 
 
 def test_on_meta_a_model_runs_and_trains_once_it_has_memory():
@@ -153,26 +166,15 @@ def test_a_parametrized_layer_is_converted_and_taken_back(first, stash):
     assert type(net[0]) is nn.Linear
 
 
-def test_a_lazy_layer_is_left():
-    net = dsq.convert(nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.Linear(16, 8)), dsq.DSQConfig(stash="all"))
-    assert list(dsq.converted(net)) == ["2"]
-    net(torch.randn(24, 16)).sum().backward()
-    assert type(net[0]) is nn.Linear
-
-
 def test_evaluation_runs_at_q0_and_stashes_nothing():
-    net = dsq.convert(nn.Sequential(nn.Linear(16, 16)), dsq.DSQConfig(levels="[4,4,4,16]")).eval()
-    plain = nn.Sequential(nn.Linear(16, 16))
-    plain.load_state_dict(net.state_dict())
+    net, full = (dsq.convert(nn.Linear(16, 16), "[4,4,4,16]", eval_full_precision=it).eval() for it in (False, True))
     x = torch.randn(4, 16)
     with torch.no_grad():
         y = net(x)
     assert y.grad_fn is None
-    assert not torch.allclose(y, plain(x))
-    quantised = [dsq.quantize(t, net[0].quantizers.q0) for t in (x, net[0].weight)]
-    torch.testing.assert_close(y, nn.functional.linear(*quantised, net[0].bias.detach()))
-    full = dsq.convert(plain, dsq.DSQConfig(levels="[4,4,4,16]", eval_full_precision=True)).eval()
-    torch.testing.assert_close(full(x), nn.functional.linear(x, net[0].weight, net[0].bias))
+    quantised = [dsq.quantize(t, net.quantizers.q0) for t in (x, net.weight)]
+    torch.testing.assert_close(y, nn.functional.linear(*quantised, net.bias.detach()))
+    assert torch.equal(full(x), nn.functional.linear(x, full.weight, full.bias))
 
 
 def test_the_fused_encoder_layer_does_not_bypass_its_linears():

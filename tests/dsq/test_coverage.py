@@ -13,7 +13,7 @@ CONFIG = dsq.DSQConfig(levels="[4,4,4,16]")
 
 
 class Odd(nn.Module):
-    """A layer that is called, one whose weight is read past it, a convolution, experts, and a product of its own."""
+    """Layers that are called, excluded and read past, a convolution, experts, and a product of its own."""
 
     def __init__(self):
         super().__init__()
@@ -29,19 +29,14 @@ class Odd(nn.Module):
         return {"loss": torch.tensordot(x, self.experts, ([1], [1])).square().mean(), "logits": x}
 
 
-def test_where_little_is_converted_it_warns():
-    with pytest.warns(UserWarning, match="only 25% of the parameters that are multiplied"):
-        dsq.convert(nn.ModuleList([nn.Linear(64, 64), nn.Conv1d(64, 64, 3)]), CONFIG)
-
-
-def test_of_a_plain_model_it_says_that_nothing_was_converted():
+def test_a_report_of_a_plain_model_says_that_nothing_was_converted():
     text = str(dsq.report(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), torch.randn(2, 8, 16)))
     assert "0 converted" in text
     assert "dsq.DynamicPrecision(model) comes before" in text
     assert "left: self_attn.out_proj: excluded, an adapter" in text
 
 
-def test_what_is_quantised_is_counted_and_the_rest_named():
+def test_a_report_counts_quantised_products_names_the_rest_and_changes_nothing():
     net = dsq.convert(Odd(), dsq.DSQConfig(levels="[4,4,4,16]", exclude="head"))
     net.called.weight.grad = gradient = torch.ones(64, 64)
     before, state = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
@@ -93,14 +88,12 @@ def test_a_batch_of_the_forwards_names_is_given_as_keywords():
         dsq.report(net, {"x": batch["values"]})
 
 
-def test_a_model_without_products_says_what_it_has():
-    with pytest.warns(UserWarning, match="LSTM: its products are inside of one operation"):
-        dsq.DynamicPrecision(nn.LSTM(64, 64))
+def test_a_model_without_products_is_refused():
     with pytest.warns(UserWarning, match="it stays as it is"), pytest.raises(ValueError, match="found none"):
         dsq.DynamicPrecision(nn.LSTM(64, 64), stash="linears")
 
 
-def test_a_model_that_needs_no_gradient_and_one_that_is_plain():
+def test_a_model_that_needs_no_gradient_has_no_backward_and_no_stash():
     net = nn.Sequential(nn.Linear(16, 16)).requires_grad_(False)
     found = dsq.report(net, torch.randn(4, 16))
     assert (found.forward.share, found.backward, found.stash_bytes, found.layers) == (0.0, None, None, 0)

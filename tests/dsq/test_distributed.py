@@ -29,12 +29,11 @@ def tokens(update, rank, ranks):
 
 
 def validation_loss(update, rank):
-    """Rank 0 alone would see every one as an improvement, and never rise."""
-    return 10.0 + 2 * update if rank else 10.0 - update
+    return 10.0 + 2 * update if rank else 10.0 - update  # rank 0 alone would never rise
 
 
 def train(model, dynamic, share, losses):
-    """Weights, whole, and the level after each update."""
+    """The whole weights, and the level after each update."""
     optimizer, levels = torch.optim.SGD(model.parameters(), lr=0.05), []
     for update in range(UPDATES):
         optimizer.zero_grad()
@@ -55,7 +54,6 @@ def shard(model):
 
 
 def engine(name):
-    """The model that is called, and its dynamic precision."""
     model = net()
     if name == "fsdp2, then convert":
         shard(model)
@@ -71,8 +69,6 @@ ENGINES = ("ddp", "ddp, then convert", "convert, then fsdp2", "fsdp2, then conve
 
 
 class Attention(nn.Module):
-    """Each rank has its share of the heads."""
-
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
@@ -96,14 +92,12 @@ def gpt2_mlp():
 
 
 def by_hand(model, mesh):
-    """PyTorch's styles take nn.Linear alone."""
     for layer, weight, bias in ((model[0], Shard(1), Shard(0)), (model[2], Shard(0), Replicate())):
         layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [weight]))
         layer.bias = nn.Parameter(distribute_tensor(layer.bias.detach(), mesh, [bias]))
 
 
 def over_two_axes(model, mesh):
-    """By plan over one axis of a mesh, by FSDP2 over the other."""
     mesh = init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("data", "tensor"))
     MLP_PLAN(model, mesh["tensor"])
     for part in (model[0], model[2], model):
@@ -121,7 +115,6 @@ PLANS = {
 
 
 def tensor_parallel(ranks, kind, level, stash="linears"):
-    """Output and gradients, whole, of column-wise and row-wise layers."""
     make, shard_layers = PLANS[kind]
     model = dsq.convert(make(), dsq.DSQConfig(level, attention=True, stash=stash))
     if ranks > 1:
@@ -134,7 +127,6 @@ def tensor_parallel(ranks, kind, level, stash="linears"):
 
 
 def stash_mib(shard_layers, x):
-    """The logged metrics of a model whose stash is packed whole."""
     model = net()
     dynamic = dsq.DynamicPrecision(model, dsq.DSQConfig("[4,4,4,16]", stash="all"))
     shard_layers(model)
@@ -156,6 +148,18 @@ def sequence_parallel(mesh):
     return model[1].weight.grad if mesh is None else model[1].weight.grad.full_tensor()
 
 
+def of_blocks(shard_module):
+    """The gradients of blocks that end in a norm, whose result is made again in the next one's backward."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)) for _ in range(2)))
+    for module in (*model, model):
+        shard_module(module)
+    dsq.stash.apply(model, "bfp")
+    model(tokens(0, 0, 1)).pow(3).mean().backward()
+    gradients = [p.grad for p in model.parameters()]
+    return torch.cat([(g.full_tensor() if isinstance(g, DTensor) else g).flatten() for g in gradients])
+
+
 def policy_gradients(model, called, batch, steps):
     """The gradients of some updates of a model, which may be called through a wrapper."""
     found = []
@@ -170,11 +174,10 @@ def policy_gradients(model, called, batch, steps):
 
 
 def under_policy(name, rank, ranks):
-    """Three updates of DDP: gact adapts before the second."""
     model = small()
     dsq.stash.apply(model, name)
     parallel = nn.parallel.DistributedDataParallel(model)
-    return policy_gradients(model, parallel, sequences(ranks)[rank], 3)
+    return policy_gradients(model, parallel, sequences(ranks)[rank], 3)  # gact adapts before the second update
 
 
 def sequences(ranks):
@@ -198,6 +201,7 @@ def work(rank, folder, ranks):
         stash_mib(*of) for of in ((str, share), (shard, share), (str, whole), (partial(MLP_PLAN, mesh=mesh), whole))
     ]
     found["sequence"] = sequence_parallel(mesh)
+    found["blocks"] = of_blocks(fully_shard)
     torch.save(found, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
@@ -239,6 +243,10 @@ def test_weights_of_tensor_parallel_layers_are_no_activations_to_pack(found, kin
 def test_dtensors_are_stashed_as_they_are(found):
     # of plain tensors the layer's input is made again from the norm's code, of DTensors it is packed by itself
     assert all(error(each["sequence"], sequence_parallel(None)) < 0.2 for each in found)
+
+
+def test_a_sharded_norm_whose_weight_is_gone_is_made_again(found):
+    assert all(error(each["blocks"], of_blocks(str)) < 1e-6 for each in found)
 
 
 def test_gathered_and_sharded_weights_are_not_counted_as_stash(found):

@@ -1,4 +1,4 @@
-"""Where a run stands, written as JSON and read back."""
+"""DynamicPrecision: its state as JSON, its metrics, checks of the gradient, and warnings."""
 
 import copy
 import json
@@ -12,6 +12,10 @@ from torch import nn
 import dsq
 
 CONFIG = dsq.DSQConfig(levels=("[2,2,2,16]", "[8,4,4,16]"), patience=1, exclude="head", attention=True)
+
+
+def one_layer(*levels, **options):
+    return dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig(*levels, **options))
 
 
 def test_a_run_comes_back_from_json():
@@ -38,16 +42,14 @@ def test_a_run_comes_back_from_json():
 
 
 def test_a_state_of_a_model_that_was_converted_otherwise_is_refused():
-    state = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig(eval_full_precision=True)).state_dict()
-    other = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig())
+    state, other = one_layer(eval_full_precision=True).state_dict(), one_layer()
     with pytest.raises(ValueError, match=r"state's config must have eval_full_precision=False, .* got True"):
         other.load_state_dict(state)
     assert not other.config.eval_full_precision
 
 
 def test_a_run_that_goes_on_with_another_config_says_so():
-    state = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig("[8,4,4,16]")).state_dict()
-    other = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig("[8,4,4,16]", patience=2))
+    state, other = one_layer("[8,4,4,16]").state_dict(), one_layer("[8,4,4,16]", patience=2)
     with pytest.warns(UserWarning, match="goes on with the config of its state: patience=5, not with what was given"):
         other.load_state_dict(state)
     assert other.config.patience == 5
@@ -56,8 +58,8 @@ def test_a_run_that_goes_on_with_another_config_says_so():
 
 
 def test_dynamic_precision_is_copied_and_pickled():
-    dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(16, 16)), dsq.DSQConfig())
-    dynamic.model(torch.randn(16, 16)).sum().backward()
+    dynamic = one_layer()
+    dynamic.model(torch.randn(16, 8)).sum().backward()
     for copied in (copy.deepcopy(dynamic), pickle.loads(pickle.dumps(dynamic))):
         assert of_the_model(copied) == of_the_model(dynamic)
     assert 0 < dynamic.metrics()["dsq/process_resident_mib"] <= dynamic.metrics()["dsq/process_peak_mib"]
@@ -73,30 +75,54 @@ def test_a_packed_stash_stands_in_the_metrics():
     assert copy.deepcopy(dynamic).metrics()["dsq/stash_mib"] > 0
 
 
+X = torch.randn(4, 24, 32, generator=torch.Generator().manual_seed(0))
+
+
+def mlp(levels):
+    return dsq.DynamicPrecision(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)), levels)
+
+
+def test_the_gradient_is_checked_every_so_many_updates():
+    dynamic, calls = mlp("[8,4,4,8]"), []
+
+    def loss():
+        calls.append(1)
+        return dynamic.model(X).square().sum()
+
+    assert "dsq/gradient_error" not in dynamic.metrics()
+    found = [dynamic.check(loss, every=3) for _ in range(7) if dynamic.record() or True]
+    assert [check is not None for check in found] == [True, False, False, True, False, False, True]
+    assert len(calls) == 9
+    seen, last = dynamic.metrics(), found[-1]
+    names = ("dsq/gradient_error", "dsq/gradient_cosine", "dsq/gradient_error_of_stash")
+    assert tuple(seen[name] for name in names) == (last.error, last.cosine, last.of_stash)
+
+
+def test_a_damaged_gradient_is_warned_of():
+    dynamic = mlp("[2,2,2,2]")
+    with pytest.warns(UserWarning, match="at update 0: gradient"):
+        dynamic.check(lambda: dynamic.model(X).square().sum())
+
+
 def of_the_model(dynamic):
-    """Its metrics without those of the process, which change by themselves."""
+    """Metrics but those of the process, which change by themselves."""
     return {name: value for name, value in dynamic.metrics().items() if not name.startswith("dsq/process")}
 
 
 def test_a_level_that_waits_for_a_validation_says_so_once():
     levels = "[4,3,3,8] [8,4,8,8]"
-    dynamic, validated, timed = (
-        dsq.DynamicPrecision(nn.Sequential(nn.Linear(16, 16)), levels, **options)
-        for options in ({}, {}, {"rise_at": 5000})
-    )
+    dynamic, validated, timed = (one_layer(levels, **options) for options in ({}, {}, {"rise_at": 5000}))
     dynamic.record(999)
     with pytest.warns(UserWarning, match=r"1000 updates at \[4,3,3,8\] and no validation.*dynamic.step.*rise_at"):
         dynamic.record()
     validated.step(1.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         for it in (dynamic, validated, timed):
             it.record(1000)
 
 
-def test_what_was_warned_of_once_is_not_when_a_state_is_loaded():
+def test_a_warning_is_not_repeated_when_a_state_is_loaded():
     with pytest.warns(UserWarning, match="may damage training"):
-        dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig("[2,2,2,16]"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        dynamic = one_layer("[2,2,2,16]")
+    with warnings.catch_warnings(action="error"):
         dynamic.load_state_dict(dynamic.state_dict())

@@ -23,8 +23,6 @@ Step = Callable[[], list[Tensor]]
 
 
 def training(model: nn.Module, forward: Callable[[], Tensor]) -> Step:
-    """A step's loss and gradients."""
-
     def step() -> list[Tensor]:
         torch.manual_seed(1)
         model.zero_grad()
@@ -36,13 +34,11 @@ def training(model: nn.Module, forward: Callable[[], Tensor]) -> Step:
 
 
 def pack() -> Step:
-    """Packing and unpacking, with boxes along both axes."""
     x, formats = torch.randn(64, 96), (dsq.BFP(4), dsq.FixedPoint(7))
     return lambda: [dsq.pack(x, fmt, dim).unpack() for fmt in formats for dim in (0, 1)]
 
 
 def converted(stash: str) -> Step:
-    """Two linear layers at [4,4,4,16]."""
     model = nn.Sequential(nn.Linear(48, 64), nn.GELU(), nn.Linear(64, 16))
     dsq.convert(model, dsq.DSQConfig("[4,4,4,16]", stash=stash))
     x = torch.randn(40, 48)
@@ -50,8 +46,7 @@ def converted(stash: str) -> Step:
 
 
 def under_policies(model_name: str, setup: str) -> Step:
-    """A model of tests/dsq/stash/held. Each step begins with what its policies kept of the first: their estimates and
-    seeds go on from step to step."""
+    """Each step begins with the policies' estimates and seeds of the first."""
     model, forward = MODELS[model_name]()
     policies = attach(model, setup)
     step = training(model, forward)

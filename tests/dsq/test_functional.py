@@ -1,4 +1,4 @@
-"""dsq.functional: what is kept, shared and refused; tests/properties holds linear against its equations."""
+"""dsq.functional: gradients, the stash, and refusals; tests/properties holds linear against its equations."""
 
 from contextlib import contextmanager
 from functools import partial
@@ -222,27 +222,26 @@ class Written(nn.Module):
         super().__init__()
         self.q, self.k = nn.Linear(32, 32), nn.Linear(32, 16)
 
+    def operands(self, x):
+        return self.q(x).unflatten(-1, (2, 16)).transpose(1, 2), self.k(x)[:, None].mT
+
     def forward(self, x):
-        q, k = self.q(x).unflatten(-1, (2, 16)).transpose(1, 2), self.k(x)[:, None]
-        return dsq.functional.matmul(q, k.mT, self.q)
+        return dsq.functional.matmul(*self.operands(x), self.q)
 
 
 def test_matmul_follows_the_layer_beside_it():
-    x = torch.randn(2, 24, 32)
-    plain = Written()
-    expected = plain(x)
-    q, k = plain.q(x).unflatten(-1, (2, 16)).transpose(1, 2), plain.k(x)[:, None]
-    assert torch.equal(expected, q @ k.mT)
-    net = dsq.convert(Written(), dsq.DSQConfig(levels="[4,4,4,16]"))
+    net, x = Written(), torch.randn(2, 24, 32)
+    assert torch.equal(net(x), torch.matmul(*net.operands(x)))
+    dsq.convert(net, dsq.DSQConfig(levels="[4,4,4,16]"))
     assert dsq.report(net, x).forward.plain["aten.bmm"] == 2 * 2 * 2 * 24 * 24 * 16  # not asked for
     assert "dsq.functional.matmul" in str(dsq.report(net, x))
     dsq.unconvert(net)
     config = dsq.DSQConfig(levels="[4,4,4,16]", attention=True, format="bfp", eval_full_precision=True)
     dsq.convert(net, config)
     assert dsq.report(net, x).forward.share == 1
-    q, k = net.q(x).unflatten(-1, (2, 16)).transpose(1, 2), net.k(x)[:, None]
-    both = dsq.quantize(q, dsq.BFP(4)) @ dsq.quantize(k.expand(2, 2, 24, 16), dsq.BFP(4)).mT
+    q, k = net.operands(x)
+    both = dsq.quantize(q, dsq.BFP(4)) @ dsq.quantize(k.mT.expand(2, 2, 24, 16), dsq.BFP(4)).mT
     torch.testing.assert_close(net(x), both, rtol=1e-5, atol=1e-5)
-    assert torch.equal(dsq.functional.matmul(q, k.mT, config.at(0)), net(x))
+    assert torch.equal(dsq.functional.matmul(q, k, config.at(0)), net(x))
     net.eval()
-    torch.testing.assert_close(net(x), net.q(x).unflatten(-1, (2, 16)).transpose(1, 2) @ net.k(x)[:, None].mT)
+    assert torch.equal(net(x), torch.matmul(*net.operands(x)))

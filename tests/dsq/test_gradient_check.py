@@ -21,6 +21,10 @@ def blocks(dropout=0.1):
     return nn.Sequential(*layers, nn.Linear(32, 32))
 
 
+def exact(dropout=0.1):
+    return dsq.convert(blocks(dropout), dsq.DSQConfig("[32,32,32,32]"))
+
+
 def loss_of(net, x):
     return lambda: F.cross_entropy(net(x).flatten(0, 1), torch.arange(96) % 32)
 
@@ -28,12 +32,9 @@ def loss_of(net, x):
 X = torch.randn(4, 24, 32, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("convert", [False, True])
-def test_an_exact_model_has_its_own_gradient(convert):
-    """Dropout is the same in both passes."""
-    net = blocks(dropout=0.3)
-    if convert:
-        dsq.convert(net, dsq.DSQConfig("[32,32,32,32]"))
+@pytest.mark.parametrize("make", [blocks, exact])
+def test_an_exact_model_has_its_own_gradient_at_the_same_dropout(make):
+    net = make(dropout=0.3)
     found = compare(net, loss_of(net, X))
     assert (found.error, found.of_stash, found.grade) == (0, 0, "fine")
     assert found.cosine == pytest.approx(1, abs=1e-12)
@@ -121,7 +122,7 @@ def test_nothing_of_the_training_changes():
 
 
 def test_a_copy_of_a_model_under_a_policy_is_suspended_too():
-    net = dsq.convert(blocks(), dsq.DSQConfig("[32,32,32,32]"))
+    net = exact()
     dsq.stash.apply(net, "bfp", bits=4)
     copied = copy.deepcopy(net)
     with dsq.stash.controller.suspended():
@@ -131,7 +132,7 @@ def test_a_copy_of_a_model_under_a_policy_is_suspended_too():
 
 
 class Broken(torch.autograd.Function):
-    """A gradient that is wrong where nothing but the layer's precision tells: ``change`` of it."""
+    """The gradient is ``change`` of what it would be."""
 
     @staticmethod
     def forward(ctx, x, change):
@@ -144,7 +145,7 @@ class Broken(torch.autograd.Function):
 
 
 class Changed(nn.Module):
-    """Two parameters; the gradient of the first is changed while the layer is quantised."""
+    """The gradient of the first of two parameters is changed while the layer is quantised."""
 
     def __init__(self, change, scale=1.0):
         super().__init__()
@@ -167,6 +168,7 @@ class Changed(nn.Module):
         (lambda dy: dy * 0.02, r"broken.*first: error 0\.98, cosine 1, norm x 0\.02"),
         (lambda dy: dy.flip(0), "broken.*first: error .*cosine"),
         (torch.zeros_like, "broken.*first: error 1, cosine 0, norm x 0"),
+        (lambda dy: None, "broken.*first: error 1, cosine 0"),
         (lambda dy: dy * math.nan, "broken: .*worst cosine nan; the gradient of first is not finite$"),
         (lambda dy: dy * math.inf, "the gradient of first is not finite$"),
         (lambda dy: dy * 3.5, r"doubtful.*first: error 2\.5, cosine 1, norm x 3\.5"),
@@ -174,7 +176,6 @@ class Changed(nn.Module):
     ],
 )
 def test_a_gradient_that_is_wrong_is_condemned(change, words):
-    """A parameter with a fifth of the norm is enough."""
     net, x = Changed(change, scale=0.2), torch.randn(64, 512)
     found = compare(net, lambda: net(x).square().sum())
     assert found.parameters[0].name == "first"
@@ -197,7 +198,7 @@ def test_a_loss_of_other_data_at_each_call_is_named():
 
 def test_random_numbers_of_numpy_and_python_are_the_same_in_all_runs():
     """transformers draws the masks of wav2vec2 and HuBERT from NumPy."""
-    net = dsq.convert(blocks(), dsq.DSQConfig("[32,32,32,32]"))
+    net = exact()
     before = random.getstate(), np.random.get_state()[1].tolist()
     found = compare(net, lambda: loss_of(net, X * torch.tensor(np.random.rand(24, 1)).float() * random.random())())
     assert (found.error, found.of_loss) == (0, 0)
@@ -237,8 +238,7 @@ def test_parameters_whose_gradient_is_rounding_noise_are_not_judged():
 
 
 def test_parameters_of_few_values_are_not_judged():
-    """The gradient of a last bias is the sum of the residuals, near 0 by chance in some batches: for one of 13.5 times
-    the norm a recommender was called broken that trained well."""
+    """The gradient of a last bias is the sum of the residuals, near 0 by chance in some batches."""
     torch.manual_seed(1)
     net, x = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1)), torch.randn(256, 32)
     y = net(x).detach() + torch.randn(256, 1)
@@ -251,17 +251,6 @@ def test_parameters_of_few_values_are_not_judged():
     assert last.error > 1
     net[2].bias.register_hook(lambda g: g * math.nan)
     assert compare(net, lambda: F.mse_loss(net(x), y)).grade == "broken"
-
-
-def test_a_gradient_that_quantisation_stops_is_condemned():
-    class Stopped(Changed):
-        def forward(self, x):
-            first = self.first.detach() if self.layer.quantizers.q0.bits == 16 else self.first
-            return self.layer(x * (first + self.second))
-
-    net, x = Stopped(None), torch.randn(64, 512)
-    found = compare(net, lambda: net(x).square().sum())
-    assert (found.parameters[0].name, found.parameters[0].cosine, found.grade) == ("first", 0, "broken")
 
 
 def test_report_shows_the_gradient():
@@ -280,33 +269,7 @@ def test_report_shows_the_gradient():
 
 
 def test_blocks_compiled_are_compared_at_the_same_dropout():
-    net = dsq.convert(blocks(dropout=0.3), dsq.DSQConfig("[32,32,32,32]"))
+    net = exact(dropout=0.3)
     net[0].compile(backend="aot_eager")
     assert compare(net, loss_of(net, X)).error < 1e-6
     torch.compiler.reset()
-
-
-def test_dynamic_precision_checks_every_so_many_updates():
-    net = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
-    dynamic = dsq.DynamicPrecision(net, dsq.DSQConfig("[8,4,4,8]"))
-    calls = []
-
-    def loss():
-        calls.append(1)
-        return net(X).square().sum()
-
-    assert "dsq/gradient_error" not in dynamic.metrics()
-    found = [dynamic.check(loss, every=3) for _ in range(7) if dynamic.record() or True]
-    assert [check is not None for check in found] == [True, False, False, True, False, False, True]
-    assert len(calls) == 9
-    seen = dynamic.metrics()
-    assert seen["dsq/gradient_error"] == found[-1].error
-    assert seen["dsq/gradient_cosine"] == found[-1].cosine
-    assert seen["dsq/gradient_error_of_stash"] == found[-1].of_stash
-
-
-def test_dynamic_precision_warns_of_damage():
-    net = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
-    dynamic = dsq.DynamicPrecision(net, dsq.DSQConfig("[2,2,2,2]"))
-    with pytest.warns(UserWarning, match="at update 0: gradient"):
-        dynamic.check(lambda: net(X).square().sum())

@@ -1,4 +1,4 @@
-"""Formats, quantize and pack: what a user sees. The grid itself is tested in tests/kernels."""
+"""quantize and pack as users call them. tests/kernels tests the grids."""
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -20,11 +20,6 @@ def test_an_overflow_stays_visible():
     assert dsq.quantize(x, dsq.BFP(4)).isnan().tolist() == [[True] * 16 + [False] * 16, [False] * 32]
     assert dsq.quantize(x, dsq.FixedPoint(4)).isnan().all()
     assert dsq.quantize(x, dsq.FixedPoint(4, fraction_bits=2)).isnan().all()
-
-
-def test_dtype_is_kept():
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        assert dsq.quantize(torch.randn(4, 4).to(dtype), dsq.BFP(4)).dtype == dtype
 
 
 def test_a_packed_tensor_equals_itself_alone():

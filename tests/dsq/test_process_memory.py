@@ -171,6 +171,23 @@ def test_a_process_holds_less_than_one_without():
     assert _left("late", DSQ_ALLOCATOR="0")[0] > 300
 
 
+_SMALL = """
+import dsq, torch
+from dsq.process_memory import resident
+dsq.give_memory_back()
+blocks = [torch.ones(2**18) for _ in range(40)]
+before = resident()["resident"]
+blocks.clear()
+print((before - resident()["resident"]) / 2**20)
+"""
+
+
+@needs_glibc
+def test_small_blocks_stay_for_the_next_step():
+    done = subprocess.run([sys.executable, "-c", _SMALL], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 4  # of 40 MiB
+
+
 @needs_glibc
 def test_dsq_is_to_be_imported_before_the_first_tensor():
     if "[madvise]" not in process_memory.Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():

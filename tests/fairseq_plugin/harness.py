@@ -106,11 +106,6 @@ def contents(folder: Path) -> dict[str, str]:
 
 def start(*program: object, **environment: str) -> subprocess.Popen:
     """Python with the arguments ``program``, in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, *map(str, program)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    words, environment = [sys.executable, *map(str, program)], {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(words, cwd=ROOT, env=environment, **said)

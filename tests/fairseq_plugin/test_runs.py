@@ -60,9 +60,7 @@ def test_a_full_disk(capsys, data: Path, tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "(the file could not be finished): make room, then give the same command again; it goes on from" in said
     after = contents(tmp_path)
-    assert {name: after[name] for name in before if name.endswith(".pt")} == {
-        name: it for name, it in before.items() if name.endswith(".pt")
-    }
+    assert all(after[name] == it for name, it in before.items() if name.endswith(".pt"))
     assert not list(tmp_path.glob("*.tmp"))
     run("train", *given, "--max-update", 2)
 
@@ -169,9 +167,7 @@ def test_hydra_train_takes_the_flags_and_eval_lm_the_checkpoint(data: Path, tmp_
     assert any("Perplexity: " in line for line in caplog.messages)
 
 
-def test_interactive_translates_at_the_level_trained_at(
-    capsys, data: Path, trained: Path, tmp_path: Path, caplog
-) -> None:
+def test_interactive_translates_at_the_level_trained_at(capsys, data: Path, trained: Path, tmp_path, caplog) -> None:
     caplog.set_level(logging.INFO)
     (tmp_path / "text").write_text("hund sieht katze\n")
     given = ["--path", trained / "checkpoint_last.pt", "--input", tmp_path / "text", "--beam", 1, "--max-len-b", 3]

@@ -53,9 +53,8 @@ def _values(draw: random.Random, *shape: int) -> Tensor:
         edges = EDGES[torch.randint(len(EDGES), shape, generator=generator)]
         x = torch.where(torch.rand(shape, generator=generator) < 0.3, edges, x)
     if draw.random() < 0.1:
-        x = torch.where(
-            torch.rand(shape, generator=generator) < 0.02, torch.tensor(draw.choice([torch.nan, torch.inf])), x
-        )
+        broken = torch.rand(shape, generator=generator) < 0.02
+        x = x.masked_fill(broken, draw.choice([torch.nan, torch.inf]))
     return x
 
 
@@ -63,9 +62,7 @@ def _view(draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Te
     """A tensor of this shape that need not be contiguous, nor begin where its memory does."""
     kind = draw.choice(["plain", "offset", "step", "permuted", "expanded"])
     if kind == "offset":
-        count = 1
-        for size in shape:
-            count *= size
+        count = math.prod(shape)
         return _values(draw, count + 3).to(dtype)[draw.randint(0, 3) :][:count].view(shape)
     if kind == "step":
         return _values(draw, *(2 * size for size in shape)).to(dtype)[tuple(slice(0, None, 2) for _ in shape)]
@@ -109,11 +106,8 @@ def masks(draw: random.Random) -> None:
         theirs = pack_mask(x, *bounds), *relu(x)
     for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         _check(f"mask {index}", one, other)
-    _check(
-        "apply_mask",
-        apply_mask(ours[0], x),
-        torch.where(unpack_mask(ours[0], x.numel(), x.dtype).view(x.shape) > 0, x, 0),
-    )
+    open_ = unpack_mask(ours[0], x.numel(), x.dtype).view(x.shape) > 0
+    _check("apply_mask", apply_mask(ours[0], x), torch.where(open_, x, 0))
 
 
 def affine(draw: random.Random) -> None:
@@ -166,10 +160,8 @@ def layers(draw: random.Random) -> None:
         ("y", y, expected, x.abs().float().amax() * w.abs().float().amax() * x.shape[1] + most),
         ("dw", dw, edw, dy.abs().float().amax() * x.abs().float().amax() * x.shape[0]),
     ):
-        if (
-            theirs.isfinite().all()
-            and (ours.float() - theirs.float()).abs().amax(axes).item() > slack * scale.item() + 1e-30
-        ):
+        off = (ours.float() - theirs.float()).abs().amax(axes).item()
+        if theirs.isfinite().all() and off > slack * scale.item() + 1e-30:
             raise AssertionError(f"{name} differs from the reference by more than the rounding of its sums")
     assert dx.shape == edx.shape
 

@@ -274,8 +274,7 @@ def test_many_random_boxes(kind: type[Format], width: int, part: int) -> None:
 @pytest.mark.parametrize("part", range(16))
 @pytest.mark.parametrize("width", [2, 4, 8])
 def test_every_float32(width: int, part: int) -> None:
-    """Each comes once. The values of a box differ in the lowest bit of their exponent and the top three of their
-    significand."""
+    """The values of a box differ in the lowest bit of their exponent and the top three of their significand."""
     chunk = 1 << 18
     for first in range(part << 28, (part + 1) << 28, chunk):
         number = np.arange(first, first + chunk, dtype=np.uint32)

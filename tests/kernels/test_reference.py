@@ -17,18 +17,9 @@ from dsq.kernels.reference.codec import philox
 
 def element(bits):
     """gfloat's OCP INT8 at any width: two's complement, one whole bit, bits - 2 of fraction."""
-    return gfloat.FormatInfo(
-        f"int{bits}",
-        k=bits,
-        precision=bits,
-        bias=0,
-        has_nz=False,
-        domain=gfloat.Domain.Finite,
-        num_high_nans=0,
-        has_subnormals=True,
-        is_signed=True,
-        is_twos_complement=True,
-    )
+    finite = {"bias": 0, "has_nz": False, "domain": gfloat.Domain.Finite, "num_high_nans": 0}
+    signed = {"has_subnormals": True, "is_signed": True, "is_twos_complement": True}
+    return gfloat.FormatInfo(f"int{bits}", k=bits, precision=bits, **finite, **signed)
 
 
 def boxes_of(x_RN, box):

@@ -105,7 +105,7 @@ def test_the_cache_lies_in_the_users_folder_of_caches(monkeypatch, tmp_path):
 
 
 def test_processes_that_measure_at_once_take_one_choice(cache, monkeypatch):
-    """Each is measuring while the other enters what it found; and one was killed while it wrote."""
+    """One process measures while another enters its choice, and a third was killed while it wrote."""
 
     def timed(*_):
         take(monkeypatch, (1, 2))

@@ -64,12 +64,3 @@ def test_linear(
             assert torch.equal(rounded(x.grad, q.q3, 1), x.grad)
     if biased:
         torch.testing.assert_close(b.grad, dy.sum(0), rtol=1e-5, atol=1e-5)
-
-
-@given(sizes, sizes, sizes, st.sampled_from([1, 2, 5]))
-def test_rows_are_independent(T: int, K: int, N: int, parts: int) -> None:
-    """A batch in parts gives the rows of the whole batch, to the order of sums."""
-    draw = torch.Generator().manual_seed(T + 41 * K + 1681 * N)
-    x, w = torch.randn(T, K, generator=draw), torch.randn(N, K, generator=draw)
-    whole = linear(x, w, None, "[4,4,4,16]")
-    torch.testing.assert_close(torch.cat([linear(part, w, None, "[4,4,4,16]") for part in x.chunk(parts)]), whole)

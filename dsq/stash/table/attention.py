@@ -49,7 +49,9 @@ class Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (y,) = kept(ctx)
-        return None, torch.ops.aten._softmax_backward_data(dy, y, ctx.dim, ctx.dtype), None, None, None
+        # the operator casts float32 to float16 alone, and on GPUs alone
+        dx = torch.ops.aten._softmax_backward_data(dy, y, ctx.dim, y.dtype).to(ctx.dtype)
+        return None, dx, None, None, None
 
 
 def _rows_of_one(roots: Tensor, dim: int) -> Tensor:

@@ -136,7 +136,8 @@ def batch_norm(
 ) -> Tensor:
     """Run F.batch_norm."""
     running = running_mean, running_var
-    too_few = input.dim() < 2 or (training and input.numel() == input.shape[1])
+    # an empty batch ends PyTorch's backward, called by itself, with the process
+    too_few = input.dim() < 2 or input.numel() <= training * input.shape[1]
     if too_few or is_weight(input):  # weights are standardised by it: they exist anyway
         return F.batch_norm(input, *running, weight, bias, training, momentum, eps)
     return BatchNorm.apply(stash, input, weight, bias, running, training, momentum, eps)  # type: ignore[no-any-return, no-untyped-call]

@@ -57,12 +57,8 @@ def test_differences_of_a_classifier_are_relative() -> None:
 
 
 def test_mean_over_tasks_is_of_the_tasks_means() -> None:
-    evidence = rows(
-        {
-            **{("enja", FP32): [3.0, 3.0], ("enja", "schedule"): [3.1, 3.3], ("enja", YARDSTICK): [3.1, 3.1]},
-            **{("wikitext2", FP32): [2.0], ("wikitext2", "schedule"): [2.4]},
-        }
-    )
+    enja = {("enja", FP32): [3.0, 3.0], ("enja", "schedule"): [3.1, 3.3], ("enja", YARDSTICK): [3.1, 3.1]}
+    evidence = rows(enja | {("wikitext2", FP32): [2.0], ("wikitext2", "schedule"): [2.4]})
     assert evidence.over_tasks(lambda task: evidence.losses(task, "schedule")).values == pytest.approx((0.2, 0.4))
     assert evidence.losses("enja", "schedule", YARDSTICK).values == pytest.approx((0.0, 0.2))
     assert "| schedule      |       2 | +0.300 ± 1.271" in page(evidence)
@@ -146,9 +142,7 @@ def static() -> list[Setting]:
 
 
 @pytest.mark.parametrize("setting", static(), ids=lambda setting: setting.name)
-def test_what_lost_more_than_a_point_and_a_half_is_warned_of_and_what_lost_less_than_one_is_not(
-    setting: Setting,
-) -> None:
+def test_a_loss_above_a_point_and_a_half_is_warned_of_and_one_below_a_point_is_not(setting: Setting) -> None:
     if not 1 < lost(setting.name) < 1.5:
         assert warns(setting) == (lost(setting.name) > 1)
 

@@ -1,4 +1,4 @@
-"""What a call of the command runs, skips and enters; the trainings themselves are not run."""
+"""A call of the command runs, skips and enters trainings; here something else stands for their processes."""
 
 import json
 import resource

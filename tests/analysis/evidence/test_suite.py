@@ -1,4 +1,4 @@
-"""The suite as data: what suite.toml says, and the runs of a tier."""
+"""suite.toml gives tasks, settings, and the runs of a tier."""
 
 from pathlib import Path
 
@@ -30,19 +30,14 @@ def test_seeds_come_one_after_another() -> None:
     assert seeds == sorted(seeds)
 
 
-def test_a_changed_setting_changes_the_definition_of_its_runs_alone(tmp_path: Path) -> None:
-    text = SUITE.read_text(encoding="utf-8")
-    (tmp_path / "suite.toml").write_text(
-        text.replace("policies = { mesa = {} }", "policies = { mesa = { decay = 0.8 } }"), encoding="utf-8"
-    )
-    (before, after) = (load_suite(path).definitions for path in (SUITE, tmp_path / "suite.toml"))
-    assert {setting for task, setting in before if before[task, setting] != after[task, setting]} == {"mesa"}
-
-
-def test_where_a_person_gets_the_data_is_no_part_of_a_definition(tmp_path: Path) -> None:
-    text = SUITE.read_text(encoding="utf-8")
-    (tmp_path / "suite.toml").write_text(text.replace("Debian's package", "The package"), encoding="utf-8")
-    assert load_suite().definitions == load_suite(tmp_path / "suite.toml").definitions
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [("mesa = {} }", "mesa = { decay = 0.8 } }", {"mesa"}), ("Debian's package", "The package", set())],
+)
+def test_a_changed_setting_changes_the_definition_of_its_runs_alone(tmp_path: Path, old, new, changed) -> None:
+    (tmp_path / "suite.toml").write_text(SUITE.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+    before, after = (load_suite(path).definitions for path in (SUITE, tmp_path / "suite.toml"))
+    assert {setting for task, setting in before if before[task, setting] != after[task, setting]} == changed
 
 
 def test_absent_data_are_named_with_where_to_get_them(tmp_path: Path) -> None:

@@ -128,14 +128,8 @@ def planetoid(tmp_path: Path) -> Path:
     y = np.eye(2)[[0, 1, 0, 1, 0, 1, 0, 1]]
     x = np.concatenate([y, y], 1)
     graph = {node: [(node + 2) % 10] for node in range(10)}
-    parts = {
-        "x": csr_matrix(x[:4]),
-        "y": y[:4],
-        "allx": csr_matrix(x[:6]),
-        "ally": y[:6],
-        "tx": csr_matrix(x[6:]),
-        "ty": y[6:],
-    }
+    parts = {"x": csr_matrix(x[:4]), "allx": csr_matrix(x[:6]), "tx": csr_matrix(x[6:])}
+    parts |= {"y": y[:4], "ally": y[:6], "ty": y[6:]}
     for name, part in {**parts, "graph": graph}.items():
         (tmp_path / f"ind.tiny.{name}").write_bytes(pickle.dumps(part, protocol=4))
     (tmp_path / "ind.tiny.test.index").write_text("9\n6\n")
@@ -157,9 +151,7 @@ def test_planetoid_puts_test_nodes_where_their_index_says(planetoid: Path) -> No
 @pytest.mark.parametrize(
     ("name", "sizes"), [("gcn-cora", {}), ("gat-cora", {"heads": 2}), ("gcnii-cora", {"layers": 2})]
 )
-def test_graph(
-    tmp_path: Path, planetoid: Path, monkeypatch: pytest.MonkeyPatch, name: str, sizes: dict[str, int]
-) -> None:
+def test_graph(tmp_path: Path, planetoid: Path, monkeypatch: pytest.MonkeyPatch, name: str, sizes: dict) -> None:
     monkeypatch.setattr(graphs, "VALIDATION", 2)
     check(small(name, width=16, repeats=2, **sizes), [planetoid], tmp_path)
 

@@ -41,18 +41,14 @@ ROWS = re.findall(r"^\| `(.*?)` \| (.*?) \|$", PAGE.split("| `dsq-cost plan` | a
 BY_HAND = {
     # 2 bytes a weight; adapters of 42e6 at 18; 32 layers' inputs; a logit's log-probability and two gradients in fp32
     "llama-3-8b": (
-        2 * 8.03 + 0.042 * 18 + 32 * 2048 * 4096 * 2e-9 + 2048 * 128256 * 12e-9,
-        0.05,
-        6 * 7.5e9 * 2048,
-        160e12,
+        *(2 * 8.03 + 0.042 * 18 + 32 * 2048 * 4096 * 2e-9 + 2048 * 128256 * 12e-9, 0.05),
+        *(6 * 7.5e9 * 2048, 160e12),
     ),
     # of 4 devices: 68.5e9 weights at 4.13 bits, tables at 16, adapters of 207e6 at 18; gathered: two layers, tables;
     # a 16-bit copy of the largest weight; 80 layers' inputs. Sent: three quarters of all weights, twice
     "llama-3-70b": (
-        (68.5 * 4.13 / 8 + 4.2 + 0.207 * 18) / 4 + 2 / 80 * 35.3 + 4.2 + 0.47 + 80 * 512 * 8192 * 2e-9,
-        0.05,
-        6 * 68.5e9 * 512 / 66e12 + 2 * 0.75 * 39.5e9 / 25.2e9,
-        1,
+        *((68.5 * 4.13 / 8 + 4.2 + 0.207 * 18) / 4 + 2 / 80 * 35.3 + 4.2 + 0.47 + 80 * 512 * 8192 * 2e-9, 0.05),
+        *(6 * 68.5e9 * 512 / 66e12 + 2 * 0.75 * 39.5e9 / 25.2e9, 1),
     ),
     # 14 bytes a weight; 34 s b h of Megatron, and three tensors more of gelu_new; logits
     "gpt2": (0.1244 * 14 + (34 + 24) * 1024 * 768 * 12e-9 + 1024 * 50257 * 12e-9, 0.05, 6 * 0.124e9 * 1024, None),
@@ -67,10 +63,8 @@ BY_HAND = {
     # master weights and moments over 8 devices; 45.5 s b h: norms written out 16, attention 8, a gated MLP 21.5;
     # logits; two layers and the tables, gathered
     "llama-2-7b": (
-        6.738 * 12 / 8 + 45.5 * 8192 * 4096 * 32e-9 + 8192 * 32000 * 12e-9 + 1.3,
-        0.05,
-        6 * 6.6e9 * 8192,
-        791e12,
+        *(6.738 * 12 / 8 + 45.5 * 8192 * 4096 * 32e-9 + 8192 * 32000 * 12e-9 + 1.3, 0.05),
+        *(6 * 6.6e9 * 8192, 791e12),
     ),
     # 2 bytes a weight; adapters of 18.5e6 at 18; logits; 63.4 s b h, with an MLP 5.83 times as wide as the model
     "qwen2.5-1.5b": (1.5437 * 2 + 0.0185 * 18 + 1024 * 151936 * 12e-9 + 63.4 * 1024 * 1536 * 28e-9, 0.05, None, None),

@@ -1,4 +1,4 @@
-"""What pictures show, and must not do: cover a name, name one place twice."""
+"""A picture names each place once, and no name covers another."""
 
 import itertools
 import shutil
@@ -59,11 +59,21 @@ def test_nothing_beats_a_method_of_the_front_in_both_time_and_memory():
         assert ahead if row not in kept else ahead == [row]
 
 
-@pytest.mark.parametrize("precisions", [(), ("bfp:[2,2,2,16]",)])
-def test_a_plans_picture_is_written(capsys, tmp_path, precisions):
-    path = tmp_path / "plan.png"
-    assert main(["plan", "gpt2", *precisions, "--picture", str(path)]) == 0
-    assert path.read_bytes().startswith(b"\x89PNG")
+@pytest.mark.parametrize(
+    ("question", "suffix", "magic"),
+    [
+        (("plan", "gpt2"), ".png", b"\x89PNG"),
+        (("plan", "gpt2", "bfp:[2,2,2,16]"), ".png", b"\x89PNG"),
+        (("roofline", "[16,4,4,16]", "[2,2,2,16]"), ".png", b"\x89PNG"),
+        (("roofline", "[16,4,4,16]", "[2,2,2,16]"), ".svg", b"<?xml"),
+    ],
+)
+def test_a_picture_is_a_whole_file_beside_the_answer(capsys, tmp_path, question, suffix, magic):
+    path = tmp_path / f"picture{suffix}"
+    assert main([*question, "--picture", str(path)]) == 0
+    assert capsys.readouterr().out
+    assert path.read_bytes().startswith(magic)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_plans_page_opens_by_itself_in_a_browser(capsys, tmp_path):

@@ -145,6 +145,7 @@ def _policy(name: str, setup: str = "") -> CheckedMethod:
 
 #: the blocks of every stack are recomputed: a name whose first number is its last part
 _CHECKPOINT = r"checkpoint \D*\.\d+"
+RECOMPUTED = Method("", FP32, recompute=True)
 METHODS = (
     CheckedMethod("fp32", Method("", FP32), "fp32"),
     CheckedMethod("bf16", Method("", BF16), "bf16"),
@@ -154,10 +155,8 @@ METHODS = (
     _policy("gact 4", "gact 4 uniform"),
     *map(_policy, ("mesa", "wtacrs 0.3")),
     CheckedMethod("bf16, bfp 4", Method("", BF16, stash=POLICIES["bfp 4"]), "bf16 + snvint 4"),
-    CheckedMethod("checkpoint", Method("", FP32, recompute=True), _CHECKPOINT),
-    CheckedMethod(
-        "checkpoint, bfp 4", Method("", FP32, recompute=True, stash=POLICIES["bfp 4"]), f"{_CHECKPOINT} + snvint 4"
-    ),
+    CheckedMethod("checkpoint", RECOMPUTED, _CHECKPOINT),
+    CheckedMethod("checkpoint, bfp 4", replace(RECOMPUTED, stash=POLICIES["bfp 4"]), f"{_CHECKPOINT} + snvint 4"),
     replace(_policy("selective"), name="selective, frozen", frozen=True),
 )
 #: the methods of a model that is not trained by all. The large one takes a minute for each; fairseq scales queries in

@@ -3,7 +3,7 @@
 import random
 from collections import defaultdict
 from itertools import chain
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -29,31 +29,17 @@ from dsq.precision import Precision
 from tests.costmodel.workloads.models import quantising_attention
 
 ORDER = {BATCH: -1, BEFORE: 0, FORWARD: 0, AFTER: 1, BACKWARD: 1, UPDATE: 2}
+FLAGS = ("dropout", "attention_dropout", "heads_copied", "fused_qkv", "transposed")
+FLAGS += ("gated", "rms", "mlp_bias", "final_norm")
 
 
 def random_workload(rng: random.Random) -> Workload:
     heads, words, tied = rng.choice((1, 2, 4)), rng.randint(2, 50), rng.random() < 0.5
     width = heads * rng.randint(1, 9)
-    stack = Stack(
-        "decoder",
-        rng.randint(1, 3),
-        width,
-        heads,
-        rng.randint(1, 70),
-        kv_heads=rng.choice((0, 1)),
-        rotary=rng.choice((0, 0.5, 1)),
-        dropout=rng.random() < 0.5,
-        attention_dropout=rng.random() < 0.5,
-        heads_copied=rng.random() < 0.5,
-        fused_qkv=rng.random() < 0.5,
-        transposed=rng.random() < 0.5,
-        gated=rng.random() < 0.5,
-        rms=rng.random() < 0.5,
-        mlp_bias=rng.random() < 0.5,
-        final_norm=rng.random() < 0.5,
-        tables=(("words", words),),
-        activation=rng.choice(("activation", "relu", "gelu_new", "quick_gelu")),
-    )
+    options: dict[str, Any] = {name: rng.random() < 0.5 for name in FLAGS}
+    options |= {"kv_heads": rng.choice((0, 1)), "rotary": rng.choice((0, 0.5, 1)), "tables": (("words", words),)}
+    options |= {"activation": rng.choice(("activation", "relu", "gelu_new", "quick_gelu"))}
+    stack = Stack("decoder", rng.randint(1, 3), width, heads, rng.randint(1, 70), **options)
     head = Head("lm", words, tied=tied)
     workload = build(Transformer("random", head, decoder=stack, target_length=rng.randint(1, 40)))
     if rng.random() < 0.5:
@@ -122,10 +108,8 @@ def test_whoever_reads_a_tensor_reads_the_bytes_that_are_stored(seed):
 def test_every_kept_tensor_is_read_in_the_backward():
     for kind, tensors in POINTWISE.items():
         for stored in tensors:
-            assert stored.kept == (stored.written in (BEFORE, FORWARD) and BACKWARD in stored.reads), (
-                kind,
-                stored.name,
-            )
+            kept = stored.written in (BEFORE, FORWARD) and BACKWARD in stored.reads
+            assert stored.kept == kept, (kind, stored.name)
 
 
 def test_every_word_of_the_ledger_is_known():

@@ -94,15 +94,8 @@ def test_bound_changes_at_the_ridge(mine):
 
 
 def test_classes_and_datatypes(mine):
-    workload = Workload(
-        "two",
-        (
-            Gemm("l", 4, 4, 4),
-            Gemm("s", 4, 4, 4, cls="attention", weight=False, quantised=False),
-            Pointwise("n", "norm", 4, 4),
-        ),
-        tokens=4,
-    )
+    scores = Gemm("s", 4, 4, 4, cls="attention", weight=False, quantised=False)
+    workload = Workload("two", (Gemm("l", 4, 4, 4), scores, Pointwise("n", "norm", 4, 4)), tokens=4)
     assert list(roofs(workload, Precision(8, 8, 8, 16), mine)) == ["attention", "fc", "other"]
     found = matmuls(workload, Setup(BFP(32), Precision(8, 8, 8, 16)))
     assert set(rates(found, "fc", mine)) == {"3 x narrow", "narrow"}

@@ -43,20 +43,14 @@ def test_every_tensor_of_a_linear_layer():
     }
 
 
-def test_a_float_baseline_pays_for_no_second_copy_of_x():
-    """x is in DRAM at that width already: the backward reads it there."""
+def test_neither_floats_nor_layers_that_are_not_converted_pay_for_a_second_copy_of_x():
     float_16 = Setup(Identity(), Precision(16, 16, 16, 16))
     found = by_tensor(of(Gemm("l", 32, 64, 48)), float_16)
     assert ("stash", "forward", "write") not in found
     assert found["x (for dw)", "backward", "read"] == 2 * 32 * 64
-    assert found == by_tensor(of(Gemm("l", 32, 64, 48, quantised=False)), float_16)
-
-
-def test_unconverted_layers_move_containers_and_stash_nothing_extra():
-    found = by_tensor(of(Gemm("l", 32, 64, 48, quantised=False)))
-    assert found["x", "forward", "read"] == 2 * 32 * 64
-    assert ("stash", "forward", "write") not in found
-    assert total_stash_bytes(of(Gemm("l", 32, 64, 48, quantised=False)), SETUP) == 0
+    plain = of(Gemm("l", 32, 64, 48, quantised=False))
+    assert found == by_tensor(plain, float_16) == by_tensor(plain)
+    assert total_stash_bytes(plain, SETUP) == 0
 
 
 def test_above_sixteen_bits_the_stash_is_x_itself():
@@ -119,33 +113,28 @@ def test_fused_attention_keeps_scores_on_chip():
     assert fused.parameters == plain.parameters
 
 
-@pytest.mark.parametrize("kind, values", [("softmax", 5 + 4), ("residual", 6), ("gate", 11), ("scale", 4)])
-def test_pointwise_passes(kind, values):
-    moved = sum(by_tensor(of(Pointwise("p", kind, 10, 20))).values())
-    assert moved == values * 10 * 20 * 2  # softmax: and its fp32 result, written and read
+#: bytes that a pass over 10 x 20 values moves, forward and backward
+PASSES = {
+    "softmax": 200 * (5 * 2 + 2 * 4),  # its result in fp32 too, written and read
+    "residual": 200 * 6 * 2,
+    "gate": 200 * 11 * 2,
+    "scale": 200 * 4 * 2,
+    "dropout": 200 * (4 * 2 + 2),  # a mask of a byte a value
+    "norm": 200 * 5 * 2 + 2 * 2 * 10 * 4,  # two statistics a row, in fp32
+    "loss": 200 * 4 * 2,
+    "loss of fp32": 200 * (2 * 2 + 2 * 4),
+}
 
 
-def test_statistics_of_norms_and_log_probabilities_are_fp32():
-    moved = {
-        kind: sum(by_tensor(of(Pointwise("p", kind, 10, 20))).values()) for kind in ("norm", "loss", "loss of fp32")
-    }
-    assert moved == {
-        "norm": 5 * 200 * 2 + 2 * 2 * 10 * 4,
-        "loss": 4 * 200 * 2,
-        "loss of fp32": 2 * 200 * 2 + 2 * 200 * 4,
-    }
+@pytest.mark.parametrize("kind", PASSES)
+def test_pointwise_passes(kind):
+    assert sum(by_tensor(of(Pointwise("p", kind, 10, 20))).values()) == PASSES[kind]
 
 
 def test_adam_reads_four_and_writes_three_words_a_parameter_and_a_working_copy_where_products_read_16_bits():
     update = of(Pointwise("optimiser", "adam", 1000, 1))
     assert sum(by_tensor(update, Setup(Identity(), Precision(32, 32, 32, 32))).values()) == 28 * 1000
     assert sum(by_tensor(update).values()) == 30 * 1000
-
-
-def test_dropout_keeps_a_byte_a_value():
-    moved = by_tensor(of(Pointwise("p", "dropout", 10, 20)))
-    assert moved["mask", "forward", "write"] == moved["mask", "backward", "read"] == 200
-    assert sum(moved.values()) == 4 * 200 * 2 + 2 * 200
 
 
 def test_arithmetic_counts_each_product_at_its_widths():

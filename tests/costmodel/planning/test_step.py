@@ -1,4 +1,4 @@
-"""What a step sends and packs, and the time that it takes."""
+"""A step sends and packs bytes, and takes its time: each beside a sum by hand."""
 
 from dataclasses import replace
 

@@ -1,5 +1,4 @@
-"""Config families against the models that transformers builds, small, on the meta device: parameters and forward
-products, exactly."""
+"""Config families against the small models that transformers builds: parameters, products and stash bytes, exactly."""
 
 import json
 from collections import Counter
@@ -14,13 +13,16 @@ from dsq.costmodel.model.traffic import total_stash_bytes
 from dsq.costmodel.workloads import workload_file
 from dsq.costmodel.workloads.config_json import FAMILIES, transformer_of
 from dsq.costmodel.workloads.named import load_workload
+from dsq.formats import BFP, FixedPoint
+from dsq.precision import Precision
 from dsq.workload.of_transformers import trace_config
 from tests.costmodel.workloads.models import converting_tied
+from tests.costmodel.workloads.test_against_models import measured_stash
 
 transformers = pytest.importorskip("transformers")
 
-SEQUENCES, LENGTH = 3, 16
-BFP_4 = Setup(dsq.BFP(32), dsq.Precision(4, 4, 4, 16))
+SEQUENCES, LENGTH = 3, 15  #: which fill no box, so that every rounding up shows
+BFP_4 = Setup(BFP(32), Precision(4, 4, 4, 16))
 USUAL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 80}
 POSITIONS = {"max_position_embeddings": 64}
 GROUPED = USUAL | POSITIONS | {"num_key_value_heads": 2}
@@ -58,78 +60,137 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert")
 MIXTURES = ("mixtral", "qwen3_moe")
 
 
+SETUPS = (
+    Setup(BFP(32), Precision(16, 4, 4, 16)),
+    Setup(BFP(32), Precision(2, 2, 2, 16)),
+    Setup(BFP(32, box=8), Precision(4, 13, 4, 16)),
+    Setup(BFP(32), Precision(32, 32, 32, 32)),
+    Setup(BFP(32), Precision(8, 3, 8, 16)),
+    Setup(BFP(32), Precision(16, 16, 16, 16)),
+    Setup(FixedPoint(32), Precision(16, 3, 4, 16)),
+)
+
+
 def config_of(case):
     family, (name, fields) = case.split()[0], MODELS[case]
     config = transformers.AutoConfig.for_model(family, vocab_size=101, **fields)
     config._attn_implementation = "eager"
-    config._experts_implementation = "batched_mm"  # what runs without data
     return family, name, config
 
 
-def inputs_of(family, config):
+def running(case, on_data=True):
+    """The model, and its batch. Without data, on the meta device, its masks need a cache, and experts a batch each."""
+    family, name, config = config_of(case)
+    config.use_cache = not on_data
+    config._experts_implementation = "grouped_mm" if on_data and case in MIXTURES else "batched_mm"
+    made = getattr(transformers, name)(config).eval()
     if family == "vit":
-        return {"pixel_values": torch.zeros(SEQUENCES, 3, 32, 32)}
-    if getattr(config, "is_encoder_decoder", False):
-        return {"input_ids": _ids(LENGTH - 3), "decoder_input_ids": _ids()}
-    return {"input_ids": _ids()}
+        return made, {"pixel_values": torch.zeros(SEQUENCES, 3, 32, 32)}
+    ids, shorter = (torch.zeros(SEQUENCES, length, dtype=torch.long) for length in (LENGTH, LENGTH - 3))
+    return made, {"input_ids": shorter, "decoder_input_ids": ids} if config.is_encoder_decoder else {"input_ids": ids}
 
 
-def _ids(length=LENGTH):
-    return torch.zeros(SEQUENCES, length, dtype=torch.long)
+def named(case, folder):
+    """The workload that its config.json describes, with attention unfused."""
+    family, name, config = config_of(case)
+    path = folder / "config.json"
+    path.write_text(json.dumps(config.to_dict() | {"architectures": [name]}))
+    lengths = {"source_length" if family in ENCODERS else "target_length": LENGTH} if family != "vit" else {}
+    lengths |= {"source_length": LENGTH - 3} if config.is_encoder_decoder else {}
+    return load_workload(str(path), fused=False, sequences=SEQUENCES, **lengths)
 
 
-def lengths_of(family, config):
-    if family == "vit":
-        return {}
-    if getattr(config, "is_encoder_decoder", False):
-        return {"source_length": LENGTH - 3, "target_length": LENGTH}
-    return {"source_length" if family in ENCODERS else "target_length": LENGTH}
+def flops(model, inputs):
+    """Operations of a step; without gradients, of a forward."""
+    with FlopCounterMode(display=False) as counter:
+        y = model(**inputs)[0]
+        if y.requires_grad:
+            y.sum().backward()
+    return counter.get_total_flops()
 
 
 @pytest.mark.parametrize("case", MODELS)
 def test_parameters_and_forward_products(case, tmp_path):
-    family, name, config = config_of(case)
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config.to_dict() | {"architectures": [name]}))
-    workload = load_workload(str(path), fused=False, sequences=SEQUENCES, **lengths_of(family, config))
-    with torch.device("meta"):
-        model = getattr(transformers, name)(config).eval()
+    workload = named(case, tmp_path)
+    with torch.device("meta"), torch.no_grad():
+        model, inputs = running(case, on_data=False)
         assert workload.parameters == sum(parameter.numel() for parameter in model.parameters())
         assert workload.trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            model(**inputs_of(family, config))
-    assert 2 * sum(gemm.macs for gemm in workload.gemms) == counter.get_total_flops()
+        assert 2 * sum(gemm.macs for gemm in workload.gemms) == flops(model, inputs)
+
+
+@pytest.mark.parametrize(
+    ("case", "frozen", "modules"),
+    [
+        *((case, "", []) for case in ("bert classifier", "qwen3", "mt5")),
+        ("mt5", "^encoder|words|output_projection", ["encoder"]),  # whose one table serves both sides and the output
+        ("qwen3", r"words|layers\.0", ["model.embed_tokens", "model.layers.0"]),
+        ("qwen3", "words", ["model.embed_tokens"]),
+        ("bert classifier", "fc2", [f"bert.encoder.layer.{layer}.output.dense" for layer in range(2)]),
+    ],
+)
+def test_no_gradient_runs_before_the_first_layer_that_trains(case, frozen, modules, tmp_path):
+    (model, inputs), workload = running(case), named(case, tmp_path)
+    workload = workload.freezing(frozen) if frozen else workload
+    for module in modules:
+        model.get_submodule(module).requires_grad_(False)
+    assert 2 * workload.macs == flops(model, inputs)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert [op.rows for op in workload.operations if op.kind == "adam"] == [workload.trained] == [trained]
 
 
 @pytest.mark.parametrize("case", MODELS)
 def test_a_trace_of_the_converted_model_has_the_named_products(case, tmp_path):
-    """Those of weights with what is quantised, layers that read alike added up (some read once for two matrices), and
-    the bytes that the model stashes; of experts, whose last boxes are not full, no fewer."""
-    family, name, config = config_of(case)
-    if family in MIXTURES:
-        config._experts_implementation = "grouped_mm"  # what trains
-    config.use_cache = False
-    made = getattr(transformers, name)(config).eval()
-    model = dsq.convert(made, dsq.DSQConfig(levels="[4,4,4,16]", format="bfp", tied=True))
-    named, traced = tmp_path / "config.json", tmp_path / "traced.json"
-    named.write_text(json.dumps(config.to_dict() | {"architectures": [name]}))
-    traced.write_text(json.dumps(dsq.workload.trace(model, **inputs_of(family, config))))
-    expected, found = (
-        converting_tied(load_workload(str(named), fused=False, sequences=SEQUENCES, **lengths_of(family, config))),
-        load_workload(str(traced)),
-    )
+    """It also has the model's stash bytes; experts stash more, because their last boxes are not full."""
+    found, expected = traced(case, tmp_path, BFP_4), converting_tied(named(case, tmp_path))
     assert outputs_by_kind(found) == outputs_by_kind(expected)
     assert found.parameters == expected.parameters
     assert sum(gemm.macs for gemm in found.gemms) == sum(gemm.macs for gemm in expected.gemms)
-    held = dsq.stash.measure(lambda: model(**inputs_of(family, config))).held
+    model, inputs = running(case)
+    held = dsq.stash.measure(lambda: converted(model, BFP_4)(**inputs)).held
     stashed = sum(one.nbytes for one in held if one.op == "_LinearBackward")
     predicted = total_stash_bytes(found, BFP_4)
     assert predicted == total_stash_bytes(expected, BFP_4)
-    assert predicted <= stashed if family in MIXTURES else predicted == stashed
+    assert predicted <= stashed if case in MIXTURES else predicted == stashed
+
+
+@pytest.mark.parametrize("setup", SETUPS, ids=str)
+@pytest.mark.parametrize("case", ["bert", "qwen3", "mt5"])
+def test_stash_bytes_equal_what_the_running_model_stashes(case, setup, tmp_path):
+    model, inputs = running(case)
+    stashed = sum(measured_stash(converted(model, setup), **inputs).values())
+    assert total_stash_bytes(traced(case, tmp_path, setup), setup) == stashed
+    assert total_stash_bytes(converting_tied(named(case, tmp_path)), setup) == stashed
+
+
+def converted(model, setup, **options):
+    box = {"box": setup.format.box} if setup.format.box else {}
+    return dsq.convert(model, dsq.DSQConfig((setup.precision,), format=setup.format.name, tied=True, **box, **options))
+
+
+def traced(case, folder, setup, **options):
+    """The workload of the converted model, by way of a file."""
+    model, inputs = running(case)
+    path = folder / "traced.json"
+    path.write_text(json.dumps(dsq.workload.trace(converted(model, setup, **options), **inputs)))
+    return load_workload(str(path))
+
+
+def test_excluded_layers_are_not_quantised(tmp_path):
+    workload = traced("qwen3", tmp_path, BFP_4, exclude="lm_head|gate")
+    expected = named("qwen3", tmp_path).excluding("output_projection|gate")
+    assert outputs_by_kind(workload) == outputs_by_kind(expected)
+
+
+def test_fusing_attention_of_a_traced_model_is_that_of_its_shapes(tmp_path):
+    plain, shapes = traced("bert", tmp_path, BFP_4), named("bert", tmp_path)
+    fused = plain.fusing_attention()
+    assert fused.macs - plain.macs == shapes.fusing_attention().macs - shapes.macs > 0
+    assert [gemm.on_chip for gemm in fused.gemms if not gemm.weight] == ["y", "x"] * 2
 
 
 def outputs_by_kind(workload):
-    """Outputs of the products of weights, by what else there is to say of them."""
+    """Outputs of the products of weights, summed over products that agree in all else: some read x once for two."""
     sums = Counter()
     for gemm in workload.gemms:
         if gemm.weight:
@@ -146,39 +207,18 @@ def test_a_family_that_is_not_described_is_refused():
         transformer_of({"model_type": "gemma2"}, "config.json")
 
 
-def test_experts_are_traced_before_and_after_conversion():
-    config = config_of("mixtral")[2]
-    config._experts_implementation = "grouped_mm"  # what trains
-    model, tokens = transformers.MixtralForCausalLM(config), SEQUENCES * LENGTH
-    rows, d, width = tokens * config.num_experts_per_tok, config.hidden_size, config.intermediate_size
-
-    def experts():
-        operations = dsq.workload.trace(model, input_ids=_ids())["operations"]
-        found = [one for one in operations if one["op"] == "gemm" and ".0.mlp.experts" in one["name"]]
-        return [tuple(one[field] for field in ("M", "K", "N", "weights", "quantised")) for one in found]
-
-    assert experts() == [(rows, d, 2 * width, 4, True), (rows, width, d, 4, True)]
-    dsq.convert(model)
-    assert experts() == [(rows, d, 2 * width, 4, True), (rows, width, d, 4, True)]
-
-
 def test_traced_experts_are_multiplied_in_groups(tmp_path):
     """A token's weights are no tensors of its own: DeepSeek-V3 was traced so, with 13 times the peak of its run."""
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
-    experts = {
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "n_group": 2,
-        "topk_group": 1,
-    }
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
+    experts |= {"moe_intermediate_size": 32}
     heads = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
     config = {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "first_k_dense_replace": 1}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config | sizes | experts | heads | {"intermediate_size": 128}))
     traced = workload_file.parse(trace_config(str(path), 2, 16), "traced")
     products = {op.name.rpartition(".")[2]: op for op in traced.gemms if ".experts." in op.name}
-    assert {name: (op.M, op.K, op.N, op.weights) for name, op in products.items()} == {
-        "gate_up_proj": (2 * 16 * 2, 64, 2 * 32, 4),
-        "down_proj": (2 * 16 * 2, 32, 64, 4),
+    assert {name: (op.M, op.K, op.N, op.weights, op.quantised) for name, op in products.items()} == {
+        "gate_up_proj": (2 * 16 * 2, 64, 2 * 32, 4, True),
+        "down_proj": (2 * 16 * 2, 32, 64, 4, True),
     }

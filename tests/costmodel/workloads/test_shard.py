@@ -124,13 +124,12 @@ def test_keys_are_cut_or_copied_whole():
 
 @pytest.mark.parametrize("sequences, theirs, printed", [(1, 31.4, 29.2), (2, 38.5, 35.8)])
 def test_llm_analysis_of_opt(sequences, theirs, printed):
-    """Its own example, OPT-1.3B in 16 bits on one GPU (its default), in GB, and as it prints them, 1024^3 bytes as "G".
+    """Its example, OPT-1.3B in 16 bits on one GPU, in GB, and as it prints them, 1024^3 bytes as "G".
 
-    Its formulas (cli99/llm-analysis, llm_analysis/analysis.py, get_memory_* and training), in bytes, with s tokens, b
-    sequences, h the width, a heads: a parameter of a layer 2 (weight) + 16 (master copies of weight and gradient,
-    moments) + 2 (gradient), of the embedding 2 alone; a layer's activations 10 sbh + sbh + a s^2 b (attention), 18 sbh
-    + sbh (MLP), 8 sbh (norms, in fp32). Logits are left out. The ledger has 12 sbh less: a relu's y is the next
-    layer's x, and norms keep x in 16 bits. It has softmax's result twice more, logits, and 18 bytes a parameter.
+    Its formulas (cli99/llm-analysis, llm_analysis/analysis.py), in bytes, with s tokens, b sequences, h the width, a
+    heads: 20 a parameter of a layer, 2 of the embedding; a layer's activations 11 sbh + a s^2 b (attention), 19 sbh
+    (MLP), 8 sbh (norms). The ledger has 12 sbh less, for a relu's y is the next layer's x and norms keep x in 16 bits;
+    and softmax's result twice more, logits, and 18 bytes a parameter.
     """
     s = h = 2048
     heads, layers, words = 32, 24, 50272

@@ -14,13 +14,9 @@ from dsq.workload.of_transformers import trace_config
 transformers = pytest.importorskip("transformers")
 
 SIDES = {
-    **{f"{side}_layers": 1 for side in ("encoder", "decoder")},
-    **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
-    "d_model": 32,
-    "encoder_ffn_dim": 80,
-    "decoder_ffn_dim": 48,
-    "pad_token_id": 1,
-    "vocab_size": 60,
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 1),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
+    **{"d_model": 32, "encoder_ffn_dim": 80, "decoder_ffn_dim": 48, "pad_token_id": 1, "vocab_size": 60},
 }
 IDS = {"input_ids": torch.ones(2, 12, dtype=torch.long)}
 
@@ -72,7 +68,6 @@ def test_forward_products(case, device):
 
 
 def test_frozen_weights_are_not_updated():
-    """As under LoRA: the optimiser's pass has the trained parameters alone."""
     model, inputs = convolutions()
     model[0].requires_grad_(False)
     workload = workload_file.parse(dsq.workload.trace(model, **inputs), "traced")
@@ -83,7 +78,7 @@ def test_frozen_weights_are_not_updated():
 
 
 def test_a_whisper_is_traced_from_its_config(tmp_path):
-    """Of its masks the decoder's alone looks at data, which the meta device has none of."""
+    """Its decoder's mask alone looks at data, and the meta device has none."""
     path = tmp_path / "config.json"
     config = {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"], "num_mel_bins": 8}
     tokens = {"eos_token_id": 2, "bos_token_id": 3, "decoder_start_token_id": 3}

@@ -70,14 +70,9 @@ def test_attention_is_fused_as_the_model_runs_it():
 
 def test_encoder_decoder_macs_by_hand():
     """One layer each, d 4, ffn 8, 2 tokens in, 3 out: projections, scores and context, MLP; three products each."""
-    model = Transformer(
-        "tiny",
-        Head("none"),
-        encoder=Stack("encoder", 1, 4, heads=2, ffn=8),
-        decoder=Stack("decoder", 1, 4, heads=2, ffn=8, cross=True),
-        source_length=2,
-        target_length=3,
-    )
+    stack = Stack("encoder", 1, 4, heads=2, ffn=8)
+    stacks = {"encoder": stack, "decoder": replace(stack, name="decoder", cross=True)}
+    model = Transformer("tiny", Head("none"), **stacks, source_length=2, target_length=3)
     encoder = 4 * 2 * 16 + 2 * (2 * 2 * 4) + 2 * (2 * 4 * 8)
     decoder = 4 * 3 * 16 + 2 * (3 * 3 * 4) + 2 * (3 * 4 * 8)
     cross = (2 * 3 + 2 * 2) * 16 + 2 * (3 * 2 * 4)
@@ -91,8 +86,7 @@ def gpt2(**changes):
     return build(config_json.transformer_of(MODELS["gpt2"]["config"] | NO_DROPOUT | changes, "config.json"))
 
 
-def test_gpt2s_conv1d_is_converted_as_dsq_convert_does():
-    """And leaves its tied output projection as it is."""
+def test_gpt2s_conv1d_is_converted_and_its_tied_output_projection_is_not():
     plain = [gemm.name for gemm in gpt2().gemms if gemm.weight and not gemm.quantised]
     assert plain == ["output_projection"]
 
@@ -107,7 +101,7 @@ def test_dropout_is_read_from_the_config():
 
 
 def test_rotary_positions_turn_queries_and_keys():
-    """Whoever makes the attention; the copies of heads a fused kernel spares."""
+    """A fused kernel spares the copies of heads, and no rotation."""
     data = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 8, "num_hidden_layers": 1}
     data |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 10}
     workload = build(replace(config_json.transformer_of(data, "here"), target_length=6))
@@ -138,7 +132,7 @@ def test_causal_and_sliding_attention_of_a_fused_kernel():
 
 
 def test_a_mask_is_made_once_and_read_by_every_layer():
-    """In fp32, of 2 sequences of 8 tokens; a fused kernel needs none."""
+    """The mask of 2 sequences of 8 tokens is in fp32; a fused kernel needs none."""
     stack = Stack("decoder", 3, 16, 2, 32, causal=True, window=4)
     workload = build(Transformer("masked", Head("none"), decoder=stack, sequences=2, target_length=8))
     mask = 2 * 8 * 8 * 4

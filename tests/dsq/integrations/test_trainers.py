@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
 import dsq
 from tests.dsq.integrations.training import (
@@ -54,35 +53,12 @@ def same(plain, model, dynamic):
     assert q0(model) == {16}
 
 
-def test_what_happens_once_is_logged(caplog):
+def test_a_conversion_and_a_rise_are_logged(caplog):
     caplog.set_level(logging.INFO, "dsq")
     plain_loop()
     said = [record.getMessage() for record in caplog.records]
     assert any(text.startswith("converted 3 layers to [4,4,4,16], stash='all'") for text in said)
     assert f"update {HALF}: rose to [16,4,4,16]" in said
-
-
-@pytest.mark.parametrize("stash", ["linears", "all"])
-def test_one_graph_before_a_first_forward_and_once_more_for_a_level(stash):
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    eager, net = (nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)) for _ in range(2))
-    net.load_state_dict(eager.state_dict())
-    plain, dynamic = (dsq.DynamicPrecision(it, "[4,4,4,8] [8,8,8,8]", rise_at=2, stash=stash) for it in (eager, net))
-    compiled, x = torch.compile(net, backend="aot_eager", fullgraph=True), torch.randn(64, 32)
-    for _ in range(4):
-        for model, precision in ((eager, plain), (compiled, dynamic)):
-            loss = model(x).square().mean()
-            loss.backward()
-            precision.record()
-            precision.step(float(loss.detach()))
-        pairs = zip(eager.parameters(), net.parameters(), strict=True)
-        errors = [(p.grad - q.grad).norm() / p.grad.norm() for p, q in pairs]
-        assert max(errors) < (1e-5 if stash == "linears" else 0.1)  # a graph makes nothing again from other codes
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
-    held = dsq.stash.measure(lambda: compiled(x).sum()).nbytes
-    plain_bytes = dsq.stash.measure(lambda: dsq.unconvert(net)(x).sum()).nbytes
-    assert held < (0.5 if stash == "all" else 0.8) * plain_bytes
 
 
 def test_a_plain_loop_resumed_equals_the_unbroken_one(plain):
@@ -143,7 +119,7 @@ def test_hugging_face_with_several_sets_for_evaluations(tmp_path):
             hugging_face(tmp_path, callback, updates=HALF, sets=SETS)
 
 
-def test_hugging_faces_evaluations_of_ones_own_do_not_count(tmp_path):
+def test_evaluations_that_a_user_calls_do_not_count(tmp_path):
     _, dynamic, trainer = validated(tmp_path)
     before = dynamic.state_dict()
     trainer.evaluate()
@@ -151,7 +127,7 @@ def test_hugging_faces_evaluations_of_ones_own_do_not_count(tmp_path):
     assert dynamic.state_dict() == before
 
 
-def test_hugging_faces_best_model_is_at_the_level_that_it_had(tmp_path):
+def test_the_best_model_is_at_the_level_that_it_had(tmp_path):
     callback = callback_for("huggingface", **OPTIONS, monitor="eval_b_loss")
     hugging_face(
         tmp_path, callback, updates=HALF, sets=SETS, save_steps=EVERY, load_best_model_at_end=True,
@@ -161,7 +137,7 @@ def test_hugging_faces_best_model_is_at_the_level_that_it_had(tmp_path):
     assert q0(callback.dynamic.model) == {4}
 
 
-def test_hugging_faces_second_training_begins_anew(tmp_path):
+def test_a_second_training_of_a_trainer_begins_anew(tmp_path):
     _, dynamic, trainer = validated(tmp_path)
     assert dynamic.scheduler.level == 1
     callback = next(it for it in trainer.callback_handler.callbacks if hasattr(it, "dynamic"))
@@ -213,7 +189,7 @@ def test_a_training_step_that_lightning_compiles_is_packed_too(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("trainer", "train"), [("huggingface", hugging_face), ("lightning", lightning_run)])
-def test_of_a_run_that_began_without_dsq_fractions_are_of_what_is_left(trainer, train, tmp_path):
+def test_fractions_are_of_what_is_left_of_a_run_that_began_without_dsq(trainer, train, tmp_path):
     callback = callback_for(trainer, LEVELS, rise_at=0.5)
     train(tmp_path, updates=HALF)
     train(tmp_path, callback, resume=True)
@@ -255,7 +231,7 @@ def test_a_callback_of_lightning_serves_one_module_after_another():
 
 
 def validated_in_lightning(folder, **arguments):
-    """Model, precision and trainer of the run of training.py."""
+    """The same, in Lightning."""
     callback = callback_for("lightning", config())
     trainer = lightning_run(folder, callback, validation=loader(False), **arguments)
     return trainer.lightning_module.net, callback.dynamic, trainer

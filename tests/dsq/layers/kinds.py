@@ -38,7 +38,7 @@ class Around(nn.Sequential):
 
 
 class LikeFairseq(nn.Module):
-    """Attention's products by torch.bmm, as fairseq writes them, beside the attribute that tells its attention."""
+    """Attention's products by torch.bmm, beside the attribute that tells fairseq's attention."""
 
     def __init__(self):
         super().__init__()

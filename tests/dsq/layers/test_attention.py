@@ -65,7 +65,7 @@ def test_unbatched_and_averaged_as_the_plain_one():
         ours(x, x, x, is_causal=True)
 
 
-def test_its_projections_are_quantised_and_its_stash_is_shared():
+def test_projections_are_quantised():
     config = dsq.DSQConfig(levels="[4,4,4,16]", format="bfp")
     plain, ours = pair(config)
     assert list(dsq.converted(ours)) == ["", "out_proj"]

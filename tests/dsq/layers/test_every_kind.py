@@ -32,7 +32,7 @@ def test_at_full_width_it_is_the_plain_layer_and_becomes_that_again(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_its_products_are_quantised_and_it_is_copied_and_pickled(kind):
+def test_products_are_quantised_and_a_layer_is_copied_and_pickled(kind):
     net, inputs = dsq.convert(made(kind), CONFIG), KINDS[kind][1]()
     found = dsq.report(net, *inputs)
     assert (found.forward.share, found.backward.share, found.left) == (1, 1, ())

@@ -38,7 +38,7 @@ def test_the_result_is_laid_out_as_that_of_the_convolution():
 @pytest.mark.parametrize(
     "options", [{"stride": 2}, {"stride": 4, "padding": 1}, {"stride": 4, "dilation": 2}, {"stride": 4, "groups": 2}]
 )
-def test_others_stay(options):
+def test_other_convolutions_stay(options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         net = dsq.convert(nn.Conv2d(4, 20, 4, **options))
@@ -91,7 +91,6 @@ def test_each_experts_tokens_are_stashed_packed():
 
 
 def test_compiled_in_one_graph_for_any_counts_of_tokens():
-    """The counts are numbers of the graph where dynamo is told to take them so."""
     net, (x, chosen, weights) = dsq.convert(made("mixtral"), CONFIG), batch()
     torch._dynamo.reset()
     with torch._dynamo.config.patch(capture_scalar_outputs=True, error_on_recompile=True):

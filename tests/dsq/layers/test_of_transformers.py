@@ -16,7 +16,7 @@ from tests.dsq.gradients import same, step
 
 
 @pytest.mark.parametrize("levels", ["[4,4,4,16]", "[4,4,4,8]", "[2,2,2,8]"])
-def test_it_is_a_linear_layer_of_the_transposed_weight(levels):
+def test_conv1d_is_a_linear_layer_of_the_transposed_weight(levels):
     config = dsq.DSQConfig(levels=levels)
     net, linear = Conv1D(48, 32), torch.nn.Linear(32, 48)
     linear.weight.data, linear.bias.data = net.weight.data.t().contiguous(), net.bias.data

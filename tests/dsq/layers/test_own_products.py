@@ -16,19 +16,17 @@ from tests.dsq.gradients import saving
 from tests.dsq.layers.kinds import Own, drawn, made
 
 CONFIG = dsq.DSQConfig(levels="[4,4,4,16]", attention=True)
+X, IMAGE = drawn(2, 24, 32), drawn(2, 48, 32)
 
 
-X = drawn(2, 24, 32)
-
-
-def test_the_products_are_those_of_quantised_attention():
+def test_attentions_products_are_those_of_quantised_attention():
     net = dsq.convert(made("own attention"), CONFIG)
     q, k, v = (t.view(2, 24, 2, 16).transpose(1, 2) for t in net[0].qkv(X).chunk(3, -1))
     expected, _ = attention(q, k, v, CONFIG.at(0).products, is_causal=True)
     assert torch.equal(net(X), expected.transpose(1, 2).flatten(2))
 
 
-def test_it_is_off_where_it_is_not_asked_for_or_evaluates_plain():
+def test_attention_stays_plain_where_it_is_not_asked_for_or_evaluates_plain():
     assert type(dsq.convert(made("own attention"), dsq.DSQConfig(levels="[4,4,4,16]"))[0]) is Own
     net = dsq.convert(made("own attention"), dsq.DSQConfig("[4,4,4,16]", attention=True, eval_full_precision=True))
     assert torch.equal(net.eval()(X), made("own attention").eval()(X))
@@ -49,10 +47,7 @@ def test_fairseqs_own_model_is_quantised_whole():
         assert found["uncalled"] == 0
 
 
-IMAGE = drawn(2, 48, 32)
-
-
-def test_they_are_linear_layers_of_the_same_bits_with_a_packed_stash():
+def test_products_with_parameters_are_linear_layers_of_the_same_bits_with_a_packed_stash():
     config = dsq.DSQConfig(levels="[4,4,4,16]")
     net = dsq.convert(made("linear of a parameter"), config)
     y = dsq.functional.linear(IMAGE, net.a, torch.ones(64), config.at(0))
@@ -62,11 +57,13 @@ def test_they_are_linear_layers_of_the_same_bits_with_a_packed_stash():
     assert sum(t.nbytes for t in kept if t.dtype == torch.uint8) == 96 * (32 + 64) * 4.5 / 8 + 2
 
 
+def of_several(kind):
+    return Heads() if kind == "einsum by heads" else made(kind)
+
+
 @pytest.mark.parametrize("kind", ["bmm", "einsum by heads", "grouped"])
 def test_several_small_matrices_multiply_plain_and_the_report_says_so(kind):
-    make = {"einsum by heads": lambda: Heads(), "bmm": lambda: made("bmm"), "grouped": lambda: made("grouped")}[kind]
-    torch.manual_seed(0)
-    plain = make()
+    plain = of_several(kind)
     net = dsq.convert(copy.deepcopy(plain), CONFIG)
     assert torch.equal(net(IMAGE), plain(IMAGE))
     found = dsq.report(net, IMAGE)
@@ -77,9 +74,8 @@ def test_several_small_matrices_multiply_plain_and_the_report_says_so(kind):
 
 
 @pytest.mark.parametrize("kind", ["bmm", "einsum by heads", "grouped"])
-def test_what_small_matrices_keep_is_packed_by_the_policy(kind):
-    torch.manual_seed(0)
-    net = Heads() if kind == "einsum by heads" else made(kind)
+def test_the_policy_packs_the_stash_of_small_matrices(kind):
+    net = of_several(kind)
     before = dsq.stash.measure(lambda: net(IMAGE.sin()).sum()).nbytes
     dsq.convert(net, dsq.DSQConfig(levels="[4,4,4,16]", stash="all"))
     assert dsq.stash.measure(lambda: net(IMAGE.sin()).sum()).nbytes < 0.2 * before
@@ -96,8 +92,6 @@ def test_each_group_is_quantised_by_its_own_size(monkeypatch):
 
 
 class Heads(nn.Module):
-    """A product a head, by einsum."""
-
     def __init__(self):
         super().__init__()
         self.a = nn.Parameter(torch.randn(4, 8, 16) / 8)

@@ -18,7 +18,7 @@ def operands(equation: str) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("equation", PRODUCTS)
-def test_it_is_a_product_of_matrices(equation, swapped):
+def test_an_equation_is_a_product_of_matrices(equation, swapped):
     a, b = operands(equation)
     made = as_product(equation, a, b, swapped)
     torch.testing.assert_close(made.result(made.a @ made.b.mT), torch.einsum(equation, a, b))
@@ -34,7 +34,7 @@ def test_an_ellipsis_stands_for_leading_axes(equation):
 
 
 @pytest.mark.parametrize("equation", ["bb,bd->bd", "bt,td->d", "bt,ts->b", "bt,bd->btd", "bt,td", "bt,td,de->be"])
-def test_what_is_none(equation):
+def test_an_equation_that_is_no_product_of_matrices_gives_none(equation):
     assert as_product(equation, *operands(equation)[:2]) is None
 
 

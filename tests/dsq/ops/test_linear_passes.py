@@ -70,7 +70,7 @@ def test_one_call_gives_the_bits_of_one_kernel_after_another(precision, options,
         (torch.float32, torch.float32, torch.float16),
     ],
 )
-def test_so_it_does_in_narrow_dtypes_and_under_autocast(dtypes, precision, options, rounding):
+def test_one_call_gives_those_bits_in_narrow_dtypes_and_under_autocast(dtypes, precision, options, rounding):
     quantizers = dsq.DSQConfig(levels=precision, rounding=rounding, **options).at(0)
     with torch.autocast("cpu", dtypes[2], enabled=dtypes[1] != dtypes[2]):
         check_one_call(quantizers, dtypes)
@@ -112,7 +112,7 @@ def test_tensors_whose_memory_is_not_their_values(precision):
 
 
 @one_call
-def test_which_passes_are_one_call(monkeypatch):
+def test_passes_of_layers_are_one_call_where_the_library_has_one(monkeypatch):
     def refuse(*operands):
         raise AssertionError("a kernel of its own")
 

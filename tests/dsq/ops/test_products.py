@@ -21,12 +21,11 @@ def weight_gradient(a_bits, b_bits, exact=True):
     return MatMul(Operand(dsq.BFP(a_bits), 0, transposed=True), Operand(dsq.BFP(b_bits), 0), exact=exact)
 
 
-def test_what_fits_follows_the_formats_and_the_device():
+def test_the_gemm_follows_the_formats_and_the_device():
     cpu = backend_for(torch.device("cpu"))
 
     def chosen(matmul, dtype=torch.float32):
-        fitting = [gemm for gemm in cpu.gemms if gemm.fits(matmul, dtype)]
-        return fitting[0].name
+        return next(gemm.name for gemm in cpu.gemms if gemm.fits(matmul, dtype))
 
     def way(a_bits, b_bits, dtype=torch.float32, exact=True):
         return chosen(weight_gradient(a_bits, b_bits, exact), dtype)
@@ -172,7 +171,7 @@ def kept_bytes(given, **options):
 
 
 @pytest.mark.parametrize("key_heads", [4, 2])
-def test_its_operands_are_stashed_packed(key_heads):
+def test_attentions_operands_are_stashed_packed(key_heads):
     """Keys and values once, though several heads share them."""
     (q, k, v), _ = inputs(key_heads=key_heads, length=48, keys=48)
     packed, _ = kept_bytes((q, k, v), enable_gqa=key_heads != 4)
@@ -180,7 +179,7 @@ def test_its_operands_are_stashed_packed(key_heads):
 
 
 @pytest.mark.parametrize("options", [*MASKS.values(), {"dropout_p": 0.1}], ids=[*MASKS, "dropout"])
-def test_of_the_rest_the_weights_alone_are_kept_and_a_byte_for_each_that_may_be_dropped(options):
+def test_the_rest_that_is_kept_is_the_weights_and_a_byte_for_each_that_may_be_dropped(options):
     assert kept_bytes(inputs()[0], **options)[1] == (4 + ("dropout_p" in options)) * (2 * 4 * 24 * 40)
 
 

@@ -46,6 +46,14 @@ def kept_bytes(fn: Callable[[], Tensor]) -> int:
     return sum(n for key, (ref, n) in births.born.items() if not ref.expired() and key != own)
 
 
+def left_bytes(fn: Callable[[], object]) -> int:
+    """Bytes of storages born in ``fn`` and alive when it has returned and its result is gone."""
+    births = _Births()
+    with births:
+        fn()
+    return sum(n for ref, n in births.born.values() if not ref.expired())
+
+
 def peak_bytes(fn: Callable[[], Tensor]) -> int:
     """The most bytes that tensors take at once in ``fn`` and the backward of its sum, above those that were there."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:

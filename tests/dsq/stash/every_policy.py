@@ -1,4 +1,4 @@
-"""What the tests that every policy has to pass share: small models, a plain loop, and what `remove` has to restore."""
+"""Small models, a plain loop and a model's snapshot, for the tests that every policy has to pass."""
 
 import itertools
 
@@ -19,8 +19,6 @@ def small(dropout=0.0):
 
 
 class Checkpointed(nn.Module):
-    """A model under activation checkpointing."""
-
     def __init__(self, inner: nn.Module, reentrant: bool) -> None:
         super().__init__()
         self.inner, self.reentrant = inner, reentrant

@@ -53,7 +53,7 @@ def test_the_backward_sees_each_segment_at_its_rounded_input(blocks):
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_what_is_kept_is_the_boundaries_in_their_bits(blocks):
+def test_the_boundaries_alone_are_kept_in_their_bits(blocks):
     x = torch.randn(2, TOKENS, WIDTH, requires_grad=True)
     values = x.numel() * BLOCKS
 
@@ -96,8 +96,7 @@ def test_an_input_of_many_segments_is_packed_once_and_masks_stay_exact():
     loss(fmt=dsq.BFP(8)).backward()
     rounded, bias.grad = bias.grad, None
     loss(fmt=dsq.BFP(32)).backward()
-    assert rounded.isfinite().all()
-    assert (rounded - bias.grad).norm() < 0.05 * bias.grad.norm()
+    assert error(rounded, bias.grad) < 0.05
 
 
 def test_transformers_takes_it_for_its_checkpoints():
@@ -117,8 +116,7 @@ def test_transformers_takes_it_for_its_checkpoints():
     found = loss()
     assert torch.equal(found, exact)
     found.backward()
-    error = (model.model.embed_tokens.weight.grad - expected).norm() / expected.norm()
-    assert 0 < error < 0.2
+    assert 0 < error(model.model.embed_tokens.weight.grad, expected) < 0.2
     spared = 2 * TOKENS * 32 * (64 - 9) // 16 - 1  # of a boundary; the tensor has a scale too
     assert before - dsq.stash.measure(loss).nbytes == 3 * spared
 
@@ -176,13 +174,9 @@ def test_segments_under_hooks_that_unpack_once_leave_their_inputs_there(blocks):
         assert torch._C._current_graph_task_id() != -1, "in a forward"
         return held.pop(number)
 
-    class Segments(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = blocks
-
+    class Segments(nn.ModuleList):
         def forward(self, x, scale):  # adapters alone are trained: the first input is a leaf
-            for block in self.blocks:
+            for block in self:
                 x = checkpoint(lambda x, scale, block=block: block(x) * scale, x, scale, use_reentrant=False)
             return x
 
@@ -192,11 +186,11 @@ def test_segments_under_hooks_that_unpack_once_leave_their_inputs_there(blocks):
         model(x, scale).square().sum().backward()
         return [p.grad for p in model.parameters()]
 
-    model = dsq.convert(Segments(), dsq.DSQConfig("[8,8,8,8]", stash="all"))
+    model = dsq.convert(Segments(blocks), dsq.DSQConfig("[8,8,8,8]", stash="all"))
     x, scale = torch.randn(2, TOKENS, WIDTH, requires_grad=True), torch.rand(2, TOKENS, 1)
     expected = gradients()
     for _ in range(2):
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             found = gradients()
         assert not held
-        assert all((a - b).norm() < 0.05 * b.norm() for a, b in zip(found, expected, strict=True))
+        assert all(error(*pair) < 0.05 for pair in zip(found, expected, strict=True))

@@ -66,7 +66,7 @@ FORWARDS = {
 
 
 @pytest.mark.parametrize(("forward", "nbytes"), FORWARDS.values(), ids=FORWARDS)
-def test_what_is_kept_is_found_wherever_it_is(forward, nbytes):
+def test_kept_tensors_are_found_wherever_they_are(forward, nbytes):
     leaf = torch.randn(16, 32, requires_grad=True)
     assert measure(lambda: forward(leaf).sum()).nbytes == kept_bytes(lambda: forward(leaf).sum()) == nbytes
 

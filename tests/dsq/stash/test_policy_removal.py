@@ -1,14 +1,15 @@
-"""What a policy leaves behind: nothing, in the model, its copies, its pickles, or after a forward that broke off."""
+"""A policy leaves nothing in the model, its copies, its pickles, or after a forward that broke off."""
 
 import copy
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 from torch.overrides import _get_current_function_mode
 
+import dsq
 from dsq.stash import apply, measure
 from dsq.stash.controller import RUNNING, applied
 from dsq.stash.interception import innermost_hooks
@@ -26,6 +27,22 @@ def test_a_deep_copy_keeps_the_policy_and_trains_its_own_parameters(name):
     assert measure(lambda: twin(x).sum()).nbytes == measure(lambda: model(x).sum()).nbytes
     with pytest.raises(ValueError, match="already applied"):
         apply(twin, name)
+
+
+def test_a_deep_copy_of_a_model_of_a_converted_class_keeps_the_policy():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(32, 32))
+
+        def forward(self, x):
+            return (x @ self.weight).sigmoid()
+
+    model, x = dsq.convert(Own(), stash="all"), torch.randn(16, 32)
+    twin = copy.deepcopy(model)
+    assert measure(lambda: twin(x).sum()).nbytes == measure(lambda: model(x).sum()).nbytes < x.nbytes
+    dsq.unconvert(twin)
+    assert type(twin) is Own
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -123,16 +140,12 @@ def test_a_forward_that_calls_itself_and_raises_enters_once(name):
 
 def test_threads_do_not_see_each_other():
     """nn.DataParallel runs replicas in threads."""
-    model, seen = small(), []
+    model = small()
     apply(model, "bfp")
 
-    def work():
+    def work(_):
         model(torch.randn(1, 4, 32)).sum().backward()
-        seen.append(tuple(RUNNING.entered.items()))
+        return tuple(RUNNING.entered.items())
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert seen == [()] * 3
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(work, range(3))) == [()] * 3

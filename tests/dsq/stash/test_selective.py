@@ -25,8 +25,6 @@ def _dropped_memory_is_nan():
 
 
 class Functional(nn.Module):
-    """Functions called in a forward, the way many models call them."""
-
     def __init__(self, *functions):
         super().__init__()
         self.functions = functions
@@ -124,7 +122,7 @@ def kept(model, x):
     return measure(lambda: model(x.clone()).sum()).nbytes  # a batch that was there before would not count
 
 
-def test_what_is_kept_follows_who_needs_a_gradient():
+def test_kept_bytes_follow_who_needs_a_gradient():
     """conv -> batch norm -> ReLU -> conv -> max-pool, counted by hand; N floats a plane."""
     model = seq(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.MaxPool2d(2))
     apply(model, "selective")

@@ -18,15 +18,11 @@ from dsq.workload import calibration
 @pytest.fixture
 def hasty(monkeypatch):
     """Few and small measurements: their figures mean nothing, their form is that of good ones."""
-    monkeypatch.setattr(calibration, "SECONDS", 1e-4)
-    monkeypatch.setattr(calibration, "COPIED", 1 << 14)
-    monkeypatch.setattr(calibration, "LAYERS", ((8, 16, 16), (32, 32, 32), (16, 64, 32), (64, 64, 64)))
-    monkeypatch.setattr(calibration, "BATCHED", ((2, 8, 16, 8),))
-    monkeypatch.setattr(calibration, "FUSED", ((2, 2, 8, 8), (1, 2, 16, 8)))
-    monkeypatch.setattr(calibration, "SIZES", ((4, 32), (64, 64)))
-    monkeypatch.setattr(calibration, "LOSS_SIZES", ((4, 32), (64, 64)))
-    monkeypatch.setattr(calibration, "ADAM_SIZES", (32, 1024))
-    monkeypatch.setattr(calibration, "WORDS", 64)
+    small = {"SECONDS": 1e-4, "COPIED": 1 << 14, "ADAM_SIZES": (32, 1024), "WORDS": 64}
+    small |= {"LAYERS": ((8, 16, 16), (32, 32, 32), (16, 64, 32), (64, 64, 64)), "BATCHED": ((2, 8, 16, 8),)}
+    small |= dict.fromkeys(("SIZES", "LOSS_SIZES"), ((4, 32), (64, 64))) | {"FUSED": ((2, 2, 8, 8), (1, 2, 16, 8))}
+    for name, value in small.items():
+        monkeypatch.setattr(calibration, name, value)
 
 
 def test_a_measured_file_serves_every_command(hasty, tmp_path):
@@ -35,13 +31,8 @@ def test_a_measured_file_serves_every_command(hasty, tmp_path):
     hardware = load_hardware(str(path))
     assert hardware.measured
     assert hardware.rates.startswith("measured (")
-    assert [str(hardware.rate(BFP(m1), BFP(m2))) for m1, m2 in ((2, 2), (4, 3), (4, 16), (12, 9), (32, 4))] == [
-        "2 x 2 bits",
-        "4 x 4 bits",
-        "16 x 4 bits",
-        "16 x 16 bits",
-        "fp32",
-    ]
+    rates = [str(hardware.rate(BFP(m1), BFP(m2))) for m1, m2 in ((2, 2), (4, 3), (4, 16), (12, 9), (32, 4))]
+    assert rates == ["2 x 2 bits", "4 x 4 bits", "16 x 4 bits", "16 x 16 bits", "fp32"]
     assert [bool(peak.attention) for peak in hardware.peaks[-3:]] == [False, True, True]
     kinds = {kind for kind, bits, phase in hardware.passes}
     by_bytes = {"parameters", "adapter", "chunked loss"}  # timed by what they move
@@ -59,10 +50,7 @@ def test_the_fit_finds_the_terms(terms):
     assert calibration.fitted(times) == pytest.approx(terms, abs=1e-15)
 
 
-def test_the_fit_has_no_negative_term():
-    """Times that fall with the values: the term is left out."""
-    times = [
-        calibration.TimedProduct(f, v, 1e-11 * f - 1e-12 * v)
-        for f, v in ((1e8, 1e5), (4e8, 8e5), (9e8, 1e6), (1e9, 5e6))
-    ]
+def test_a_term_that_would_be_negative_is_left_out():
+    sizes = (1e8, 1e5), (4e8, 8e5), (9e8, 1e6), (1e9, 5e6)
+    times = [calibration.TimedProduct(f, v, 1e-11 * f - 1e-12 * v) for f, v in sizes]
     assert all(term >= 0 for term in calibration.fitted(times))

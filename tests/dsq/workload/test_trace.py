@@ -1,4 +1,4 @@
-"""What tracing a live model costs its process."""
+"""Tracing a live model keeps no result until its end."""
 
 import weakref
 

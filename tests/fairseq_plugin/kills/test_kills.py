@@ -70,16 +70,9 @@ def same_end(one: Path, other: Path) -> bool:
     """Whether two runs ended with the same bits in the model, the optimizer and the record."""
     first, second = (torch.load(it / "checkpoint_last.pt", weights_only=True) for it in (one, other))
     state = [it["model"].pop("dsq._extra_state") for it in (first, second)]
-    tensors = [
-        [
-            *it["model"].values(),
-            *(moment for each in it["last_optimizer_state"]["state"].values() for moment in each.values()),
-        ]
-        for it in (first, second)
-    ]
-    equal = len(tensors[0]) == len(tensors[1]) and all(
-        torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(*tensors, strict=True)
-    )
+    states = [[it["model"], *it["last_optimizer_state"]["state"].values()] for it in (first, second)]
+    tensors = [[torch.as_tensor(x) for each in state for x in each.values()] for state in states]
+    equal = len(tensors[0]) == len(tensors[1]) and all(map(torch.equal, *tensors))
     records = [json.loads((it / "dsq_history.json").read_text()) for it in (one, other)]
     return equal and state[0] == state[1] and records[0] == records[1]
 

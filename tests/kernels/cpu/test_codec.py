@@ -190,11 +190,7 @@ def test_memory_that_is_not_aligned_and_nothing_written_beyond_the_outputs(isa, 
     kernels, empty_like = backend(isa), lambda x, dtype=None: fenced(*x.shape, dtype=dtype or x.dtype, device="cpu")
     for kind, bits, shape in ((k, b, s) for k in OF_BOXES for b in range(2, 17) for s in ((3, 16), (2, 128), (5, 131))):
         fmt, dim = kind(bits), bits % 2
-        x, layout, groups = (
-            wide(math.prod(shape) + 1)[1:].view(shape),
-            Layout.of(shape, dim),
-            Groups(shape[1], shape[0]),
-        )
+        x, layout, groups = wide(math.prod(shape) + 1)[1:].view(shape), Layout.of(shape, dim), Groups(*shape[::-1])
         expected = REFERENCE.quantize(x, fmt, layout, 5, torch.float32)
         with monkeypatch.context() as patch:
             patch.setattr(torch, "empty", fenced)

@@ -55,7 +55,7 @@ def entering(x, operand):
 
 
 def multiplied(matmul, a, b, bias=None):
-    """By the integer GEMM, of matrices as they are stored."""
+    """Multiply matrices, as they are stored, by the integer GEMM."""
     return INTEGER.run(matmul, packed(a, matmul.a), packed(b, matmul.b), bias)
 
 
@@ -72,8 +72,7 @@ def integers(shape, largest, seed=0):
 
 
 @needs_integer
-def test_the_products_of_the_suite():
-    """By each integer GEMM; some widths do not fit some instructions."""
+def test_the_products_of_the_suite_that_fit_conform():
     wrong = [str(it) for it in products() if fits(it.matmul) and product_disagreements(load(), it, torch.device("cpu"))]
     assert wrong == []
     assert sum(fits(it.matmul) for it in products()) > 200

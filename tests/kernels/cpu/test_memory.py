@@ -63,13 +63,12 @@ def test_a_tensor_without_memory_is_refused_and_not_read(without_memory):
     if x._is_zerotensor():  # an operator is given zeros in its place
         assert not torch.ops.dsq.pack(x, str(fmt), 0, None)[0].any()
     else:
+        emptied = AffineCodes(without_memory(ranged.codes), ranged.ranges)
         calls += [
             lambda: torch.ops.dsq.pack(x, str(fmt), 0, None),
             lambda: dispatch.unpack(without_memory(codes), scales, fmt, (32, 32), -1, torch.float32),
             lambda: dispatch.unpack_mask(without_memory(mask), 1024, torch.float32),
-            lambda: dispatch.affine_unpack(
-                AffineCodes(without_memory(ranged.codes), ranged.ranges), 4, groups, 1024, torch.float32
-            ),
+            lambda: dispatch.affine_unpack(emptied, 4, groups, 1024, torch.float32),
         ]
     for number, call in enumerate(calls):
         with pytest.raises(ValueError, match="has no memory of its size on the CPU: was its storage resized"):

@@ -1,4 +1,4 @@
-"""What a step launches on a GPU, and that it waits for nothing: counted on the meta device, which has no values."""
+"""A step on a GPU launches few kernels and waits for nothing: counted on the meta device, which has no values."""
 
 from contextlib import suppress
 

@@ -33,7 +33,7 @@ NARROW = forward(BFP(4), BFP(4))
 
 
 def check(out, *options, fails=""):
-    """What ``analysis.gpu.check`` ends with and prints, and its rows."""
+    """Run ``analysis.gpu.check``; return the process that ended, and its rows."""
     # a process of its own: Triton reads TRITON_INTERPRET once, when it is imported
     command = [sys.executable, "-m", "analysis.gpu.check", "--out", str(out), *options]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "DSQ_CHECK_FAILS": fails}

@@ -11,6 +11,7 @@ from dsq.kept import MORE
 from dsq.stash import apply, measure
 from tests.dsq.gradients import error, gradient, same, step
 from tests.dsq.stash.census import kept_bytes
+from tests.models import transformer
 
 
 def small():
@@ -111,19 +112,15 @@ def test_a_segment_that_changes_its_input_is_an_error(wanted):
 
 
 def test_a_cache_that_would_be_filled_twice_is_an_error_not_a_wrong_gradient():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(vocab_size=50, n_embd=16, n_layer=2, n_head=2, n_positions=8)
-    model, ids = transformers.GPT2LMHeadModel(config), torch.randint(50, (2, 8))
+    pytest.importorskip("transformers")
+    model, inputs = transformer("gpt2", 16, 2, 2, words=50, batch=(2, 8))
     apply(model, "checkpoint")
-    with pytest.raises(
-        RuntimeError, match=r"GPT2Block\) would fill its cache again.* call the model with use_cache=False"
-    ):
-        model(input_ids=ids, labels=ids)
-    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    with pytest.raises(RuntimeError, match=r"GPT2Block\) would fill its cache again.* with use_cache=False"):
+        model(**inputs, use_cache=True)
+    model(**inputs, use_cache=False).loss.backward()
 
 
-def test_with_mesa_on_batch_norm():
-    """The recomputation's copies of buffers are buffers to mesa, too."""
+def test_with_mesa_copies_of_buffers_are_buffers():
     plain, x = resnet20((8, 8, 8)), torch.randn(4, 3, 16, 16)
     model = copy.deepcopy(plain)
     apply(model, "checkpoint")

@@ -1,4 +1,4 @@
-"""Small models under every policy and composition, and what a counted process says of each: run as a module, JSON."""
+"""Small models under every policy and composition; as a module it prints the bytes of a counted process as JSON."""
 
 import json
 import sys
@@ -57,7 +57,7 @@ def _resnet() -> tuple[nn.Module, Callable[[], Tensor]]:
 
 
 def _transformer(kind: str) -> tuple[nn.Module, Callable[[], Tensor]]:
-    """A model of transformers with its own loss, or, where its reports are to count all, with one that keeps nothing"""
+    """A model of transformers with its own loss, or, where reports are to count all, with one that keeps nothing."""
     model, inputs = transformer(kind, 96, 2, 4, 200, (16, 64), num_labels=10)
     if kind not in ("bert", "vit"):
         return model, lambda: model(**inputs).loss
@@ -90,7 +90,7 @@ POLICIES = (
 
 @dataclass(frozen=True)
 class Claim:
-    """What is said of a case, and what the allocator holds; bytes."""
+    """The bytes that a case claims, and those that the allocator holds."""
 
     stash: int  #: held between forward and backward
     left: int  #: after the step, above what was held before it

@@ -1,4 +1,4 @@
-"""What policies claim against what the allocator holds (tests/allocator.py), in a process of its own.
+"""The bytes that policies claim against those of the allocator (tests/allocator.py), in a process of its own.
 
 The tolerance is 3 %, or OVERHEAD where that is more: what is no tensor, the nodes of the graph and the objects that
 saved tensors are kept in, is 0.1 MiB in the transformers here and 0.2 in the ResNet, whatever their tensors' widths.

@@ -1,4 +1,4 @@
-"""What the tests of rows share: a codec that rounds nothing, and a call under it."""
+"""A codec that rounds nothing, and a call under the table with it."""
 
 import torch
 

@@ -1,5 +1,4 @@
-"""Random programs of the table's operations, whose values several of them read: gradients are PyTorch's, the first
-time and again, and a gradient that was handed out does not change."""
+"""Gradients of random programs of the table's operations, whose values several of them read."""
 
 import random
 
@@ -58,7 +57,6 @@ def run(number, leaves, handed_out):
 
 
 def gradients(sums, leaves, keep):
-    """Gradients of each sum."""
     found = [torch.autograd.grad(y, leaves, retain_graph=keep, allow_unused=True) for y in sums]
     return [torch.zeros(()) if g is None else g for of_sum in found for g in of_sum]
 
@@ -73,7 +71,7 @@ PROGRAMS = pytest.mark.parametrize("first", range(0, 10 * SEVERAL, SEVERAL))
 
 @pytest.mark.parametrize("held", [0, 1 << 60])
 @PROGRAMS
-def test_gradients_of_a_program(first, held, monkeypatch):
+def test_gradients_are_pytorchs_twice_and_none_that_was_handed_out_changes(first, held, monkeypatch):
     monkeypatch.setattr(codes, "_HELD", held)
     for number in range(first, first + SEVERAL):
         leaves, handed_out = drawn(number), []
@@ -81,25 +79,20 @@ def test_gradients_of_a_program(first, held, monkeypatch):
         sums, _ = under_the_table(run, number, leaves, handed_out)
         once, again = (gradients(sums, leaves, True) for _ in range(2))
         whole, _ = under_the_table(run, number, leaves, handed_out)
-        for ours, theirs, second in zip(once, expected, again, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
-            assert ours.equal(second)
-        for ours, theirs in zip(
-            gradients([sum(whole)], leaves, False), gradients([sum(sums)], leaves, False), strict=True
-        ):
-            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(once, expected, rtol=1e-7, atol=1e-9)
+        assert same(once, again)
+        totals = (gradients([sum(of)], leaves, False) for of in (whole, sums))
+        torch.testing.assert_close(*totals, rtol=1e-9, atol=1e-12)
         assert all(dy.equal(copy) for dy, copy in handed_out)
 
 
 class Rounding(Exactly):
-    """Keeps values in bfloat16."""
-
     def encode(self, values, order, kept):
         return super().encode(values.bfloat16(), order, kept)
 
 
 @PROGRAMS
-def test_gradients_do_not_tell_whether_coded_values_were_held_or_unpacked_for_each_reader(first, monkeypatch):
+def test_gradients_are_the_same_whether_coded_values_were_held_or_unpacked_for_each_reader(first, monkeypatch):
     for number in range(first, first + SEVERAL):
         leaves, found = drawn(number), []
         for held in (0, 1 << 60):

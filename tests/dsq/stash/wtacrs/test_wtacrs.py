@@ -1,6 +1,4 @@
-"""WTA-CRS as a policy: what is exact, unbiased and kept; and all that a training loop may do with it."""
-
-import gc
+"""WTA-CRS as a policy: exact and unbiased gradients, the rows that it keeps, and training loops."""
 
 import numpy as np
 import pytest
@@ -8,13 +6,12 @@ import torch
 from torch import Tensor, nn
 
 import dsq.stash
-from dsq.stash.wtacrs import RowSample
-from tests.dsq.gradients import saving
+from tests.dsq.gradients import error, saving
 from tests.dsq.stash.every_policy import Checkpointed
 
 
 class Attention(nn.Module):
-    """q, k and v read one input; tanh makes it die with the forward."""
+    """q, k and v read one input, which dies with the forward."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -33,9 +30,8 @@ def attention(seed: int = 0) -> Attention:
 
 
 def tokens(seed: int = 1, *lead: int) -> Tensor:
-    """Tokens of very different sizes, as activations are."""
-    g = torch.Generator().manual_seed(seed)
-    lead = lead or (8, 12)
+    """Tokens of very different sizes."""
+    g, lead = torch.Generator().manual_seed(seed), lead or (8, 12)
     return torch.randn(*lead, 16, generator=g) * torch.rand(*lead, 1, generator=g).mul(3).exp() * 0.1
 
 
@@ -100,24 +96,20 @@ def test_an_estimate_is_the_sum_over_the_kept_rows():
 
 
 def test_cached_norms_reduce_the_variance():
-    """A batch where one sample has nearly all the gradient: knowing that must help."""
+    """In this batch one sample has nearly all the gradient."""
     layer, x = nn.Sequential(nn.Linear(16, 8)), torch.randn(8, 12, 16)
     dz = torch.randn(8, 12, 8) * torch.tensor([10.0] + [0.1] * 7).view(8, 1, 1)
-    exact = (dz.reshape(-1, 8).T @ x.reshape(-1, 16)).norm()
-
-    def error(ids) -> float:
-        controller = dsq.stash.apply(layer, "wtacrs")
-        total = 0.0
-        for step in range(200):
+    exact, errors = dz.reshape(-1, 8).T @ x.reshape(-1, 16), []
+    for ids in (range(8), None):
+        controller, draws = dsq.stash.apply(layer, "wtacrs"), []
+        for _ in range(200):
             controller.set_sample_ids(ids)
             layer.zero_grad()
             layer(x).backward(dz)
-            if step:  # the first epoch fills the cache
-                total += (layer[0].weight.grad - dz.reshape(-1, 8).T @ x.reshape(-1, 16)).square().sum().item()
+            draws.append((layer[0].weight.grad - exact).square().sum())
         controller.remove()
-        return total / 199 / exact.item() ** 2
-
-    assert error(range(8)) < 0.2 * error(None)
+        errors.append(torch.stack(draws[1:]).mean())  # the first step fills the cache
+    assert errors[0] < 0.2 * errors[1]
 
 
 def test_the_cache_holds_the_root_mean_square_of_each_samples_gradient():
@@ -173,8 +165,7 @@ def test_only_rows_and_their_numbers_are_kept():
 
 @pytest.mark.parametrize("shape", [(96, 16), (8, 12, 16), (2, 4, 12, 16), (3, 16), (1, 16), (16,), (0, 12, 16)])
 def test_any_leading_dimensions_and_few_tokens(shape):
-    model = attention()
-    x = torch.randn(shape)
+    model, x = attention(), torch.randn(shape)
     exact = gradients(model, x)
     dsq.stash.apply(model, "wtacrs", ratio=0.5)
     sampled = gradients(model, x)
@@ -231,7 +222,7 @@ def test_an_unseen_sample_counts_as_the_mean_of_the_others():
     controller = dsq.stash.apply(model, "wtacrs")
     controller.set_sample_ids([0, 1])
     model(torch.randn(2, 12, 16)).backward(torch.cat([torch.ones(1, 12, 8), torch.full((1, 12, 8), 3.0)]))
-    controller.set_sample_ids([1, 2])
+    controller.set_sample_ids(np.array([1, 2]))
     unit = 8**0.5
     norms = controller.sampler.cache.lookup("0", torch.device("cpu"))
     torch.testing.assert_close(norms, torch.tensor([3 * unit, 3 * unit]))
@@ -258,18 +249,7 @@ def test_subclasses_stay_as_they_are():
     assert dsq.stash.apply(model, "wtacrs").attached == ("a",)
 
 
-def test_sample_ids_of_numpy_and_torch_are_the_same_samples():
-    controller = dsq.stash.apply(attention(), "wtacrs")
-    for ids in (range(4), np.arange(4), torch.arange(4)):
-        controller.set_sample_ids(ids)
-    assert controller.state_dict()["ids"].tolist() == [0, 1, 2, 3]
-
-
-# ---- in a loop
-
-
-def test_a_second_forward_before_the_backward():
-    """Two forwards on one input: two draws; each gradient is what it would be alone."""
+def test_two_forwards_on_one_input_before_a_backward_are_two_draws():
     model, x = attention(), tokens()
     controller = dsq.stash.apply(model, "wtacrs", seed=3)
     alone = [gradients(model, x), gradients(model, x)]
@@ -282,18 +262,6 @@ def test_a_second_forward_before_the_backward():
         (out * dz).sum().backward()
         for name, p in model.named_parameters():
             torch.testing.assert_close(p.grad, expected[name])
-
-
-def test_an_input_that_outlives_steps_is_drawn_anew_each_time():
-    model, x = nn.Sequential(nn.Linear(16, 8)), tokens()
-    dsq.stash.apply(model, "wtacrs")
-    outs, draws = [], set()
-    for _ in range(5):
-        model.zero_grad()
-        outs.append(model(x))  # the graphs live on
-        outs[-1].sum().backward()
-        draws.add(model[0].weight.grad.sum().item())
-    assert len(draws) == 5
 
 
 def test_an_input_changed_in_place_is_drawn_anew():
@@ -314,30 +282,14 @@ def test_an_input_changed_in_place_is_drawn_anew():
 
 def test_memory_used_again_is_not_mistaken_for_the_same_activation():
     """Activations of one size that die at once land on one address; each must have rows of its own."""
-    layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
-    model = nn.Sequential(*[nn.Sequential(layer, nn.Sigmoid(), Doubling()) for layer in layers])
+    layers = [nn.Linear(16, 16) for _ in range(6)]
+    for layer in layers:
+        layer.register_forward_hook(lambda _module, _inputs, y: y.sigmoid() * 2)
+    model = nn.Sequential(*layers)
     controller = dsq.stash.apply(model, "wtacrs")
     out = model(torch.randn(8, 12, 16))
     assert "6 draws, read by 6 linears" in str(controller.report())
     out.sum().backward()
-
-
-class Doubling(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2
-
-
-def test_a_graph_thrown_away_takes_its_rows_with_it():
-    def samples():
-        gc.collect()
-        return sum(type(it) is RowSample for it in gc.get_objects())
-
-    model, x = nn.Sequential(nn.Linear(16, 8)), tokens()
-    dsq.stash.apply(model, "wtacrs")
-    before = samples()
-    for _ in range(3):
-        model(x)
-    assert samples() == before
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -392,39 +344,25 @@ def test_tied_and_shared_modules_and_the_state_dict():
 
 
 @pytest.mark.parametrize("order", [("wtacrs", "bfp"), ("bfp", "wtacrs")])
-def test_another_policy_packs_the_rows_once(order):
+def test_another_policy_packs_the_rows_once_and_gives_the_gradient_of_their_draw(order):
     model, x = attention(), tokens(1, 8, 40)
     alone = dsq.stash.apply(model, "wtacrs")
-    model(x)
+    exact = gradients(model, x)
     rows = alone.report().kept_bytes
     alone.remove()
     for name in order:
         dsq.stash.apply(model, name, **({"bits": 4, "format": "bfp"} if name == "bfp" else {}))
+    packed = gradients(model, x)  # of the same draw
+    assert all(error(packed[name], exact[name]) < 0.15 for name in exact)
     report = dsq.stash.measure(lambda: model(x))
     linears = [h for h in report.held if "SampledLinear" in h.op]
     assert not [h for h in linears if h.dtype == "float32"]
     codes = sum(h.nbytes for h in linears if h.dtype == "uint8")
     index = sum(h.nbytes for h in linears if h.dtype == "int32")
     assert codes == (rows - index) * 4.5 / 32
-    model(x).sum().backward()
-    assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_rows_packed_by_another_policy_still_give_the_gradient():
-    """16 bits are nearly exact: the same draw with and without them gives nearly the same gradient."""
-    x, grads = tokens(), []
-    for packed in (False, True):
-        model = attention()
-        dsq.stash.apply(model, "wtacrs", seed=2)
-        if packed:
-            dsq.stash.apply(model, "bfp", bits=16)
-        grads.append(gradients(model, x))
-    for name, g in grads[0].items():
-        torch.testing.assert_close(grads[1][name], g, rtol=1e-3, atol=1e-3 * g.abs().max().item())
-
-
-def test_a_result_may_be_changed_in_place() -> None:
-    """As fairseq scales its queries."""
+def test_a_result_may_be_changed_in_place_as_fairseq_scales_queries():
     model, x = attention(), tokens()
     dsq.stash.apply(model, "wtacrs", ratio=0.5)
     q = model.q(x)
