@@ -50,7 +50,7 @@ LEVELS = (Precision(16, 4, 4, 16), Precision(4, 4, 4, 8), *DEFAULT_LEVELS)
 TRUSTED = {
     **{f"dsq {level}{stash}": f"{level}{stash}" for level in DEFAULT_LEVELS for stash in ("", " all")},
     "bfp 4": f"{DEFAULT_LEVELS[-1]} all",
-    "recompute, bfp 4": "[8,4,4,8] all, checkpoint",
+    "recompute, bfp 4": f"{DEFAULT_LEVELS[-1]} all, checkpoint",
 }
 USUAL = (
     Method("fp32", FP32),
