@@ -69,7 +69,7 @@ def test_a_model_that_is_compiled_before_the_callback_sees_it_is_refused(tmp_pat
     callback = PrecisionCallback()
     makes = [lambda: gpt(1), lambda: dsq.convert(gpt(1), callback.config)]
     plain, converted = (
-        transformers.Trainer(args=arguments, model_init=make, train_dataset=ROWS, callbacks=[callback]) for make in makes
+        transformers.Trainer(args=arguments, model_init=it, train_dataset=ROWS, callbacks=[callback]) for it in makes
     )
     with pytest.raises(ValueError, match=r"let model_init return dsq.convert\(model, callback.config\)"):
         plain.train()
