@@ -75,9 +75,13 @@ class PrecisionCallback(TrainerCallback, ExportableState):
     ) -> None:
         """Convert the model, at the level of the checkpoint that the trainer resumes from.
 
-        Warns where the level follows evaluations and there will be none.
+        Warns where the level follows evaluations and there will be none. Raises ValueError where a policy would come
+        to a model that is compiled.
         """
         _stand_before_loggers(self)
+        if args.torch_compile and self.config.stash == "all" and not is_converted(kwargs["model"]):
+            text = "torch_compile came first: give Trainer(callbacks=...) the callback, not add_callback"
+            raise ValueError(f"{text}; and let model_init return dsq.convert(model, callback.config)")
         if self.config.follows_validation and args.eval_strategy == "no":
             text = "the level cannot rise without evaluations: set eval_strategy, or give the callback rise_at"
             warnings.warn(text, stacklevel=2)

@@ -61,6 +61,21 @@ def test_torch_compile_is_made_again_once_a_level(tmp_path):
     assert not torch._dynamo.utils.counters["graph_break"]  # each would trace every frame around it anew
 
 
+def test_a_model_that_is_compiled_before_the_callback_sees_it_is_refused(tmp_path):
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no",
+        torch_compile=True, torch_compile_backend="aot_eager",
+    )  # fmt: skip
+    callback = PrecisionCallback()
+    makes = [lambda: gpt(1), lambda: dsq.convert(gpt(1), callback.config)]
+    plain, converted = (
+        transformers.Trainer(args=arguments, model_init=it, train_dataset=ROWS, callbacks=[callback]) for it in makes
+    )
+    with pytest.raises(ValueError, match=r"let model_init return dsq.convert\(model, callback.config\)"):
+        plain.train()
+    assert converted.train().training_loss > 0
+
+
 def test_trl_trains_with_the_same_line(tmp_path):
     trl = pytest.importorskip("trl", reason="TRL is not installed")
     datasets = pytest.importorskip("datasets")
