@@ -145,9 +145,13 @@ class Workload:
 
     def freezing(self, frozen: str) -> "Workload":
         """The workload with weights and biases of layers whose name matches the regex held as they are: no dw product,
-        nothing kept for it, no update; and no backward at all before the first layer that trains. Raises ValueError."""
-        regex = pattern("freeze", frozen)
-        return self._training([_frozen(op) if regex.search(op.name) else op for op in self.operations])
+        nothing kept for it, no update; and no backward at all before the first layer that trains. An embedding and the
+        projection that is tied to it are one weight. Raises ValueError."""
+        regex, sizes = pattern("freeze", frozen), {op.K * op.N for op in self.gemms if op.tied}
+        chosen = {op.name for op in self.operations if regex.search(op.name)}
+        one = {op.name for op in self.operations if getattr(op, "tied", False) or op.parameters in sizes}
+        chosen |= one if chosen & one else set()
+        return self._training([_frozen(op) if op.name in chosen else op for op in self.operations])
 
     def adapting(self, rank: int, layers: str, copies: bool = False) -> "Workload":
         """The workload with LoRA (Hu et al., 2021): all is frozen, and each linear layer whose name matches the regex

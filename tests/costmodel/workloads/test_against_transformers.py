@@ -123,7 +123,7 @@ def test_parameters_and_forward_products(case, tmp_path):
     ("case", "frozen", "modules"),
     [
         *((case, "", []) for case in ("bert classifier", "qwen3", "mt5")),
-        ("mt5", "^encoder|words|output_projection", ["encoder"]),  # whose one table serves both sides and the output
+        ("mt5", "^encoder|words", ["encoder"]),  # whose one table serves both sides and the output
         ("qwen3", r"words|layers\.0", ["model.embed_tokens", "model.layers.0"]),
         ("qwen3", "words", ["model.embed_tokens"]),
         ("bert classifier", "fc2", [f"bert.encoder.layer.{layer}.output.dense" for layer in range(2)]),
