@@ -129,7 +129,8 @@ def compare(model: nn.Module, loss: Callable[[], Tensor | None]) -> GradientChec
 
     The loss is run twice, three times where the model has converted layers, twice more where the grade is not "fine".
     That takes the memory of a plain step, one more set of gradients and one of weights. Random numbers, buffers,
-    ``.grad`` and states of policies are restored. Raises TypeError where the loss is no single value that wants a gradient.
+    ``.grad`` and states of policies are restored. Raises TypeError where the loss is no single value that wants a
+    gradient.
     """
     layers = list(converted(model).values())
     with suspended(), at_32_bits(layers):
