@@ -243,3 +243,26 @@ class GroupNorm(torch.autograd.Function):
         if dx is not None:
             dx = (dx.view(*inverse.shape, -1) * inverse[..., None]).view(dx.shape)
         return None, dx, None, dw, db, None
+
+
+def normalize(stash: Stash, input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
+    """Run F.normalize, as cosine attention does."""
+    if p != 2 or is_weight(input):
+        return F.normalize(input, p, dim, eps)
+    return Normalize.apply(stash, input, dim, eps)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, stash: Stash, x: Tensor, dim: int, eps: float) -> Tensor:
+        length = x.norm(2, dim, keepdim=True).clamp_min(eps)
+        y = x / length
+        form = stash.restored(y, "layernorm", lambda rounded: F.normalize(rounded, 2, dim, eps))
+        keep(ctx, form, stash.exact(length))
+        ctx.dim = dim
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        y, length = kept(ctx)
+        return None, (dy - y * (dy * y).sum(ctx.dim, keepdim=True)) / length, None, None

@@ -111,6 +111,7 @@ ACTIVATIONS: dict[Any, Any] = {
     F.gelu: activation(F.gelu, aten.gelu_backward, approximate="none"),
     F.silu: activation(F.silu, aten.silu_backward),
     F.mish: activation(F.mish, aten.mish_backward),
+    F.hardswish: activation(F.hardswish, aten.hardswish_backward),
     F.elu: activation(
         F.elu, lambda dy, x, alpha: aten.elu_backward(dy, alpha, 1.0, 1.0, False, x), SATURATED, alpha=1.0
     ),
@@ -195,6 +196,28 @@ def power(stash: Stash, input: Any, exponent: Any) -> Tensor:
     return square(stash, input) if exponent == 2 else cube(stash, input)  # type: ignore[no-any-return]
 
 
+def norm(stash: Stash, input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, **named: Any) -> Tensor:
+    """Run torch.norm."""
+    if p not in ("fro", 2):
+        return torch.norm(input, p, dim, keepdim, **named)
+    return vector_norm(stash, input, 2, dim, keepdim, **named)
+
+
+def vector_norm(
+    stash: Stash, input: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    """Run torch.linalg.vector_norm. What no other operation keeps stays exact: a loss's, or what its norm divides."""
+    run = partial(torch.linalg.vector_norm, ord=ord, dim=dim, keepdim=keepdim, dtype=dtype)
+    if ord != 2 or dtype is not None or stash.find(input) is None:
+        return run(input)
+    return Activation.apply(stash, input, run, partial(_norm_backward, dim=dim), None)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _norm_backward(dy: Tensor, x: Tensor, dim: Any) -> Tensor:
+    length = torch.linalg.vector_norm(x, 2, dim, keepdim=True)
+    return x * (dy.reshape(length.shape) / length).masked_fill_(length == 0, 0)
+
+
 def index_select(stash: Stash, input: Tensor, dim: int, index: Tensor) -> Tensor:
     """Run torch.index_select."""
     y = torch.index_select(input, dim, index)
@@ -215,6 +238,26 @@ def _from_index(stash: Stash, y: Tensor, x: Tensor, index: Tensor, make: Any) ->
         source = stash.find(x)
         if source is not None:
             stash.derive(y, (source, stash.exact(index)), make)
+
+
+def gather(stash: Stash, input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    """Run torch.gather: nothing but the index. PyTorch keeps the input too, for its shape."""
+    if sparse_grad or not input.requires_grad:
+        return torch.gather(input, dim, index, sparse_grad=sparse_grad)
+    return Gather.apply(stash, input, dim, index)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, stash: Stash, x: Tensor, dim: int, index: Tensor) -> Tensor:
+        keep(ctx, stash.exact(index))
+        ctx.dim, ctx.shape = dim, x.shape
+        return torch.gather(x, dim, index)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (index,) = kept(ctx)
+        return None, dy.new_zeros(ctx.shape).scatter_add_(ctx.dim, index, dy), None, None
 
 
 def index_add(
