@@ -23,7 +23,7 @@ lines that keeps forms (dsq/stash/codes.py) and calls PyTorch's own backward of 
     product of two tensors                both; a broadcast one exact               its result
     difference to data; division          as PyTorch keeps them                     - ; the quotient
     1 - z                                 nothing                                   its result, where z is made again
-    ReLU, leaky ReLU, ReLU6, hardtanh     a bit a value                             its result, where x is kept
+    ReLU, leaky, ReLU6, hardtanh, clamp   a bit a value                             its result, where x is kept
     dropout                               a bit a value                             its result, where x is kept
     max-pool; average pool                places in 16 or 32 bits; nothing
     index_select, x[index]                the index                                 its result, where x is kept
@@ -75,9 +75,7 @@ def _rows() -> dict[Callable[..., Any], Row]:
         pointwise.power: (torch.pow, Tensor.pow),
         masks.relu: (F.relu, torch.relu, Tensor.relu),
         masks.relu_in_place: (torch.relu_, Tensor.relu_),
-        masks.leaky_relu: (F.leaky_relu,),
-        masks.relu6: (F.relu6,),
-        masks.hardtanh: (F.hardtanh,),
+        masks.clamp: (torch.clamp, Tensor.clamp, torch.clip, Tensor.clip),
         masks.dropout: (F.dropout,),
         masks.torch_dropout: (torch.dropout,),
         masks.native_dropout: (torch.native_dropout,),

@@ -5,6 +5,7 @@ x^ is normalised once more, so that the backward is that of a state the norm cou
 again as x^ weight + bias, so a linear layer behind a norm keeps nothing of its own.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,9 +40,7 @@ class LayerNorm(torch.autograd.Function):
         else:
             y, mean, inverse = aten.native_layer_norm(x, shape, weight, bias, eps)
         unit, deviations = (x - mean).mul_(inverse).to(y.dtype), stash.exact(inverse)
-        form = stash.restored(
-            unit, "layernorm", lambda rounded, inverse: _unit(rounded, inverse, axes, eps), deviations
-        )
+        form = stash.restored(unit, "layernorm", partial(_unit, axes=axes, eps=eps), deviations)
         _keep(ctx, stash, y, (form, deviations), weight, weight, bias)
         ctx.shape = shape
         return y
@@ -156,10 +155,8 @@ class BatchNorm(torch.autograd.Function):
         if training:
             centre, inverse = (_channels(t, x) for t in batch)
             unit, deviations = (x - centre).mul_(inverse).to(y.dtype), stash.exact(inverse)
-            axes, eps = tuple(axis for axis in range(x.dim()) if axis != 1), ctx.eps
-            form = stash.restored(
-                unit, "batchnorm", lambda rounded, inverse: _unit(rounded, inverse, axes, eps), deviations
-            )
+            again = partial(_unit, axes=tuple(axis for axis in range(x.dim()) if axis != 1), eps=ctx.eps)
+            form = stash.restored(unit, "batchnorm", again, deviations)
             _keep(ctx, stash, y, (form, deviations), weight, *scales)
         elif weight is not None and weight.requires_grad:
             inverse = _channels((running[1] + ctx.eps).rsqrt(), x)
@@ -257,8 +254,8 @@ class Normalize(torch.autograd.Function):
     def forward(ctx: Any, stash: Stash, x: Tensor, dim: int, eps: float) -> Tensor:
         length = x.norm(2, dim, keepdim=True).clamp_min(eps)
         y = x / length
-        form = stash.restored(y, "layernorm", lambda rounded: F.normalize(rounded, 2, dim, eps))
-        keep(ctx, form, stash.exact(length))
+        again = partial(F.normalize, p=2, dim=dim, eps=eps)
+        keep(ctx, stash.restored(y, "layernorm", again), stash.exact(length))
         ctx.dim = dim
         return y
 

@@ -33,10 +33,15 @@ SATURATED = 16.0
 
 
 def activation(
-    function: Callable[..., Tensor], backward: Callable[..., Tensor], infinity: float | None = None, **options: Any
+    function: Callable[..., Tensor],
+    backward: Callable[..., Tensor],
+    infinity: float | None = None,
+    limits: Callable[..., tuple[float, float]] | None = None,
+    **options: Any,
 ) -> Any:
     """Return the row of an activation. backward: (dy, x, options) -> dx; infinity: what stands for infinite inputs, at
-    which the function is finite; options: by name, in PyTorch's order, at their defaults."""
+    which the function is finite; options: by name, in PyTorch's order, at their defaults. limits: of the options, where
+    the backward is to get whether x lies between them, as 1 and 0."""
     usual = partial(function, **options), partial(backward, **options)
     prepare = None if infinity is None else partial(_bounded, infinity=infinity)
     writes = isinstance(backward, torch._ops.OpOverloadPacket) and "grad_input" in backward.overloads()
@@ -46,12 +51,14 @@ def activation(
         if args or named:
             given = options | dict(zip((*options, "inplace"), args, strict=False)) | named
             if given.pop("inplace", False):
-                form = stash.code(input, "activation", prepare)  # before the values change, and held until they have
+                # before the values change, and held until they have
+                form = stash.code(input, "activation", prepare) if limits is None else None
                 if isinstance(form, Tensor):
                     return function(input, *args, **named)
                 return in_place(stash, input, activate(stash, input, **given))
             run, gradient = partial(function, **given), partial(backward, **given)
-        return Activation.apply(stash, input, run, gradient, None, writes, prepare)  # type: ignore[no-any-return, no-untyped-call]
+        between = None if limits is None else limits(**run.keywords)
+        return Activation.apply(stash, input, run, gradient, between, writes, prepare)  # type: ignore[no-any-return, no-untyped-call]
 
     return activate
 
@@ -119,6 +126,20 @@ ACTIVATIONS: dict[Any, Any] = {
         F.selu, lambda dy, x: aten.elu_backward(dy, 1.6732632423543772, 1.0507009873554805, 1.0, False, x), SATURATED
     ),
     F.softplus: activation(F.softplus, aten.softplus_backward, SATURATED, beta=1.0, threshold=20.0),
+    F.leaky_relu: activation(
+        F.leaky_relu,
+        lambda dy, mask, negative_slope: dy * (mask + (1 - mask) * negative_slope),
+        limits=lambda negative_slope: (0.0, math.nan),
+        negative_slope=0.01,
+    ),
+    F.relu6: activation(F.relu6, torch.mul, limits=lambda: (0.0, 6.0)),
+    F.hardtanh: activation(
+        F.hardtanh,
+        lambda dy, mask, **_: dy * mask,
+        limits=lambda min_val, max_val: (min_val, max_val),
+        min_val=-1.0,
+        max_val=1.0,
+    ),
     F.glu: activation(F.glu, aten.glu_backward, dim=-1),  # a product of one half and a sigmoid of the other
     **dict.fromkeys((F.tanh, torch.tanh, Tensor.tanh), tanh),
     **dict.fromkeys((F.sigmoid, torch.sigmoid, Tensor.sigmoid), sigmoid),

@@ -111,6 +111,8 @@ CASES = {
     "leaky relu": (F.leaky_relu, [X]),
     "relu6": (lambda x: F.relu6(x * 6), [X]),
     "hardtanh": (F.hardtanh, [X]),
+    "clamp": (lambda x: x.clamp(-0.5, 0.5), [X]),
+    "clamp, of its limits": (lambda x: torch.clamp(F.relu(x), min=0.0), [X]),
     "silu in place": (lambda x: F.silu(x + 0, inplace=True), [X]),
     "silu in place of few": (lambda x: F.silu(x + 0, inplace=True), [(4, 8)]),
     "elu in place": (lambda x: F.elu(x + 0, 0.5, True), [X]),
