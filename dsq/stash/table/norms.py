@@ -253,7 +253,7 @@ class Normalize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, dim: int, eps: float) -> Tensor:
         length = x.norm(2, dim, keepdim=True).clamp_min(eps)
-        y = x / length
+        y: Tensor = x / length
         again = partial(F.normalize, p=2, dim=dim, eps=eps)
         keep(ctx, stash.restored(y, "layernorm", again), stash.exact(length))
         ctx.dim = dim

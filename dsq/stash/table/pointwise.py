@@ -217,7 +217,7 @@ def power(stash: Stash, input: Any, exponent: Any) -> Tensor:
     return square(stash, input) if exponent == 2 else cube(stash, input)  # type: ignore[no-any-return]
 
 
-def norm(stash: Stash, input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, **named: Any) -> Tensor:
+def norm(stash: Stash, input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
     """Run torch.norm."""
     if p not in ("fro", 2):
         return torch.norm(input, p, dim, keepdim, **named)
@@ -226,16 +226,16 @@ def norm(stash: Stash, input: Tensor, p: Any = "fro", dim: Any = None, keepdim: 
 
 def vector_norm(
     stash: Stash, input: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
-) -> Tensor:
+) -> Any:
     """Run torch.linalg.vector_norm. What no other operation keeps stays exact: a loss's, or what its norm divides."""
     run = partial(torch.linalg.vector_norm, ord=ord, dim=dim, keepdim=keepdim, dtype=dtype)
     if ord != 2 or dtype is not None or stash.find(input) is None:
         return run(input)
-    return Activation.apply(stash, input, run, partial(_norm_backward, dim=dim), None)  # type: ignore[no-any-return, no-untyped-call]
+    return Activation.apply(stash, input, run, partial(_norm_backward, dim=dim), None)  # type: ignore[no-untyped-call]
 
 
 def _norm_backward(dy: Tensor, x: Tensor, dim: Any) -> Tensor:
-    length = torch.linalg.vector_norm(x, 2, dim, keepdim=True)
+    length: Tensor = torch.linalg.vector_norm(x, 2, dim, keepdim=True)
     return x * (dy.reshape(length.shape) / length).masked_fill_(length == 0, 0)
 
 
