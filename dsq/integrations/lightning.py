@@ -72,8 +72,7 @@ class PrecisionCallback(Callback):
         if self._saved:
             self.dynamic.load_state_dict(self._saved)
             self._saved = {}
-        # below 0 where another trainer goes on with the module
-        self.dynamic.began_after(max(trainer.global_step - self.dynamic.scheduler.updates, 0))
+        self.dynamic.began_after(trainer.global_step)
         self._updates = trainer.global_step
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

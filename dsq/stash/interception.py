@@ -75,8 +75,9 @@ class Interception(TorchFunctionMode):
         row = self.rows.get(func)
         if self.segments_inputs is not None and func in _CHOOSE:
             self.stash.segment.get_inputs = _Inputs(self.segments_inputs)
-        if row is None or not torch.is_grad_enabled() or "out" in kwargs:
+        if row is None or not torch.is_grad_enabled() or kwargs.get("out") is not None:
             return func(*args, **kwargs)
+        kwargs.pop("out", None)  # which F.normalize always names
         wanted = False
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor):
