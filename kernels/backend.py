@@ -263,7 +263,7 @@ class Backend:
     affine_pack: Callable[[Tensor, int, Groups, MovingRanges | None, int | None], AffineCodes]
     #: (codes, bits, groups, N, dtype) -> values (N,)
     affine_unpack: Callable[[AffineCodes, int, Groups, int, torch.dtype], Tensor]
-    #: the ways it can multiply, the preferred first: its own; PyTorch's matmul, which fits any product; others
+    #: the ways it can multiply, the preferred first; PyTorch's matmul, which fits any product, is one of them
     gemms: tuple[GemmKernel, ...]
     tuned: bool = False  #: of those that fit, take the one that proves fastest (kernels/tuning.py), else the first
     device_type: str = "cpu"  #: of the tensors that it is timed on

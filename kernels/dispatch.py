@@ -47,11 +47,11 @@ def backend_for(device: torch.device) -> Backend:
 
 def _load(device_type: str) -> Backend:
     backend = REFERENCE
-    if device_type == "mps":
-        raise RuntimeError("dsq has no kernels for 'mps', which lacks the reference's float64: use device 'cpu'")
     try:
         if device_type in _MODULES:
             backend = import_module(_MODULES[device_type]).load()
+        elif device_type == "mps":
+            raise RuntimeError("dsq has no kernels for 'mps', which lacks the reference's float64: use device 'cpu'")
         elif device_type != "meta":
             raise ImportError("there are no kernels for it")
     except ImportError as error:

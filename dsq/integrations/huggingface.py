@@ -92,7 +92,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         # the Trainer cannot save the state of a callback that its checkpoint did not know
         callbacks: Any = state.stateful_callbacks
         callbacks.setdefault(type(self).__name__, self.state())
-        self.dynamic.began_after(state.global_step - self.dynamic.scheduler.updates)
+        self.dynamic.began_after(state.global_step)
         self._note()
         self._training = True
 
