@@ -30,7 +30,7 @@ LEVELS = ("[2,2,2,16]", "[4,4,4,8]", "[4,3,3,8]", "[8,4,4,8]", "[16,4,4,16]", "[
 STYLES: list[dict[str, Any]] = [{}, {"rounding": "stochastic"}, {"units": "float32"}, {"format": "bfp"}]
 SIZES = (((33,), 48, 40), ((2, 17), 70, 31), ((1,), 16, 16), ((3, 4, 25), 96, 136))  #: leading, inputs, outputs
 MODELS = ((partial(encoder, 2, 48, 4, 96, 0.1), (4, 20, 48)), (partial(resnet20, (8, 12, 16)), (8, 3, 12, 12)))
-SETUPS = ["[4,3,3,8]", "[8,4,4,8] whole", "mesa", "gact 4", "checkpoint + gact 4 uniform", "selective + bfp 4"]
+SETUPS = ["[4,3,3,8]", "[8,4,4,8] whole", "mesa", "gact 4", "gact 4 CB1", "selective + bfp 4"]
 SETUPS += ["wtacrs 0.3", "checkpoint + bfp 4"]
 
 

@@ -102,7 +102,7 @@ class Coverage:
 def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **keywords: Any) -> Coverage:
     """Run ``model(*inputs, **keywords)`` and say how much of it is quantised, and how far that moves its gradient.
 
-    The model runs at most ten times as it is and eight times as it was before conversion, with its backward where
+    The model runs at most ten times as it is and nine times as it was before conversion, with its backward where
     anything needs a gradient. The backward begins at ``loss(result)`` where that is given, else at ``result.loss``
     (transformers), else at the sum of the result's tensors. For the gradient that is compared (dsq/gradient_check.py)
     fixed random weights enter that sum, because the gradient of a plain sum ends at a norm layer.

@@ -10,9 +10,8 @@ outputs, from the gradients that come back there. That leaves .grad, buffers and
 hooks on tensors and parameters run again. It takes about L backwards and twice the stash.
 
 What each operation keeps is the table's (dsq/stash/table). Coded tensors are told apart by their order in the forward.
-What the loss keeps stays exact: it is the most sensitive there is (section 6.1). This is the paper's level L1. Level L2
-is PyTorch's ``torch.autograd.graph.save_on_cpu(pin_memory=True)`` around the forward, CB1 the policy "checkpoint"
-beside this one, and CB2 attention in one call besides (nn.MultiheadAttention's with ``need_weights=False``).
+What the loss keeps stays exact: it is the most sensitive there is (section 6.1). The paper's level L2 is PyTorch's
+``torch.autograd.graph.save_on_cpu(pin_memory=True)`` around the forward.
 
 Beyond the paper, masks of the ReLU family and of dropout take one bit, exact, on top of the average, and max-pool's
 indices their narrowest integers. In the paper a ReLU shares the code of the next layer's input, which rounds small
@@ -31,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from dsq.arguments import number, whole_number
+from dsq.arguments import choice, number, whole_number
 from dsq.kept import GACT_GROUP, What
 from dsq.kernels.backend import AffineCodes, Groups
 from dsq.kernels.dispatch import affine_pack, affine_unpack
@@ -39,8 +38,9 @@ from dsq.stash.codes import Code, Codec, Decode
 from dsq.stash.controller import Controller
 from dsq.stash.interception import TablePolicy, in_backward
 from dsq.stash.memory import MemoryOrder
-from dsq.stash.policy import register
+from dsq.stash.policy import apply, register
 
+LEVELS = ("L1", "CB1", "CB2")
 EXACT = 32  #: the width that stands for "kept as it is"
 #: bits that a code may have, narrowest first
 WIDTHS = tuple(range(1, 9))
@@ -83,6 +83,12 @@ class BitPlan:
         # c_l is a sum over the tensor's values: a longer batch scales it
         c = tuple(c * d / max(size, 1) for c, d, size in zip(measured[0], sizes, measured[1], strict=True))
         return allocate(c, sizes, self.bits * sum(sizes), (*WIDTHS, EXACT))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"measured": dict(self.measured), "layouts": dict(self.layouts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.measured, self.layouts = dict(state["measured"]), dict(state["layouts"])
 
 
 @lru_cache(maxsize=64)  # of the kinds of input that training has
@@ -264,6 +270,12 @@ class Gact(TablePolicy):
         self.inputs: Any = ()  #: of the forward that runs
         self.run: TrainingForward | None = None  #: the latest of the training loop
         self.recomputed = 0
+        self.inner: Controller | None = None  #: the checkpointing of CB1
+
+    def remove(self, copy: nn.Module | None = None) -> None:
+        super().remove(copy)
+        if self.inner is not None:
+            self.inner.remove(copy)
 
     def entered(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the model; where its tensors have two codes, measure them when the gradient comes back."""
@@ -285,11 +297,15 @@ class Gact(TablePolicy):
         if in_backward():
             self.recomputed += 1
             return RecomputedForward(self.plan, (self.seed, self.step), self.recomputed)
-        due = self.adapt_interval is not None and self.next_adaptation is not None and self.step >= self.next_adaptation
+        due, key = self.due(), _key(self.inputs, self.model.training)
         self.step += 1
-        key = _key(self.inputs, self.model.training)
         self.run = TrainingForward(self.plan, key, (self.seed, self.step), measured=due)
         return self.run
+
+    def due(self) -> bool:
+        """Return whether to measure this step: the interval is over."""
+        due = self.next_adaptation
+        return self.adapt_interval is not None and due is not None and self.step >= due
 
     def adapt(
         self,
@@ -336,12 +352,11 @@ class Gact(TablePolicy):
         return tuple(lines)
 
     def state_dict(self) -> dict[str, Any]:
-        plan = {"measured": dict(self.plan.measured), "layouts": dict(self.plan.layouts)}
-        return {"step": self.step, "next_adaptation": self.next_adaptation, "plan": plan}
+        return {"step": self.step, "next_adaptation": self.next_adaptation, "plan": self.plan.state_dict()}
 
     def take(self, state: Mapping[str, Any]) -> None:
         self.step, self.next_adaptation = state["step"], state["next_adaptation"]
-        self.plan.measured, self.plan.layouts = dict(state["plan"]["measured"]), dict(state["plan"]["layouts"])
+        self.plan.load_state_dict(state["plan"])
 
 
 def _key(inputs: Any, training: bool) -> str:
@@ -355,6 +370,7 @@ def attach(
     model: nn.Module,
     *,
     bits: float = 4,
+    level: str = "L1",
     adapt_interval: int | None = 1000,
     seed: int = 0,
 ) -> Controller:
@@ -363,11 +379,27 @@ def attach(
     Args:
         bits: B / sum_l D_l of equation 4; scales and minima come on top (0.25 bit). Until c_l was measured
             all tensors have the widest code within it.
+        level: L1: adaptive bits. CB1: L1 and checkpointing (the policy "checkpoint"; recomputed tensors are coded too,
+            uniformly). CB2: CB1 and nn.MultiheadAttention through scaled_dot_product_attention (it then returns no
+            weights); attention written in another way has to call that function itself.
         adapt_interval: steps between two measurements of c_l, the first in the second step; None: the same bits for
             all.
     Raises:
         ValueError: an option out of range.
     """
+    choice("level", level, LEVELS)
     number("bits", bits, least=WIDTHS[0], most=WIDTHS[-1])
     adapt_interval = None if adapt_interval is None else whole_number("adapt_interval", adapt_interval, 1)
-    return Gact(model, BitPlan(float(bits)), adapt_interval, whole_number("seed", seed))
+    seed = whole_number("seed", seed)
+    controller = Gact(model, BitPlan(float(bits)), adapt_interval, seed)
+    if level != "L1":  # first: it refuses a model without blocks, which must then be left as it was
+        controller.inner = apply(model, "checkpoint")
+    if level == "CB2":
+        for module in model.modules():
+            if isinstance(module, nn.MultiheadAttention):
+                controller.hooks.append(module.register_forward_pre_hook(_without_weights, with_kwargs=True))
+    return controller
+
+
+def _without_weights(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    return args, {**kwargs, "need_weights": False}

@@ -1,4 +1,4 @@
-"""gact: its integer program, budget, variance, bytes; a plain loop, with checkpoints, casts, losses and mistakes."""
+"""gact: its integer program, budget, variance and bytes; and a plain loop, with levels, casts, losses and mistakes."""
 
 import itertools
 
@@ -225,19 +225,24 @@ def test_codes_go_to_the_host_by_pytorchs_own_context_as_at_the_papers_level_l2(
         assert torch.equal(ours, step(models[1], tokens(number)))
 
 
-def test_with_checkpointing() -> None:
-    """The paper's level CB1."""
+@pytest.mark.parametrize("level", ["CB1", "CB2"])
+def test_checkpointing_levels(level: str) -> None:
     plain, model = make(Encoder), make(Encoder)
     kept = []
-    for before in ((), ("checkpoint",)):
-        controllers = [stash.apply(model, name) for name in before]
-        controllers.append(stash.apply(model, "gact", bits=8, adapt_interval=2))
+    for policy_level in ("L1", level):
+        controller = stash.apply(model, "gact", bits=8, level=policy_level, adapt_interval=2)
         for number in range(4):
             assert error(step(model, tokens(number)), step(plain, tokens(number))) < 0.05
-        kept.append(controllers[-1].report().kept_bytes)
-        for controller in controllers:
-            controller.remove()
+        kept.append(controller.report().kept_bytes)
+        controller.remove()
     assert kept[1] < kept[0] / 4
+    assert torch.equal(step(model, tokens()), step(plain, tokens()))
+
+
+def test_memory_efficient_attention_keeps_no_map() -> None:
+    model = make(Encoder)
+    stash.apply(model, "gact", level="CB2")
+    assert (4, 4, 12, 12) not in {held.shape for held in stash.measure(lambda: model(tokens()).sum()).held}
 
 
 def test_an_overflow_is_not_measured() -> None:
@@ -266,3 +271,10 @@ def test_frozen_parameters_and_evaluation() -> None:
         model(rows())
     controller.remove()
     assert innermost_hooks() is None
+
+
+def test_a_refused_level_leaves_the_model_alone() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=r"checkpoint|segments"):
+        stash.apply(model, "gact", level="CB1")
+    stash.apply(model, "gact").remove()
