@@ -46,7 +46,7 @@ def _file(file: str, *columns: str) -> str:
 
 
 def _processors() -> str:
-    """What `analysis.bench process` measured where freed memory is given back: MiB and seconds, a column a processor."""
+    """MiB and seconds of `analysis.bench process` where freed memory is given back, a column a processor."""
     rows: dict[str, Record] = {}
     for processor, file in _PROCESSES.items():
         for row in _rows(file):
