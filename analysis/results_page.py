@@ -47,7 +47,7 @@ def _file(file: str, *columns: str) -> str:
 
 def _processors() -> str:
     """MiB and seconds of `analysis.bench process` where freed memory is given back, a column a processor."""
-    rows: dict[str, Record] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for processor, file in _PROCESSES.items():
         for row in _rows(file):
             if row["setting"] == "first":
