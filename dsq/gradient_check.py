@@ -81,7 +81,9 @@ class GradientCheck:
     error: float
     of_stash: float
     parameters: tuple[ParameterGradient, ...]  #: largest error first; those that are not judged come last
-    of_loss: float = 0.0  #: error of a second run without quantisation, made where the grade is not "fine"
+    # of two more runs without quantisation, made where the grade is not "fine":
+    of_loss: float = 0.0  #: the error where nothing differs
+    of_bfloat16: float = 0.0  #: the error where weights are rounded to bfloat16
 
     @property
     def cosine(self) -> float:
@@ -100,6 +102,8 @@ class GradientCheck:
         beyond = self._beyond(USABLE) or self._beyond(FINE)
         if self.of_loss > self.error / 4:
             beyond.insert(0, f"loss() itself moves it by {self.of_loss:.3g}: let it run the same batch at each call")
+        elif self.of_bfloat16 > self.error / 4:  # as of deep networks at initial weights, and of small residuals
+            beyond.insert(0, f"weights rounded to bfloat16 move it by {self.of_bfloat16:.3g}: check again later")
         figures = f"error {self.error:.3g}, {self.of_stash:.3g} by the stash alone, worst cosine {self.cosine:.3g}"
         return "; ".join([f"gradient {self.grade}: {figures}", *beyond])
 
@@ -123,9 +127,10 @@ class GradientCheck:
 def compare(model: nn.Module, loss: Callable[[], Tensor | None]) -> GradientCheck:
     """Compare the gradient of ``loss()``, which runs ``model``, with the unquantised one.
 
-    The loss is run twice, three times where the model has converted layers, once more where the grade is not "fine".
-    That takes the memory of a plain step and one more set of gradients. Random numbers, buffers, ``.grad`` and states
-    of policies are restored. Raises TypeError where the loss is no single value that wants a gradient.
+    The loss is run twice, three times where the model has converted layers, twice more where the grade is not "fine".
+    That takes the memory of a plain step, one more set of gradients and one of weights. Random numbers, buffers,
+    ``.grad`` and states of policies are restored. Raises TypeError where the loss is no single value that wants a
+    gradient.
     """
     layers = list(converted(model).values())
     with suspended(), at_32_bits(layers):
@@ -139,6 +144,8 @@ def compare(model: nn.Module, loss: Callable[[], Tensor | None]) -> GradientChec
     if found.grade != "fine":
         with suspended(), at_32_bits(layers):
             found = replace(found, of_loss=_compared(exact, gradients(model, loss))[0])
+            with in_bfloat16(list(model.parameters())):
+                found = replace(found, of_bfloat16=_compared(exact, gradients(model, loss))[0])
     return found
 
 
@@ -243,6 +250,21 @@ def gradients(model: nn.Module, loss: Callable[[], Tensor | None]) -> dict[str, 
         start.backward()
         given = {name: p.grad for name, p in parameters.items() if p.grad is not None}
         return {name: g.clone() if g._is_view() else g for name, g in given.items()}  # views of DDP's buckets
+
+
+@contextmanager
+def in_bfloat16(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Let parameters have values that bfloat16 holds."""
+    before = [p.detach().clone() for p in parameters]
+    try:
+        with torch.no_grad():
+            for p in parameters:
+                p.copy_(p.bfloat16())
+        yield
+    finally:
+        with torch.no_grad():
+            for p, weights in zip(parameters, before, strict=True):
+                p.copy_(weights)
 
 
 @contextmanager

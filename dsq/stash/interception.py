@@ -72,6 +72,8 @@ class Interception(TorchFunctionMode):
             func = torch.pow
         elif func is Tensor.__rsub__:
             func = torch.rsub
+        elif func is Tensor.norm:
+            func = torch.norm
         row = self.rows.get(func)
         if self.segments_inputs is not None and func in _CHOOSE:
             self.stash.segment.get_inputs = _Inputs(self.segments_inputs)

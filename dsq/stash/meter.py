@@ -6,6 +6,7 @@ tensors in lists, tuples, dicts and dataclasses.
 """
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
@@ -43,6 +44,16 @@ class Report:
     def nbytes(self) -> int:
         """Return the bytes held for the backward."""
         return sum(h.nbytes for h in self.held)
+
+    @property
+    def exact(self) -> dict[str, int]:
+        """Return the bytes of what PyTorch's own operations hold, by operation, largest first: they have no row in
+        dsq/stash/table, or nobody applied a policy."""
+        found = Counter[str]()
+        for it in self.held:
+            name, of_pytorch, number = it.op.rpartition("Backward")
+            found[name] += it.nbytes if of_pytorch and number.isdigit() else 0
+        return {name: nbytes for name, nbytes in found.most_common() if nbytes}
 
     def __str__(self) -> str:
         lines = [f"{h.nbytes / 2**20:9.2f}  {h.op}.{h.name} {h.shape} {h.dtype}" for h in self.held[:20]]

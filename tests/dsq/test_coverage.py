@@ -123,6 +123,14 @@ def test_the_stash_policy_that_convert_applied_is_back_after():
     assert list(dsq.stash.controller.applied(net)) == ["bfp"]
 
 
+def test_operations_that_a_packed_stash_leaves_exact_are_named():
+    net = nn.Sequential(nn.Linear(32, 64), nn.CELU(), nn.Linear(64, 32))
+    assert "of it exact" not in str(dsq.report(dsq.convert(net), torch.randn(32, 32)))
+    found = dsq.report(dsq.convert(dsq.unconvert(net), stash="all"), torch.randn(32, 32))
+    assert "of it exact, by operations without a row in dsq.stash's table: Celu" in str(found)
+    assert found.exact == {"Celu": 4 * 32 * 64}
+
+
 class LikeFairseq(nn.Module):
     """fairseq's attention hands its weights to PyTorch's function, unless it is told that dimensions are unusual."""
 

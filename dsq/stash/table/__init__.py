@@ -82,7 +82,7 @@ def _rows() -> dict[Callable[..., Any], Row]:
         masks.max_pool2d: (F.max_pool2d, torch.max_pool2d),
         masks.avg_pool2d: (F.avg_pool2d,),
         masks.adaptive_avg_pool2d: (F.adaptive_avg_pool2d,),
-        pointwise.norm: (torch.norm, Tensor.norm),
+        pointwise.norm: (torch.norm,),
         pointwise.vector_norm: (torch.linalg.vector_norm,),
         pointwise.index_select: (torch.index_select, Tensor.index_select),
         pointwise.getitem: (Tensor.__getitem__,),

@@ -46,7 +46,7 @@ class ReLU(torch.autograd.Function):
             y = torch.relu_(x) if in_place else torch.relu(x)
             mask = stash.bits(y)
         keep(ctx, mask)
-        stash.derive(x if in_place else y, (source, mask), _masked)
+        stash.derive(x if in_place else y, (source, mask), lambda x, mask: x.relu() * mask)
         return x if in_place else y
 
     @staticmethod
@@ -55,10 +55,6 @@ class ReLU(torch.autograd.Function):
             return None, apply_mask(ctx.saved_tensors[0], dy), None
         (mask,) = kept(ctx)
         return None, aten.threshold_backward(dy, mask, 0), None
-
-
-def _masked(x: Tensor, mask: Tensor) -> Tensor:
-    return x.relu() * mask
 
 
 def clamp(stash: Stash, input: Tensor, min: Any = None, max: Any = None) -> Tensor:

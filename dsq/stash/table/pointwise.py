@@ -263,7 +263,7 @@ def _from_index(stash: Stash, y: Tensor, x: Tensor, index: Tensor, make: Any) ->
 
 def gather(stash: Stash, input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     """Run torch.gather: nothing but the index. PyTorch keeps the input too, for its shape."""
-    if sparse_grad or not input.requires_grad:
+    if sparse_grad:
         return torch.gather(input, dim, index, sparse_grad=sparse_grad)
     return Gather.apply(stash, input, dim, index)  # type: ignore[no-any-return, no-untyped-call]
 
