@@ -127,9 +127,12 @@ class AttentionKernels:
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """The gradients of q, k and v, without the result of a forward; None where the kernels do not take these.
 
-        mask: of bool or a float dtype, of a shape that expands to (B, H, L, S). noise: makes uint8 (B, H, L, S), 0 for
-        a weight that the dropout took, else 1.
+        k and v may have fewer heads than q, each for a group of q's. mask: of bool or a float dtype, of a shape that
+        expands to (B, H, L, S). noise: makes uint8 (B, H, L, S), 0 for a weight that the dropout took, else 1.
         """
+        groups = q_BHLD.shape[1] // k_BHSD.shape[1] if q_BHLD.dim() == k_BHSD.dim() == 4 and k_BHSD.numel() else 1
+        if groups > 1:
+            k_BHSD, v_BHSD = (x.repeat_interleave(groups, 1) for x in (k_BHSD, v_BHSD))
         if not _takes(q_BHLD, k_BHSD, v_BHSD, scale) or not 0 <= dropout < 1:
             return None
         if dy_BHLD.shape != q_BHLD.shape or dy_BHLD.dtype != q_BHLD.dtype:  # kernels read memory as shapes say
@@ -147,6 +150,8 @@ class AttentionKernels:
         if noise is not None:
             tensors["noise"] = noise()
         self._run(self._library.c.dsq_attention_backward, tensors, causal, scale, 1 / (1 - dropout))
+        if groups > 1:
+            dk_BHSD, dv_BHSD = (x.unflatten(1, (-1, groups)).sum(2) for x in (dk_BHSD, dv_BHSD))
         return dq_BHLD, dk_BHSD, dv_BHSD
 
     def _run(

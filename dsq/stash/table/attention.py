@@ -126,14 +126,10 @@ def _attend_backward(
     dropout, causal, scale, gqa, wanted = options
     kernels = torch.backends.cuda.flash_sdp_enabled()  # not where sdpa_kernel(SDPBackend.MATH) asks, as dsq.report does
     if kernels and not wanted[3]:
-        groups = q.shape[1] // k.shape[1] if gqa and q.dim() == 4 else 1
-        key, value = (x.to(dy.dtype).repeat_interleave(groups, 1) if groups > 1 else x.to(dy.dtype) for x in (k, v))
         noise = None if random is None else partial(_noise, dy, k, dropout, random)
-        own = attention_gradients(dy, q.to(dy.dtype), key, value, causal, scale, mask, dropout, noise)
+        own = attention_gradients(dy, *(x.to(dy.dtype) for x in (q, k, v)), causal, scale, mask, dropout, noise)
         if own is not None:
-            dq, *others = own
-            others = [x.unflatten(1, (-1, groups)).sum(2) for x in others] if groups > 1 else others
-            return [x if asked else dy.new_empty(0) for x, asked in zip((dq, *others, dy), wanted, strict=True)]
+            return [x if asked else dy.new_empty(0) for x, asked in zip((*own, dy), wanted, strict=True)]
     inputs: list[Any] = [
         x if x is None or x.dtype == torch.bool else x.detach().to(dy.dtype).requires_grad_(asked)
         for x, asked in zip((q, k, v, mask), wanted, strict=True)
