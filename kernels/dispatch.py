@@ -89,6 +89,12 @@ def fused_attention() -> Iterator[bool]:
         yield fused is not None
 
 
+def attention(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> Tensor | None:
+    """The attention of q (B, H, L, D) to k and v (B, H, S, D) by Backend.attention; None where no kernel takes them."""
+    attend = backend_for(q.device).attention
+    return None if attend is None else attend(q, k, v, *options)
+
+
 def attention_gradients(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor] | None:
