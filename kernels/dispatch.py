@@ -32,7 +32,7 @@ from dsq.kernels.backend import (
     Sizes,
     check_codes,
 )
-from dsq.kernels.reference.backend import REFERENCE
+from dsq.kernels.reference.backend import REFERENCE, TORCH
 from dsq.kernels.tuning import fastest
 
 #: where the backend of a device type is: a module with ``load() -> Backend``, which raises ImportError where it cannot
@@ -90,11 +90,12 @@ def fused_attention() -> Iterator[bool]:
 
 
 def attention_gradients(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
+    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The gradients of q (B, H, L, D), k and v (B, H, S, D), from them alone; None where no kernel takes these."""
+    """The gradients of q (B, H, L, D), k and v (B, H, S, D), by Backend.attention_gradients; None where no kernel takes
+    these."""
     gradients = backend_for(dy.device).attention_gradients
-    return None if gradients is None else gradients(dy, q, k, v, causal, scale)
+    return None if gradients is None else gradients(dy, q, k, v, *options)
 
 
 def codec_for(device: torch.device, fmt: Format) -> Backend:
@@ -108,7 +109,8 @@ def gemm_for(matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend)
     """How ``backend`` multiplies matrices of ``dtype`` and these sizes under ``matmul``."""
     fitting = [gemm for gemm in backend.gemms if gemm.fits(matmul, dtype)]
     if dtype.itemsize < torch.float32.itemsize and len(fitting) > 1:
-        fitting.pop()  # PyTorch's, which rounds its sums to the dtype, also those of a gradient that is to be float32
+        # PyTorch's rounds its sums to the dtype, also those of a gradient that is to be float32
+        fitting = [gemm for gemm in fitting if gemm.name != TORCH.name]
     if 0 in sizes or not backend.tuned:
         return fitting[0]
     return fastest(fitting, matmul, dtype, sizes, backend)

@@ -51,9 +51,10 @@ class Report:
         dsq/stash/table, or nobody applied a policy."""
         found = Counter[str]()
         for it in self.held:
-            name, of_pytorch, number = it.op.rpartition("Backward")
-            found[name] += it.nbytes if of_pytorch and number.isdigit() else 0
-        return {name: nbytes for name, nbytes in found.most_common() if nbytes}
+            name, _, number = it.op.rpartition("Backward")
+            if number.isdigit():  # a row's is an autograd function's, and has none
+                found[name] += it.nbytes
+        return dict(found.most_common())
 
     def __str__(self) -> str:
         lines = [f"{h.nbytes / 2**20:9.2f}  {h.op}.{h.name} {h.shape} {h.dtype}" for h in self.held[:20]]

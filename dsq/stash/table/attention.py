@@ -8,6 +8,9 @@ exact beside rounded q and k, as PyTorch's backward wants them, exp(q k - lse) w
 peaked attention grows without bound (a factor of 20,000 at 4 bits and logits of standard deviation 36).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -122,21 +125,36 @@ def _attend_backward(
     """Return the gradients of q, k, v and the mask; empty ones where none is ``wanted``, the last of the options."""
     dropout, causal, scale, gqa, wanted = options
     kernels = torch.backends.cuda.flash_sdp_enabled()  # not where sdpa_kernel(SDPBackend.MATH) asks, as dsq.report does
-    if kernels and mask is None and not dropout and not gqa:
-        own = attention_gradients(dy, q.to(dy.dtype), k.to(dy.dtype), v.to(dy.dtype), causal, scale)
+    if kernels and not wanted[3]:
+        noise = None if random is None else partial(_noise, dy, k, dropout, random)
+        own = attention_gradients(dy, *(x.to(dy.dtype) for x in (q, k, v)), causal, scale, mask, dropout, noise)
         if own is not None:
             return [x if asked else dy.new_empty(0) for x, asked in zip((*own, dy), wanted, strict=True)]
     inputs: list[Any] = [
         x if x is None or x.dtype == torch.bool else x.detach().to(dy.dtype).requires_grad_(asked)
         for x, asked in zip((q, k, v, mask), wanted, strict=True)
     ]
-    devices = [dy.device] if random is not None and dy.is_cuda else []
-    with torch.random.fork_rng(devices, enabled=random is not None), torch.enable_grad():
-        if random is not None:
-            torch.cuda.set_rng_state(random, dy.device) if dy.is_cuda else torch.set_rng_state(random)
+    with _drawing(random, dy.device), torch.enable_grad():
         y, _ = _attend(inputs[0], inputs[1], inputs[2], inputs[3], dropout, causal, scale, gqa)
     found = iter(torch.autograd.grad(y, [x for x, asked in zip(inputs, wanted, strict=True) if asked], dy))
     return [next(found) if asked else dy.new_empty(0) for asked in wanted]
+
+
+@contextmanager
+def _drawing(random: Tensor | None, device: torch.device) -> Iterator[None]:
+    """Draw random numbers from the state ``random`` on, if there is one, and go on behind as if none had been drawn."""
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng([device] if random is not None and on_gpu else [], enabled=random is not None):
+        if random is not None:
+            torch.cuda.set_rng_state(random, device) if on_gpu else torch.set_rng_state(random)
+        yield
+
+
+def _noise(dy: Tensor, k: Tensor, dropout: float, random: Tensor) -> Tensor:
+    """Return what PyTorch's attention on CPUs multiplied its weights (B, H, L, S) by: ones, and zeros for dropped
+    ones."""
+    with _drawing(random, dy.device):
+        return dy.new_empty(*dy.shape[:3], k.shape[2], dtype=torch.uint8).bernoulli_(1 - dropout)
 
 
 def _recorded(*args: Any) -> list[Tensor]:

@@ -92,6 +92,8 @@ INLINE void store(bf16* p, F x) {  // a NaN stays one
   write(p, __builtin_convertvector((U)choose(x == x, (I)rounded, splat(0x7fc0)), U16));
 }
 
+INLINE F load(const uint8_t* p) { return __builtin_convertvector(widened(p), F); }
+
 // The first `count` values at x, then zeros.
 template <class T> INLINE F load_some(const T* x, int64_t count) {
   if (count >= LANES) return load(x);
@@ -210,6 +212,12 @@ float exponentials(float* s, int64_t end, float scale, float shift) {
   return sum_of(sum);
 }
 
+// A row of scores times `scale`, and a row of the mask added to it.
+void add_mask(float* s, const float* mask, int64_t keys, float scale) {
+  for (int64_t j = 0; j < keys; j += LANES)
+    store(s + j, load(s + j) * splat(scale) + load_some(mask + j, keys - j));
+}
+
 // ---- a head ----
 
 // How its queries are cut into blocks; `keys` and `width` are strides of rows.
@@ -284,6 +292,8 @@ template <class T> int64_t backward_head(const AttentionDesc& d, const Attention
   const T *const q_rows = rows_of<T>(t.q, d.q, batch, head), *const k_rows = rows_of<T>(t.k, d.k, batch, head);
   const T* const do_rows = rows_of<T>(t.d_o, d.d_o, batch, head);
   T* const dq_rows = rows_of<T>(t.dq, d.dq, batch, head);
+  const float* const mask_rows = rows_of<float>(t.mask, d.mask, batch, head);
+  const uint8_t* const noise_rows = rows_of<uint8_t>(t.noise, d.noise, batch, head);
   transpose_in(k_rows, d.k.row, d.keys, d.width, kt);
   transpose_in(rows_of<T>(t.v, d.v, batch, head), d.v.row, d.keys, d.width, vt);
   copy_in(k_rows, d.k.row, d.keys, d.width, k);
@@ -297,17 +307,27 @@ template <class T> int64_t backward_head(const AttentionDesc& d, const Attention
     for (int64_t i = 0; i < rows; i++) {
       float *const p_row = p + i * keys, *const ds_row = ds + i * keys;
       const int64_t end = padded(last);
-      const float most = largest_seen(p_row, seen(d, first + i), end) * d.scale;
-      const F part = splat(1 / exponentials(p_row, end, d.scale, most));
+      if (t.mask) add_mask(p_row, mask_rows + (first + i) * d.mask.row, d.keys, d.scale);
+      const float scale = t.mask ? 1 : d.scale, most = largest_seen(p_row, seen(d, first + i), end) * scale;
+      const float sum = exponentials(p_row, end, scale, most == -__builtin_inff() ? 0 : most);
+      const F part = splat(sum == 0 ? 0 : 1 / sum);  // a row without a key has no weights
+      const uint8_t* const noise = noise_rows + (first + i) * d.noise.row;
+      const auto dropped = [&](F x, int64_t j) ALWAYS {
+        return t.noise ? x * splat(d.kept) * load_some(noise + j, d.keys - j) : x;
+      };
       F products{};
       for (int64_t j = 0; j < end; j += LANES) {
-        const F weight = load(p_row + j) * part;
+        const F weight = load(p_row + j) * part, dp = dropped(load(ds_row + j), j);
         store(p_row + j, weight);
-        products = multiply_add(weight, load(ds_row + j), products);
+        store(ds_row + j, dp);
+        products = multiply_add(weight, dp, products);
       }
       const F mean = splat(sum_of(products));  // the sum of P dP, which is dO . O
-      for (int64_t j = 0; j < end; j += LANES)
-        store(ds_row + j, load(p_row + j) * splat(d.scale) * (load(ds_row + j) - mean));
+      for (int64_t j = 0; j < end; j += LANES) {
+        const F weight = load(p_row + j);
+        store(ds_row + j, weight * splat(d.scale) * (load(ds_row + j) - mean));
+        store(p_row + j, dropped(weight, j));
+      }
     }
     multiply(rows, features, last, {ds, keys, 1}, k, width, dq, width);
     copy_out(dq, rows, d.width, dq_rows + first * d.dq.row, d.dq.row);

@@ -198,6 +198,16 @@ def test_a_rows_forward_is_bit_for_bit_the_plain_one(case):
     assert torch.equal(run(function, inputs, row=True)[0], run(function, inputs, row=False)[0])
 
 
+@pytest.mark.parametrize("case", [name for name in CASES if name.startswith("attention")])
+def test_attention_by_kernels_of_float32(case):
+    """They make again the numbers that PyTorch's dropout drew, and serve masks and groups of queries."""
+    function, shapes = CASES[case]
+    inputs = [drawn(*shape, seed=i).float() for i, shape in enumerate(shapes)]
+    torch.testing.assert_close(
+        run(function, inputs, row=True)[1], run(function, inputs, row=False)[1], rtol=1e-4, atol=1e-5
+    )
+
+
 @pytest.mark.parametrize("function", [F.silu, F.mish, F.elu, F.leaky_relu, F.relu6, F.dropout, F.relu])
 def test_a_form_in_place_keeps_what_the_other_does(function):
     x, w = drawn(64, 32).float().requires_grad_(), drawn(32, 32).float().requires_grad_()
@@ -219,6 +229,7 @@ def test_in_place_where_nothing_is_coded():
 
 CAST = [
     "linear", "linear without bias", "addmm", "matmul", "bmm", "softmax", "attention", "attention, causal",
+    "attention, masked", "attention, dropout", "attention, grouped",
     "layer norm", "linear, layer norm", "rms norm", "batch norm", "group norm", "normalize",
     "conv1d", "conv2d", "conv_transpose2d", "gelu",
     "norm, linear", "gated unit", "dropped activation", "batch norm, relu, conv",
