@@ -121,7 +121,7 @@ def cases(options: argparse.Namespace) -> list[ProcessCase]:
     """The rows that ``--only`` finds; ValueError where it finds none."""
     batches = options.batches[:1] if options.largest else options.batches
     names = [(setup, loss, setting) for setup in SETUPS for loss in LOSSES for setting in SETTINGS]
-    rest = tuple(options.size), options.threads or 1, options.steps, options.dropout
+    rest: tuple[Any, ...] = tuple(options.size), options.threads or 1, options.steps, options.dropout
     found = [ProcessCase(*name, batch, *rest) for batch in batches for name in names]
     found = [case for case in found if re.search(options.only, case.name)]
     if not found:
