@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.kernels.dispatch import attention, attention_gradients, define
+from dsq.kernels.dispatch import backend_for, define
 from dsq.ops.products import autocast_dtype
 from dsq.stash.codes import Stash, keep, kept
 
@@ -117,10 +117,10 @@ def _attend(
         y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
         return y, q.new_empty(0, dtype=torch.uint8)
     random, dtype = _random_state(q.device), autocast_dtype(q) or q.dtype
-    own = None
-    if torch.backends.cuda.flash_sdp_enabled():
+    own, attend = None, backend_for(q.device).attention
+    if attend and torch.backends.cuda.flash_sdp_enabled():
         given = (x.to(dtype) for x in (q, k, v))
-        own = attention(*given, causal, scale, mask, dropout, partial(_noise, q, k, dropout))
+        own = attend(*given, causal, scale, mask, dropout, partial(_noise, q, k, dropout))
     if own is None:
         own = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
     return own, random
@@ -136,9 +136,10 @@ def _attend_backward(
     """Return the gradients of q, k, v and the mask; empty ones where none is ``wanted``, the last of the options."""
     dropout, causal, scale, gqa, wanted = options
     kernels = torch.backends.cuda.flash_sdp_enabled()  # not where sdpa_kernel(SDPBackend.MATH) asks, as dsq.report does
-    if kernels and not wanted[3]:
+    gradients = backend_for(dy.device).attention_gradients
+    if gradients and kernels and not wanted[3]:
         noise = None if random is None else partial(_noise, dy, k, dropout, random)
-        own = attention_gradients(dy, *(x.to(dy.dtype) for x in (q, k, v)), causal, scale, mask, dropout, noise)
+        own = gradients(dy, *(x.to(dy.dtype) for x in (q, k, v)), causal, scale, mask, dropout, noise)
         if own is not None:
             return [x if asked else dy.new_empty(0) for x, asked in zip((*own, dy), wanted, strict=True)]
     inputs: list[Any] = [

@@ -11,10 +11,12 @@ from torch.nn import functional as F
 
 import dsq
 from dsq.kernels.cpu.library import LIBRARY, library
-from dsq.kernels.dispatch import attention, attention_gradients
+from dsq.kernels.dispatch import backend_for
 
 if not LIBRARY.exists():
     pytest.skip("the C++ kernels are not built", allow_module_level=True)
+CPU = backend_for(torch.device("cpu"))
+attention, attention_gradients = CPU.attention, CPU.attention_gradients
 KERNELS = library().usable(library().c.dsq_attention)
 if not KERNELS:
     pytest.skip("PyTorch's own attention serves this machine", allow_module_level=True)
