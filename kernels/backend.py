@@ -274,8 +274,8 @@ class Backend:
     #: do not take these. The mask expands to (B, H, L, S); noise, called where they do, makes the ones and zeros of the
     #: dropout
     attention: Callable[..., Tensor | None] | None = None
-    #: (dy, then the same) -> the gradients of q, k and v, without the result
-    attention_gradients: Callable[..., tuple[Tensor, Tensor, Tensor] | None] | None = None
+    #: (dy, then the same, and whether the mask wants one) -> the gradients of q, k, v and the mask, without the result
+    attention_gradients: Callable[..., tuple[Tensor, ...] | None] | None = None
     #: (float32 values, in place) -> ReLU of them, bits of the result's mask; None: PyTorch's, then ``pack_mask``
     relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]] | None = None
     #: lengths of boxes that quantise, pack and unpack take (0: one scale for the tensor); None: any

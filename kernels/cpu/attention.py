@@ -124,8 +124,10 @@ class AttentionKernels:
         mask: Tensor | None = None,
         dropout: float = 0.0,
         noise: Callable[[], Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The gradients of q, k and v, without the result of a forward; None where the kernels do not take these.
+        of_mask: bool = False,
+    ) -> tuple[Tensor, ...] | None:
+        """The gradients of q, k and v, and of the mask if asked for, without the result of a forward; None where the
+        kernels do not take these.
 
         k and v may have fewer heads than q, each for a group of q's. mask: of bool or a float dtype, of a shape that
         expands to (B, H, L, S). noise: makes uint8 (B, H, L, S), 0 for a weight that the dropout took, else 1.
@@ -140,9 +142,13 @@ class AttentionKernels:
         dy_BHLD = dy_BHLD if dy_BHLD.stride(-1) == 1 else dy_BHLD.contiguous()
         tensors = {"q": q_BHLD, "k": k_BHSD, "v": v_BHSD, "d_o": dy_BHLD}
         tensors |= {"dq": dq_BHLD, "dk": dk_BHSD, "dv": dv_BHSD} | _beside(q_BHLD, k_BHSD, mask, noise)
+        if of_mask:
+            tensors["d_mask"] = torch.empty((*q_BHLD.shape[:3], k_BHSD.shape[2]), dtype=torch.float32, device="cpu")
         self._run(self._library.c.dsq_attention_backward, tensors, causal, scale, 1 / (1 - dropout))
         if groups > 1:
             dk_BHSD, dv_BHSD = (x.unflatten(1, (-1, groups)).sum(2) for x in (dk_BHSD, dv_BHSD))
+        if of_mask and mask is not None:
+            return dq_BHLD, dk_BHSD, dv_BHSD, tensors["d_mask"].sum_to_size(mask.shape).to(mask.dtype)
         return dq_BHLD, dk_BHSD, dv_BHSD
 
     def result(

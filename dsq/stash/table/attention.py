@@ -137,11 +137,11 @@ def _attend_backward(
     dropout, causal, scale, gqa, wanted = options
     kernels = torch.backends.cuda.flash_sdp_enabled()  # not where sdpa_kernel(SDPBackend.MATH) asks, as dsq.report does
     gradients = backend_for(dy.device).attention_gradients
-    if gradients and kernels and not wanted[3]:
+    if gradients and kernels:
         noise = None if random is None else partial(_noise, dy, k, dropout, random)
-        own = gradients(dy, *(x.to(dy.dtype) for x in (q, k, v)), causal, scale, mask, dropout, noise)
+        own = gradients(dy, *(x.to(dy.dtype) for x in (q, k, v)), causal, scale, mask, dropout, noise, wanted[3])
         if own is not None:
-            return [x if asked else dy.new_empty(0) for x, asked in zip((*own, dy), wanted, strict=True)]
+            return [x if asked else dy.new_empty(0) for x, asked in zip((*own, dy), wanted, strict=False)]
     inputs: list[Any] = [
         x if x is None or x.dtype == torch.bool else x.detach().to(dy.dtype).requires_grad_(asked)
         for x, asked in zip((q, k, v, mask), wanted, strict=True)

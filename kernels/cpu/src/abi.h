@@ -85,17 +85,17 @@ typedef struct {
    weights that dropout keeps. */
 typedef struct {
   int64_t batches, heads, queries, keys, width;
-  HeadStrides q, k, v, o, lse, d_o, dq, dk, dv, mask, noise;
+  HeadStrides q, k, v, o, lse, d_o, dq, dk, dv, mask, d_mask, noise;
   float scale, kept;
   int32_t causal;
   int32_t dtype;  /* FLOAT32 or BFLOAT16; of lse FLOAT32 */
 } AttentionDesc;
 
 /* o and lse are of the forward; lse, a number a row, is the logarithm of the sum of its exponentials, and may be null.
-   From d_o to dv of the backward. mask, float32, is added to the scores; noise, a byte, is 1 for a weight that dropout
-   keeps, else 0; each may be null. */
+   From d_o to dv of the backward. mask, float32, is added to the scores, and d_mask, likewise, is its gradient; noise, a
+   byte, is 1 for a weight that dropout keeps, else 0; each may be null. */
 typedef struct {
-  address q, k, v, o, lse, d_o, dq, dk, dv, mask, noise;
+  address q, k, v, o, lse, d_o, dq, dk, dv, mask, d_mask, noise;
 } AttentionTensors;
 
 /* What this library was built from: the digest of this file. This function never changes. */

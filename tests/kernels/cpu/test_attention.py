@@ -182,15 +182,16 @@ def test_result_and_gradients_under_a_mask_and_dropout(dtype, tolerance, shape, 
     q, k, v, dy = given
     draw = (lambda: noise) if dropout else None
     options = q, k, v, False, None, mask, dropout, draw
-    found = [attention(*options), *attention_gradients(dy, *options)]
+    learned = mask is not None and mask.dtype != torch.bool
+    found = [attention(*options), *attention_gradients(dy, *options, learned)]
 
-    def weighted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def weighted(q: Tensor, k: Tensor, v: Tensor, *added: Tensor) -> Tensor:
         scores = q @ k.mT / math.sqrt(q.shape[-1])
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        scores = sum(added, scores) if mask is None or learned else scores.masked_fill(~mask, -math.inf)
         weights = scores.softmax(-1).nan_to_num()  # a row without a key
         return (weights * noise / (1 - dropout) if dropout else weights) @ v
 
+    given = q, k, v, *((mask,) if learned else ()), dy
     expected = results(weighted, *(x.double() for x in given))
     for one, other in zip(found, expected, strict=True):
         assert (one - other.nan_to_num()).norm() <= tolerance * max(other.nan_to_num().norm(), expected[0].norm())

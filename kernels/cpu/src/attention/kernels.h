@@ -311,6 +311,7 @@ template <class T> int64_t backward_head(const AttentionDesc& d, const Attention
   const T* const do_rows = rows_of<T>(t.d_o, d.d_o, batch, head);
   T* const dq_rows = rows_of<T>(t.dq, d.dq, batch, head);
   const float* const mask_rows = rows_of<float>(t.mask, d.mask, batch, head);
+  float* const d_mask_rows = rows_of<float>(t.d_mask, d.d_mask, batch, head);
   const uint8_t* const noise_rows = rows_of<uint8_t>(t.noise, d.noise, batch, head);
   transpose_in(k_rows, d.k.row, d.keys, d.width, kt);
   transpose_in(rows_of<T>(t.v, d.v, batch, head), d.v.row, d.keys, d.width, vt);
@@ -340,9 +341,10 @@ template <class T> int64_t backward_head(const AttentionDesc& d, const Attention
       }
       const F mean = splat(sum_of(products));  // the sum of P dP, which is dO . O
       for (int64_t j = 0; j < end; j += LANES) {
-        const F weight = load(p_row + j);
-        store(ds_row + j, weight * splat(d.scale) * (load(ds_row + j) - mean));
+        const F weight = load(p_row + j), changed = load(ds_row + j) - mean;
+        store(ds_row + j, weight * splat(d.scale) * changed);
         store(p_row + j, left(weight, j));
+        if (d_mask_rows) store_some(d_mask_rows + query * d.d_mask.row + j, weight * changed, d.keys - j);
       }
     }
     multiply(rows, features, last, {ds, keys, 1}, k, width, dq, width);
