@@ -55,6 +55,9 @@ CASES = {
     "attention": (lambda q, k, v: attend(q, k, v), [(2, 4, 16, 32)] * 3),
     "attention, causal": (lambda q, k, v: attend(q, k, v, is_causal=True), [(2, 4, 16, 32)] * 3),
     "attention, masked": (lambda q, k, v: attend(q, k, v, MASK.to(q.dtype)), [(2, 4, 16, 32)] * 3),
+    "attention, biased": (  # by numbers that bfloat16 rounds
+        lambda q, k, v: attend(q, k, v, drawn(16, 16, offset=-30).to(q.dtype)), [(2, 4, 16, 32)] * 3
+    ),
     "attention, learned mask": (attend, [(2, 4, 16, 32)] * 3 + [(4, 16, 16)]),
     "attention, dropout": (lambda q, k, v: attend(q, k, v, None, 0.3), [(2, 4, 16, 32)] * 3),
     "attention, grouped": (
@@ -229,7 +232,7 @@ def test_in_place_where_nothing_is_coded():
 
 CAST = [
     "linear", "linear without bias", "addmm", "matmul", "bmm", "softmax", "attention", "attention, causal",
-    "attention, masked", "attention, dropout", "attention, grouped",
+    "attention, masked", "attention, biased", "attention, dropout", "attention, grouped",
     "layer norm", "linear, layer norm", "rms norm", "batch norm", "group norm", "normalize",
     "conv1d", "conv2d", "conv_transpose2d", "gelu",
     "norm, linear", "gated unit", "dropped activation", "batch norm, relu, conv",
