@@ -83,6 +83,7 @@ CASES = {
     "group norm": (lambda x, w, b: F.group_norm(x, 4, w, b), [(4, 8, 5, 6), (8,), (8,)]),
     "normalize": (lambda x: F.normalize(x, dim=-1), [X]),
     "normalize, of nearly nothing": (lambda x: F.normalize(x * 1e-9), [X]),
+    "normalize, shorter than eps": (lambda x: F.normalize(x, dim=-1, eps=5.6), [X]),
     "vector norm": (lambda x: torch.linalg.vector_norm(F.silu(x), dim=(1, 2), keepdim=True), [X]),
     "norm": (lambda x: F.silu(x).norm(p=2, dim=1), [X]),
     "norm of all": (lambda x: torch.norm(F.silu(x)), [X]),
