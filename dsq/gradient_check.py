@@ -102,7 +102,7 @@ class GradientCheck:
         beyond = self._beyond(USABLE) or self._beyond(FINE)
         if self.of_loss > self.error / 4:
             beyond.insert(0, f"loss() itself moves it by {self.of_loss:.3g}: let it run the same batch at each call")
-        elif self.of_bfloat16 > self.error / 4:  # as of deep networks at initial weights, and of small residuals
+        elif self.error > FINE.error and self.of_bfloat16 > self.error / 4:  # as in deep networks at first
             beyond.insert(0, f"weights rounded to bfloat16 move it by {self.of_bfloat16:.3g}: check again later")
         figures = f"error {self.error:.3g}, {self.of_stash:.3g} by the stash alone, worst cosine {self.cosine:.3g}"
         return "; ".join([f"gradient {self.grade}: {figures}", *beyond])

@@ -270,9 +270,11 @@ class Backend:
     linear: FusedLinear | None = None  #: None: a linear layer runs kernel by kernel
     #: PyTorch's attention by these kernels, while inside, in all threads; None: PyTorch's is as fast
     fused_attention: Callable[[], AbstractContextManager[None]] | None = None
-    #: (dy, q (B, H, L, D), k and v (B, H, S, D), causal, scale, mask, dropout, noise) -> the gradients of q, k and v,
-    #: without the result of a forward; None where the kernels do not take these. The mask expands to (B, H, L, S);
-    #: noise, called where they do, makes the ones and zeros (B, H, L, S) of the dropout
+    #: (q (B, H, L, D), k and v (B, H, S, D), causal, scale, mask, dropout, noise) -> the result; None where the kernels
+    #: do not take these. The mask expands to (B, H, L, S); noise, called where they do, makes the ones and zeros of the
+    #: dropout
+    attention: Callable[..., Tensor | None] | None = None
+    #: (dy, then the same) -> the gradients of q, k and v, without the result
     attention_gradients: Callable[..., tuple[Tensor, Tensor, Tensor] | None] | None = None
     #: (float32 values, in place) -> ReLU of them, bits of the result's mask; None: PyTorch's, then ``pack_mask``
     relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]] | None = None

@@ -89,15 +89,6 @@ def fused_attention() -> Iterator[bool]:
         yield fused is not None
 
 
-def attention_gradients(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *options: Any
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The gradients of q (B, H, L, D), k and v (B, H, S, D), by Backend.attention_gradients; None where no kernel takes
-    these."""
-    gradients = backend_for(dy.device).attention_gradients
-    return None if gradients is None else gradients(dy, q, k, v, *options)
-
-
 def codec_for(device: torch.device, fmt: Format) -> Backend:
     """The backend that quantises, packs and unpacks ``fmt`` on the device."""
     backend = _backends.get(device.type) or _load(device.type)

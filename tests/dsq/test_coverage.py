@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dsq
+from dsq.left_plain import unquantised
 
 CONFIG = dsq.DSQConfig(levels="[4,4,4,16]")
 
@@ -60,6 +61,12 @@ def test_a_report_counts_quantised_products_names_the_rest_and_changes_nothing()
     assert net.called.weight.grad is gradient
     assert torch.equal(torch.get_rng_state(), state)
     assert list(dsq.converted(net)) == ["", "called", "bypassed"]
+
+
+def test_tokens_and_positions_of_a_vision_transformer_are_no_products_that_were_left():
+    net = nn.Sequential(nn.Linear(16, 16), nn.Conv1d(16, 1, 3))
+    net.class_token, net.positions = (nn.Parameter(torch.randn(1, n, 16)) for n in (1, 5))
+    assert [entry.name for entry in unquantised(dsq.convert(net))] == ["1"]
 
 
 class Named(nn.Module):

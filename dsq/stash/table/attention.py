@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.kernels.dispatch import attention_gradients, define
+from dsq.kernels.dispatch import backend_for, define
 from dsq.ops.products import autocast_dtype
 from dsq.stash.codes import Stash, keep, kept
 
@@ -115,10 +115,21 @@ def _cast(mask: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float | None, gqa: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the result, and the state of the random numbers that its dropout drew from (else empty)."""
-    random = _random_state(q.device) if dropout else q.new_empty(0, dtype=torch.uint8)
-    y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
-    return y, random
+    """Return the result, and the state of the random numbers that its dropout drew from (else empty).
+
+    PyTorch's dropout makes three matrices (B, H, L, S) of float32; the backend's kernel one of bytes.
+    """
+    if not dropout:
+        y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
+        return y, q.new_empty(0, dtype=torch.uint8)
+    random, dtype = _random_state(q.device), autocast_dtype(q) or q.dtype
+    own, attend = None, backend_for(q.device).attention
+    if attend and torch.backends.cuda.flash_sdp_enabled():
+        given = (x.to(dtype) for x in (q, k, v))
+        own = attend(*given, causal, scale, mask, dropout, partial(_noise, q, k, dropout))
+    if own is None:
+        own = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
+    return own, random
 
 
 def _random_state(device: torch.device) -> Tensor:
@@ -131,21 +142,19 @@ def _attend_backward(
     """Return the gradients of q, k, v and the mask; empty ones where none is ``wanted``, the last of the options."""
     dropout, causal, scale, gqa, wanted = options
     kernels = torch.backends.cuda.flash_sdp_enabled()  # not where sdpa_kernel(SDPBackend.MATH) asks, as dsq.report does
-    if kernels and not wanted[3]:
-        groups = q.shape[1] // k.shape[1] if gqa and q.dim() == 4 else 1
-        key, value = (x.to(dy.dtype).repeat_interleave(groups, 1) if groups > 1 else x.to(dy.dtype) for x in (k, v))
+    gradients = backend_for(dy.device).attention_gradients
+    if gradients and kernels and not wanted[3]:
         noise = None if random is None else partial(_noise, dy, k, dropout, random)
-        own = attention_gradients(dy, q.to(dy.dtype), key, value, causal, scale, mask, dropout, noise)
+        own = gradients(dy, *(x.to(dy.dtype) for x in (q, k, v)), causal, scale, mask, dropout, noise)
         if own is not None:
-            dq, *others = own
-            others = [x.unflatten(1, (-1, groups)).sum(2) for x in others] if groups > 1 else others
-            return [x if asked else dy.new_empty(0) for x, asked in zip((dq, *others, dy), wanted, strict=True)]
+            return [x if asked else dy.new_empty(0) for x, asked in zip((*own, dy), wanted, strict=True)]
     inputs: list[Any] = [
         x if x is None or x.dtype == torch.bool else x.detach().requires_grad_(asked)
         for x, asked in zip((*(x.to(dy.dtype) for x in (q, k, v)), mask), wanted, strict=True)
     ]
     with _drawing(random, dy.device), torch.enable_grad():
-        y, _ = _attend(inputs[0], inputs[1], inputs[2], inputs[3], dropout, causal, scale, gqa)
+        q, k, v, mask = inputs
+        y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
     found = iter(torch.autograd.grad(y, [x for x, asked in zip(inputs, wanted, strict=True) if asked], dy))
     return [next(found) if asked else dy.new_empty(0) for asked in wanted]
 
@@ -160,11 +169,11 @@ def _drawing(random: Tensor | None, device: torch.device) -> Iterator[None]:
         yield
 
 
-def _noise(dy: Tensor, k: Tensor, dropout: float, random: Tensor) -> Tensor:
-    """Return what PyTorch's attention on CPUs multiplied its weights (B, H, L, S) by: ones, and zeros for dropped
-    ones."""
-    with _drawing(random, dy.device):
-        return dy.new_empty(*dy.shape[:3], k.shape[2], dtype=torch.uint8).bernoulli_(1 - dropout)
+def _noise(q: Tensor, k: Tensor, dropout: float, random: Tensor | None = None) -> Tensor:
+    """Return what PyTorch's attention on CPUs multiplies its weights (B, H, L, S) by: ones, and zeros for dropped ones,
+    drawn from the state ``random`` if there is one."""
+    with _drawing(random, q.device):
+        return torch.empty((*q.shape[:3], k.shape[2]), dtype=torch.uint8, device=q.device).bernoulli_(1 - dropout)
 
 
 def _recorded(*args: Any) -> list[Tensor]:

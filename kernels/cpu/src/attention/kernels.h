@@ -212,10 +212,21 @@ float exponentials(float* s, int64_t end, float scale, float shift) {
   return sum_of(sum);
 }
 
-// A row of scores times `scale`, and a row of the mask added to it.
-void add_mask(float* s, const float* mask, int64_t keys, float scale) {
-  for (int64_t j = 0; j < keys; j += LANES)
-    store(s + j, load(s + j) * splat(scale) + load_some(mask + j, keys - j));
+// e^(score - most) in place of a row of scores, of which a query sees the first `count`: scores times `scale`, to which a
+// row of the mask is added if there is one. Returns the sum; 0 where nothing is seen.
+float weights(float* s, const float* mask, int64_t count, int64_t keys, int64_t end, float scale, float* most) {
+  if (mask) {
+    for (int64_t j = 0; j < keys; j += LANES)
+      store(s + j, load(s + j) * splat(scale) + load_some(mask + j, keys - j));
+    scale = 1;
+  }
+  *most = largest_seen(s, count, end) * scale;
+  return exponentials(s, end, scale, *most == -__builtin_inff() ? 0 : *most);
+}
+
+// x times what dropout leaves of it: `kept`, or nothing.
+INLINE F dropped(F x, const uint8_t* noise, int64_t count, float kept) {
+  return x * splat(kept) * load_some(noise, count);
 }
 
 // ---- a head ----
@@ -242,8 +253,9 @@ struct Pieces {
   }
 };
 
+// Null where there is no such tensor; its strides are then 0.
 template <class T> T* rows_of(address data, const HeadStrides& strides, int64_t batch, int64_t head) {
-  return (T*)data + batch * strides.batch + head * strides.head;
+  return data ? (T*)data + batch * strides.batch + head * strides.head : nullptr;
 }
 
 // Returns the floats that it takes of `memory`; without memory it does nothing else.
@@ -258,6 +270,8 @@ template <class T> int64_t forward_head(const AttentionDesc& d, const AttentionT
   const T* const q_rows = rows_of<T>(t.q, d.q, batch, head);
   T* const o_rows = rows_of<T>(t.o, d.o, batch, head);
   float* const lse = rows_of<float>(t.lse, d.lse, batch, head);
+  const float* const mask_rows = rows_of<float>(t.mask, d.mask, batch, head);
+  const uint8_t* const noise_rows = rows_of<uint8_t>(t.noise, d.noise, batch, head);
   transpose_in(rows_of<T>(t.k, d.k, batch, head), d.k.row, d.keys, d.width, kt);
   copy_in(rows_of<T>(t.v, d.v, batch, head), d.v.row, d.keys, d.width, v);
   for (int64_t first = 0; first < d.queries; first += blocks.queries) {
@@ -266,9 +280,13 @@ template <class T> int64_t forward_head(const AttentionDesc& d, const AttentionT
     multiply(rows, padded(last), d.width, {q, width, 1}, kt, keys, s, keys);
     float sums[MOST_QUERIES];
     for (int64_t i = 0; i < rows; i++) {
-      const float most = largest_seen(s + i * keys, seen(d, first + i), padded(last)) * d.scale;
-      sums[i] = exponentials(s + i * keys, padded(last), d.scale, most);
-      lse[(first + i) * d.lse.row] = most + __builtin_logf(sums[i]);
+      const int64_t query = first + i, end = padded(last);
+      float most, *const row = s + i * keys;
+      sums[i] = weights(row, mask_rows + query * d.mask.row, seen(d, query), d.keys, end, d.scale, &most);
+      if (lse) lse[query * d.lse.row] = most + __builtin_logf(sums[i]);
+      if (sums[i] == 0) sums[i] = 1;  // of a row without a key, whose result is 0
+      for (int64_t j = 0; noise_rows && j < end; j += LANES)
+        store(row + j, dropped(load(row + j), noise_rows + query * d.noise.row + j, d.keys - j, d.kept));
     }
     multiply(rows, features, last, {s, keys, 1}, v, width, o, width);
     for (int64_t i = 0; i < rows; i++)
@@ -307,17 +325,15 @@ template <class T> int64_t backward_head(const AttentionDesc& d, const Attention
     for (int64_t i = 0; i < rows; i++) {
       float *const p_row = p + i * keys, *const ds_row = ds + i * keys;
       const int64_t end = padded(last);
-      if (t.mask) add_mask(p_row, mask_rows + (first + i) * d.mask.row, d.keys, d.scale);
-      const float scale = t.mask ? 1 : d.scale, most = largest_seen(p_row, seen(d, first + i), end) * scale;
-      const float sum = exponentials(p_row, end, scale, most == -__builtin_inff() ? 0 : most);
-      const F part = splat(sum == 0 ? 0 : 1 / sum);  // a row without a key has no weights
-      const uint8_t* const noise = noise_rows + (first + i) * d.noise.row;
-      const auto dropped = [&](F x, int64_t j) ALWAYS {
-        return t.noise ? x * splat(d.kept) * load_some(noise + j, d.keys - j) : x;
-      };
+      const int64_t query = first + i;
+      float most;
+      const float sum = weights(p_row, mask_rows + query * d.mask.row, seen(d, query), d.keys, end, d.scale, &most);
+      const F part = splat(sum == 0 ? 0 : 1 / sum);
+      const uint8_t* const noise = noise_rows + query * d.noise.row;
+      const auto left = [&](F x, int64_t j) ALWAYS { return noise ? dropped(x, noise + j, d.keys - j, d.kept) : x; };
       F products{};
       for (int64_t j = 0; j < end; j += LANES) {
-        const F weight = load(p_row + j) * part, dp = dropped(load(ds_row + j), j);
+        const F weight = load(p_row + j) * part, dp = left(load(ds_row + j), j);
         store(p_row + j, weight);
         store(ds_row + j, dp);
         products = multiply_add(weight, dp, products);
@@ -326,7 +342,7 @@ template <class T> int64_t backward_head(const AttentionDesc& d, const Attention
       for (int64_t j = 0; j < end; j += LANES) {
         const F weight = load(p_row + j);
         store(ds_row + j, weight * splat(d.scale) * (load(ds_row + j) - mean));
-        store(p_row + j, dropped(weight, j));
+        store(p_row + j, left(weight, j));
       }
     }
     multiply(rows, features, last, {ds, keys, 1}, k, width, dq, width);
