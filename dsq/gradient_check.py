@@ -254,7 +254,7 @@ def gradients(model: nn.Module, loss: Callable[[], Tensor | None]) -> dict[str, 
 
 @contextmanager
 def in_bfloat16(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Let parameters have values that bfloat16 holds. Graphs that a caller made before go on: their weights come back."""
+    """Let parameters have values that bfloat16 holds. Graphs of before go on: the weights come back."""
     before = [p.detach().clone() for p in parameters]
     try:
         for p in parameters:
