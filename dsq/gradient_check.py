@@ -144,7 +144,7 @@ def compare(model: nn.Module, loss: Callable[[], Tensor | None]) -> GradientChec
     if found.grade != "fine":
         with suspended(), at_32_bits(layers):
             found = replace(found, of_loss=_compared(exact, gradients(model, loss))[0])
-            with in_bfloat16(list(model.parameters())):
+            with in_bfloat16([p for p in model.parameters() if p.is_floating_point()]):
                 found = replace(found, of_bfloat16=_compared(exact, gradients(model, loss))[0])
     return found
 
@@ -254,17 +254,15 @@ def gradients(model: nn.Module, loss: Callable[[], Tensor | None]) -> dict[str, 
 
 @contextmanager
 def in_bfloat16(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Let parameters have values that bfloat16 holds."""
+    """Let parameters have values that bfloat16 holds. Graphs of before go on: the weights come back."""
     before = [p.detach().clone() for p in parameters]
     try:
-        with torch.no_grad():
-            for p in parameters:
-                p.copy_(p.bfloat16())
+        for p in parameters:
+            p.data.copy_(p.data.bfloat16())  # ``data`` counts no version
         yield
     finally:
-        with torch.no_grad():
-            for p, weights in zip(parameters, before, strict=True):
-                p.copy_(weights)
+        for p, weights in zip(parameters, before, strict=True):
+            p.data.copy_(weights)
 
 
 @contextmanager

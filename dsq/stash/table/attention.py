@@ -88,22 +88,28 @@ class FusedAttention(torch.autograd.Function):
         ctx: Any, stash: Stash, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: tuple[Any, ...]
     ) -> Tensor:
         forms = [stash.code(x, "attention") for x in (q, k, v)]
+        cast = autocast_dtype(q)
         if torch.compiler.is_compiling():
-            dtype = autocast_dtype(q) or q.dtype  # which PyTorch's function asks for, an operator does not
-            y, random = torch.ops.dsq.attend(*(x.to(dtype) for x in (q, k, v)), mask, *options)
+            dtype = cast or q.dtype  # which PyTorch's function asks for, an operator does not
+            y, random = torch.ops.dsq.attend(*(x.to(dtype) for x in (q, k, v)), _cast(mask, cast), *options)
         else:
             y, random = _attend(q, k, v, mask, *options)
         beside = mask, random if options[0] else None
         keep(ctx, *forms, *(None if x is None else stash.exact(x) for x in beside))
-        ctx.options = options
+        ctx.options, ctx.cast = options, cast
         return y  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        given, wanted = kept(ctx), ctx.needs_input_grad[1:5]
+        (*qkv, mask, random), wanted = kept(ctx), ctx.needs_input_grad[1:5]
         again: Any = torch.ops.dsq.attend_backward if torch.compiler.is_compiling() else _attend_backward
-        found = again(dy, *given, *ctx.options, wanted)
+        found = again(dy, *qkv, _cast(mask, ctx.cast), random, *ctx.options, wanted)
         return None, *(dx if asked else None for dx, asked in zip(found, wanted, strict=True)), None
+
+
+def _cast(mask: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
+    """Return ``mask`` as autocast, which asks for ``dtype``, gives it to PyTorch's function; kept, layers share it."""
+    return mask if mask is None or dtype is None or mask.dtype == torch.bool else mask.to(dtype)
 
 
 def _attend(
@@ -143,8 +149,8 @@ def _attend_backward(
         if own is not None:
             return [x if asked else dy.new_empty(0) for x, asked in zip((*own, dy), wanted, strict=False)]
     inputs: list[Any] = [
-        x if x is None or x.dtype == torch.bool else x.detach().to(dy.dtype).requires_grad_(asked)
-        for x, asked in zip((q, k, v, mask), wanted, strict=True)
+        x if x is None or x.dtype == torch.bool else x.detach().requires_grad_(asked)
+        for x, asked in zip((*(x.to(dy.dtype) for x in (q, k, v)), mask), wanted, strict=True)
     ]
     with _drawing(random, dy.device), torch.enable_grad():
         q, k, v, mask = inputs

@@ -254,12 +254,17 @@ class Normalize(torch.autograd.Function):
     def forward(ctx: Any, stash: Stash, x: Tensor, dim: int, eps: float) -> Tensor:
         length = x.norm(2, dim, keepdim=True).clamp_min(eps)
         y: Tensor = x / length
-        again = partial(F.normalize, p=2, dim=dim, eps=eps)
-        keep(ctx, stash.restored(y, "layernorm", again), stash.exact(length))
-        ctx.dim = dim
+        lengths = stash.exact(length)
+
+        def again(y: Tensor, length: Tensor) -> Tensor:
+            return torch.where(length > eps, F.normalize(y, dim=dim), y)
+
+        keep(ctx, stash.restored(y, "layernorm", again, lengths), lengths)
+        ctx.dim, ctx.eps = dim, eps
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         y, length = kept(ctx)
-        return None, (dy - y * (dy * y).sum(ctx.dim, keepdim=True)) / length, None, None
+        along = (dy * y).sum(ctx.dim, keepdim=True).masked_fill_(length <= ctx.eps, 0)  # a length of eps is constant
+        return None, (dy - y * along) / length, None, None

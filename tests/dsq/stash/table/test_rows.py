@@ -55,6 +55,9 @@ CASES = {
     "attention": (lambda q, k, v: attend(q, k, v), [(2, 4, 16, 32)] * 3),
     "attention, causal": (lambda q, k, v: attend(q, k, v, is_causal=True), [(2, 4, 16, 32)] * 3),
     "attention, masked": (lambda q, k, v: attend(q, k, v, MASK.to(q.dtype)), [(2, 4, 16, 32)] * 3),
+    "attention, biased": (  # by numbers that bfloat16 rounds
+        lambda q, k, v: attend(q, k, v, drawn(16, 16, offset=-30).to(q.dtype)), [(2, 4, 16, 32)] * 3
+    ),
     "attention, learned mask": (attend, [(2, 4, 16, 32)] * 3 + [(4, 16, 16)]),
     "attention, dropout": (lambda q, k, v: attend(q, k, v, None, 0.3), [(2, 4, 16, 32)] * 3),
     "attention, grouped": (
@@ -80,6 +83,7 @@ CASES = {
     "group norm": (lambda x, w, b: F.group_norm(x, 4, w, b), [(4, 8, 5, 6), (8,), (8,)]),
     "normalize": (lambda x: F.normalize(x, dim=-1), [X]),
     "normalize, of nearly nothing": (lambda x: F.normalize(x * 1e-9), [X]),
+    "normalize, shorter than eps": (lambda x: F.normalize(x, dim=-1, eps=5.6), [X]),
     "vector norm": (lambda x: torch.linalg.vector_norm(F.silu(x), dim=(1, 2), keepdim=True), [X]),
     "norm": (lambda x: F.silu(x).norm(p=2, dim=1), [X]),
     "norm of all": (lambda x: torch.norm(F.silu(x)), [X]),
@@ -230,7 +234,7 @@ def test_in_place_where_nothing_is_coded():
 
 CAST = [
     "linear", "linear without bias", "addmm", "matmul", "bmm", "softmax", "attention", "attention, causal",
-    "attention, masked", "attention, dropout", "attention, grouped",
+    "attention, masked", "attention, biased", "attention, dropout", "attention, grouped",
     "layer norm", "linear, layer norm", "rms norm", "batch norm", "group norm", "normalize",
     "conv1d", "conv2d", "conv_transpose2d", "gelu",
     "norm, linear", "gated unit", "dropped activation", "batch norm, relu, conv",
