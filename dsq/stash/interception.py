@@ -80,7 +80,7 @@ class Interception(TorchFunctionMode):
         if row is None or not torch.is_grad_enabled() or kwargs.get("out") is not None:
             return func(*args, **kwargs)
         kwargs.pop("out", None)  # which F.normalize always names
-        wanted = False
+        wanted = hasattr(row, "without_gradients")
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor):
                 if type(value) not in _PLAIN or value.is_complex():  # a DTensor, say, has operations of its own

@@ -23,6 +23,8 @@ lines that keeps forms (dsq/stash/codes.py) and calls PyTorch's own backward of 
     product of two tensors                both; a broadcast one exact               its result
     difference to data; division          as PyTorch keeps them                     - ; the quotient
     1 - z                                 nothing                                   its result, where z is made again
+    sum, where of few values for many     nothing                                   its result, of these
+    contiguous                            nothing                                   its result, where x is made again
     ReLU, leaky, ReLU6, hardtanh, clamp   a bit a value                             its result, where x is kept
     dropout                               a bit a value                             its result, where x is kept
     max-pool; average pool                places in 16 or 32 bits; nothing
@@ -71,6 +73,7 @@ def _rows() -> dict[Callable[..., Any], Row]:
         pointwise.mul: (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.multiply),
         pointwise.sub: (torch.sub, Tensor.sub, Tensor.__sub__),
         pointwise.rsub: (torch.rsub,),
+        pointwise.contiguous: (Tensor.contiguous,),
         pointwise.div: (torch.div, Tensor.div, Tensor.__truediv__),
         pointwise.power: (torch.pow, Tensor.pow),
         masks.relu: (F.relu, torch.relu, Tensor.relu),
@@ -91,6 +94,7 @@ def _rows() -> dict[Callable[..., Any], Row]:
         pointwise.index_add_in_place: (Tensor.index_add_,),
     }
     others = {function: row for row, functions in by_row.items() for function in functions}
+    others |= {it: pointwise.outer(it) for it in (torch.where, torch.add, Tensor.add, Tensor.__add__)}
     return products.CONVOLUTIONS | pointwise.ACTIVATIONS | others
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from dsq.kernels.dispatch import backend_for, define
 from dsq.ops.products import autocast_dtype
-from dsq.stash.codes import Stash, keep, kept
+from dsq.stash.codes import Kept, Stash, is_made_of_others, keep, kept
 
 
 def softmax(
@@ -94,8 +94,7 @@ class FusedAttention(torch.autograd.Function):
             y, random = torch.ops.dsq.attend(*(x.to(dtype) for x in (q, k, v)), _cast(mask, cast), *options)
         else:
             y, random = _attend(q, k, v, mask, *options)
-        beside = mask, random if options[0] else None
-        keep(ctx, *forms, *(None if x is None else stash.exact(x) for x in beside))
+        keep(ctx, *forms, _mask_of(stash, mask), random if options[0] else None)
         ctx.options, ctx.cast = options, cast
         return y  # type: ignore[no-any-return]
 
@@ -110,6 +109,12 @@ class FusedAttention(torch.autograd.Function):
 def _cast(mask: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
     """Return ``mask`` as autocast, which asks for ``dtype``, gives it to PyTorch's function; kept, layers share it."""
     return mask if mask is None or dtype is None or mask.dtype == torch.bool else mask.to(dtype)
+
+
+def _mask_of(stash: Stash, mask: Tensor | None) -> Kept | None:
+    """Return what is kept of a mask: what it was made of, if that is less (pointwise.outer), else the mask."""
+    form = None if mask is None else stash.find(mask)
+    return form if form is not None and is_made_of_others(form) else None if mask is None else stash.exact(mask)
 
 
 def _attend(

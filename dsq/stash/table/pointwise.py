@@ -201,6 +201,39 @@ def rsub(stash: Stash, input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
     return y
 
 
+def outer(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Make the row of a function whose result may be much larger than all it is made of, as a learned bias of all
+    sequences under the mask of each. Such a result is made again."""
+
+    def row(stash: Stash, *args: Any, **named: Any) -> Tensor:
+        y = function(*args, **named)
+        places = [place for place, x in enumerate(args) if isinstance(x, Tensor)]
+        if not named and y.numel() >= 2 * sum(args[place].numel() for place in places):
+            others = [None if isinstance(x, Tensor) else x for x in args]
+
+            def again(*values: Tensor) -> Tensor:
+                tensors = dict(zip(places, values, strict=True))
+                return function(*(tensors.get(place, other) for place, other in enumerate(others)))
+
+            stash.derive(y, [args[place] for place in places], again)
+        return y
+
+    row.without_gradients = True  # type: ignore[attr-defined]  # a mask wants none, and is kept
+    return row
+
+
+def contiguous(stash: Stash, input: Tensor, *args: Any, **named: Any) -> Tensor:
+    """Run Tensor.contiguous: a copy of what is made again of others is made so too."""
+    y = input.contiguous(*args, **named)
+    form = None if y is input else stash.find(input)
+    if form is not None and is_made_of_others(form):
+        stash.derive(y, (form,), Tensor.clone)
+    return y
+
+
+contiguous.without_gradients = True  # type: ignore[attr-defined]
+
+
 def div(stash: Stash, input: Any, other: Any, **named: Any) -> Tensor:
     """Run torch.div: for a gradient of ``other`` PyTorch keeps both exact, and the result is made again of them."""
     y = torch.div(input, other, **named)

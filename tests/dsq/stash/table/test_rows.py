@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from dsq.stash import measure
 from dsq.stash.table import TABLE
 from tests.dsq.gradients import same
 from tests.dsq.stash.table.exactly import under_the_table
@@ -29,6 +30,8 @@ def run(function, inputs, row):
 attend = F.scaled_dot_product_attention
 X = (3, 16, 32)
 MASK = torch.zeros(16, 16, dtype=torch.float64).masked_fill(torch.ones(16, 16).triu(1).bool(), -torch.inf)
+SEEN = (torch.arange(16) < torch.tensor([[16], [9], [5]]))[:, None, None]
+MASKS = torch.zeros(SEEN.shape, dtype=torch.float64).masked_fill(~SEEN, -torch.inf)
 PLACES = torch.tensor([2, 0, 2])
 CASES = {
     "linear": (F.linear, [X, (24, 32), (24,)]),
@@ -59,6 +62,14 @@ CASES = {
         lambda q, k, v: attend(q, k, v, drawn(16, 16, offset=-30).to(q.dtype)), [(2, 4, 16, 32)] * 3
     ),
     "attention, learned mask": (attend, [(2, 4, 16, 32)] * 3 + [(4, 16, 16)]),
+    "attention, learned bias under masks": (
+        lambda q, k, v, bias: attend(q, k, v, torch.where(SEEN, bias, -torch.inf)),
+        [(3, 4, 16, 32)] * 3 + [(1, 4, 16, 16)],
+    ),
+    "attention, sum of masks": (
+        lambda q, k, v, bias: attend(q, k, v, bias + MASKS.to(q.dtype)),
+        [(3, 4, 16, 32)] * 3 + [(1, 4, 16, 16)],
+    ),
     "attention, dropout": (lambda q, k, v: attend(q, k, v, None, 0.3), [(2, 4, 16, 32)] * 3),
     "attention, grouped": (
         lambda q, k, v: attend(q, k, v, enable_gqa=True),
@@ -186,6 +197,14 @@ def test_grouped_products_of_experts():
     result, ours, stash = run(lambda x, w: F.grouped_mm(x, w, offs=ends), inputs, row=True)
     assert stash.kept_bytes > 0
     assert same([result, *ours], [y, *plain])
+
+
+@pytest.mark.parametrize("case", ["attention, learned bias under masks", "attention, sum of masks"])
+def test_a_bias_under_masks_is_made_again_of_both(case):
+    function, shapes = CASES[case]
+    leaves = [drawn(*shape).float().requires_grad_() for shape in shapes]
+    held = measure(lambda: under_the_table(function, *leaves)[0]).held
+    assert (3, 4, 16, 16) not in {it.shape for it in held}
 
 
 @pytest.mark.parametrize("case", ["index_add", "index_add in place, twice"])
