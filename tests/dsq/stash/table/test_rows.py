@@ -241,6 +241,12 @@ CAST = [
 ]  # fmt: skip
 
 
+def test_the_gradient_of_a_clamp_has_the_dtype_of_its_result():
+    """The next operation of a compiled graph takes it as it is: autograd casts it outside of graphs alone."""
+    y, _ = under_the_table(torch.clamp, drawn(*X).bfloat16().requires_grad_(), -0.5, 0.5)
+    assert [dx.dtype for dx in y.grad_fn(torch.ones_like(y)) if dx is not None] == [torch.bfloat16]
+
+
 @pytest.mark.parametrize("case", CAST)
 def test_under_autocast(case):
     function, shapes = CASES[case]
