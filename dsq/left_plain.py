@@ -58,8 +58,10 @@ def _quantises(module: nn.Module) -> bool:
 
 
 def _added(module: nn.Module, parameter: nn.Parameter) -> bool:
-    """Return whether ``parameter`` has the shape of a vision transformer's tokens and positions: 1 x tokens x width."""
-    return parameter.dim() == 3 and parameter.shape[0] == 1 and not isinstance(module, _CONVOLUTIONS)
+    """Return whether ``parameter`` has the shape of a vision model's tokens and positions, 1 x tokens x width, or of a
+    gain of channels, 1 x C x 1 x 1 or C x 1 x 1."""
+    gain = parameter.numel() == max(parameter.shape)
+    return parameter.dim() > 2 and (gain or parameter.shape[0] == 1) and not isinstance(module, _CONVOLUTIONS)
 
 
 def matrices(module: nn.Module) -> list[nn.Parameter]:

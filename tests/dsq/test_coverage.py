@@ -63,9 +63,10 @@ def test_a_report_counts_quantised_products_names_the_rest_and_changes_nothing()
     assert list(dsq.converted(net)) == ["", "called", "bypassed"]
 
 
-def test_tokens_and_positions_of_a_vision_transformer_are_no_products_that_were_left():
+def test_tokens_positions_and_gains_of_vision_models_are_no_products_that_were_left():
     net = nn.Sequential(nn.Linear(16, 16), nn.Conv1d(16, 1, 3))
-    net.class_token, net.positions = (nn.Parameter(torch.randn(1, n, 16)) for n in (1, 5))
+    for at, shape in enumerate([(1, 1, 16), (1, 5, 16), (1, 16, 1, 1), (16, 1, 1)]):
+        net.register_parameter(f"added{at}", nn.Parameter(torch.randn(shape)))
     assert [entry.name for entry in unquantised(dsq.convert(net))] == ["1"]
 
 
