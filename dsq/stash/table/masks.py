@@ -75,7 +75,7 @@ class Clamp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor, None]:
         (mask,) = kept(ctx)
-        return None, aten.threshold_backward(dy, mask, 0), None
+        return None, aten.threshold_backward(dy, mask.to(dy.dtype), 0), None
 
 
 def dropout(stash: Stash, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

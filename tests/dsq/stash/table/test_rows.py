@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from dsq.stash import measure
 from dsq.stash.table import TABLE
+from dsq.stash.table.masks import Clamp
 from tests.dsq.gradients import same
 from tests.dsq.stash.table.exactly import under_the_table
 
@@ -258,6 +259,13 @@ CAST = [
     "conv1d", "conv2d", "conv_transpose2d", "gelu",
     "norm, linear", "gated unit", "dropped activation", "batch norm, relu, conv",
 ]  # fmt: skip
+
+
+def test_the_gradient_of_a_clamp_has_the_dtype_of_its_result():
+    """The next operation of a compiled graph takes it as it is: autograd casts it outside of graphs alone."""
+    y, _ = under_the_table(torch.clamp, drawn(*X).bfloat16().requires_grad_(), -0.5, 0.5)
+    with torch.no_grad():
+        assert Clamp.backward(y.grad_fn, torch.ones_like(y))[1].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("case", CAST)
