@@ -154,7 +154,7 @@ def _compared(exact: dict[str, Tensor], own: dict[str, Tensor]) -> tuple[float, 
     sums, values = {}, {}
     for name, like in (exact | own).items():
         g, q = (side[name] if name in side else torch.zeros_like(like) for side in (exact, own))
-        sums[name], values[name] = _sums(_flat(g), _flat(q)), like.numel()
+        sums[name], values[name] = _sums(g, q), like.numel()
     norm, off = (math.sqrt(sum(found[i] for found in sums.values())) for i in (0, 3))
     parameters = [ParameterGradient(name, *_figures(norm, *found), values[name]) for name, found in sums.items()]
     parameters.sort(key=lambda p: (not p.judged, -math.inf if math.isnan(p.error) else -p.error))
@@ -162,11 +162,15 @@ def _compared(exact: dict[str, Tensor], own: dict[str, Tensor]) -> tuple[float, 
 
 
 def _sums(g: Tensor, q: Tensor) -> list[float]:
-    """Return <g, g>, <q, q>, <g, q> and |q - g|^2, in float64; of a DTensor, this rank's part."""
+    """Return <g, g>, <q, q>, <g, q> and |q - g|^2, in float64; of a DTensor the same on all ranks, which decide by them
+    whether to run the loss again."""
     sums = torch.zeros(4, dtype=torch.float64, device=g.device)
-    for x, y in zip(g.split(_CHUNK), q.split(_CHUNK), strict=True):
+    for x, y in zip(_flat(g).split(_CHUNK), _flat(q).split(_CHUNK), strict=True):
         x, y = x.double(), y.double()
         sums += torch.stack([x @ x, y @ y, x @ y, (y - x).square().sum()])
+    for axis, placement in enumerate(getattr(g, "placements", ())):
+        if placement.is_shard():
+            torch.distributed.all_reduce(sums, group=g.device_mesh.get_group(axis))  # type: ignore[attr-defined]
     return sums.tolist()
 
 

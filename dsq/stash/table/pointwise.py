@@ -201,14 +201,15 @@ def rsub(stash: Stash, input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
     return y
 
 
-def outer(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def outer(function: Callable[..., Tensor]) -> Callable[..., Any]:
     """Make the row of a function whose result may be much larger than all it is made of, as a learned bias of all
     sequences under the mask of each. Such a result is made again."""
 
-    def row(stash: Stash, *args: Any, **named: Any) -> Tensor:
+    def row(stash: Stash, *args: Any, **named: Any) -> Any:
         y = function(*args, **named)
         places = [place for place, x in enumerate(args) if isinstance(x, Tensor)]
-        if not named and y.numel() >= 2 * sum(args[place].numel() for place in places):
+        # torch.where of a condition alone returns places
+        if not named and isinstance(y, Tensor) and y.numel() >= 2 * sum(args[place].numel() for place in places):
             others = [None if isinstance(x, Tensor) else x for x in args]
 
             def again(*values: Tensor) -> Tensor:
