@@ -26,6 +26,7 @@ PROG = "python -m analysis.results_page"
 _DOCS = ("results", "performance", "stash-policies", "formats")
 PAGES = (ROOT / "README.md", PAGE, *(ROOT / "docs" / f"{name}.md" for name in _DOCS))
 RESULTS = ROOT / "analysis" / "results"
+_PROCESSES = {"Zen 5": "process.csv", "Zen 4": "process_zen4.csv", "Xeon": "process_intel.csv"}
 
 
 def _rows(file: str) -> list[Record]:
@@ -42,6 +43,17 @@ def _file(file: str, *columns: str) -> str:
         raise ValueError(f"{file}: has no column {min(absent)!r}, but {', '.join(rows[0])}")
     rows = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
     return table([{name: _read(row[name], spec) for name, spec in specs.items()} for row in rows], specs, markdown=True)
+
+
+def _processors() -> str:
+    """MiB and seconds of `analysis.bench process` where freed memory is given back, a column a processor."""
+    rows: dict[str, dict[str, Any]] = {}
+    for processor, file in _PROCESSES.items():
+        for row in _rows(file):
+            if row["setting"] == "first":
+                cells = rows.setdefault(row["setup"], {"setup": row["setup"]})
+                cells[processor] = f"{float(row['above MiB']):.0f}; {float(row['seconds']):.2f}"
+    return table(list(rows.values()), dict.fromkeys(("setup", *_PROCESSES), ""), markdown=True)
 
 
 def _suite() -> Evidence:
@@ -82,7 +94,7 @@ def written(page: str) -> str:
     """The page with its tables made anew. Raises ValueError for an unknown table."""
     evidence = _suite()
     kinds: dict[str, Callable[..., str]] = {"evidence": partial(_evidence, evidence)}
-    kinds |= {"beside": partial(_beside, evidence), "file": _file}
+    kinds |= {"beside": partial(_beside, evidence), "file": _file, "processors": _processors}
     return tables.written(page, kinds | page_tables(evidence))
 
 

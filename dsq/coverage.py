@@ -19,6 +19,7 @@ from dsq.linear import Linear
 from dsq.ops.linear_passes import matrix
 from dsq.packing import quantize
 from dsq.process_memory import resident
+from dsq.stash.controller import applied
 from dsq.stash.meter import measure, reachable
 from dsq.stash.policy import run_eagerly
 
@@ -59,6 +60,7 @@ class Coverage:
     plain_seconds: float  #: the same before conversion
     gradient: GradientCheck | None  #: against the unquantised one; None: no parameter needs one
     small: int = 0  #: FLOPs of the forward left plain, as few bits are slower: products of several small matrices
+    exact: dict[str, int] = field(default_factory=dict)  #: under a policy, bytes of operations that it leaves exact
     process: dict[str, int] = field(default_factory=resident)  #: bytes "resident" and "peak" after it; Linux's alone
 
     def as_dict(self) -> dict[str, Any]:
@@ -76,6 +78,9 @@ class Coverage:
             share = self.stash_bytes / self.plain_stash_bytes
             before, after = self.plain_stash_bytes / 2**20, self.stash_bytes / 2**20
             lines.append(f"stash: {before:.2f} MiB before, {after:.2f} MiB now ({share:.0%})")
+            large = [f"{op} {n / self.stash_bytes:.0%}" for op, n in self.exact.items() if n > self.stash_bytes / 10]
+            if large:
+                lines.append(f"  of it exact, by operations without a row in dsq.stash's table: {', '.join(large)}")
         if self.process:
             now, peak = (self.process[name] / 2**20 for name in ("resident", "peak"))
             lines.append(f"process: {now:.0f} MiB resident, {peak:.0f} MiB at its peak, the model as it was included")
@@ -102,7 +107,7 @@ class Coverage:
 def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **keywords: Any) -> Coverage:
     """Run ``model(*inputs, **keywords)`` and say how much of it is quantised, and how far that moves its gradient.
 
-    The model runs at most ten times as it is and eight times as it was before conversion, with its backward where
+    The model runs at most ten times as it is and nine times as it was before conversion, with its backward where
     anything needs a gradient. The backward begins at ``loss(result)`` where that is given, else at ``result.loss``
     (transformers), else at the sum of the result's tensors. For the gradient that is compared (dsq/gradient_check.py)
     fixed random weights enter that sum, because the gradient of a plain sum ends at a norm layer.
@@ -126,15 +131,17 @@ def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None 
     with undisturbed(model):
         uncalled, unlike, forward, backward = _counted(layers, run, list(model.parameters()))
     stash_bytes = plain_bytes = None
+    exact: dict[str, int] = {}
     if backward is not None:
         with undisturbed(model):
-            stash_bytes = measure(run).nbytes
+            stash = measure(run)
+        stash_bytes, exact = stash.nbytes, stash.exact if applied(model) else {}
         with undisturbed(model), as_plain(model):
             plain_bytes = measure(run).nbytes
     seconds = _best_seconds(model, run)
     trained = backward is not None and any(p.requires_grad for p in model.parameters())
     gradient = compare(model, lambda: run(_randomly_weighted)) if trained else None
-    found = *seconds, gradient, sum(getattr(layer, "small", 0) for layer in layers.values())
+    found = *seconds, gradient, sum(getattr(layer, "small", 0) for layer in layers.values()), exact
     left = unquantised(model)
     return Coverage(forward, backward, len(layers), uncalled, unlike, left, stash_bytes, plain_bytes, *found)
 

@@ -76,13 +76,14 @@ class DynamicPrecision:
         return self._set_level(self.scheduler.step(loss))
 
     def began_after(self, updates: int) -> None:
-        """Say how many of ``total_updates`` were made without DSQ: fractions of ``rise_at`` are of what is left.
+        """Say how many of ``total_updates`` the run has made so far, with DSQ or without: fractions of ``rise_at`` are
+        of all but those without.
 
-        ``updates``: of the checkpoint that the run went on from. To be called after ``load_state_dict``. Raises
-        ValueError where it is no whole number from 0.
+        To be called after ``load_state_dict``. Raises ValueError where ``updates`` is no whole number from 0.
         """
-        if whole_number("updates", updates, 0):
-            self.scheduler.rise_at = self.config.scheduler(updates_left(self._total_updates, updates)).rise_at
+        without = whole_number("updates", updates, 0) - self.scheduler.updates
+        if without > 0:
+            self.scheduler.rise_at = self.config.scheduler(updates_left(self._total_updates, without)).rise_at
 
     def check(self, loss: Callable[[], Tensor], every: int = 400) -> GradientCheck | None:
         """Compare the gradient of ``loss()`` with the unquantised one, for ``metrics`` (dsq/gradient_check.py).

@@ -55,10 +55,6 @@ class Layout:
         """Return the shape of the bitstreams, in bytes."""
         return (self.outer * self.rows, -(-self.columns * bits // 8))
 
-    def code_bytes(self, bits: int) -> int:
-        rows, row_bytes = self.code_shape(bits)
-        return rows * row_bytes
-
     def box_shape(self, box: int) -> tuple[int, ...]:
         """Return the boxes of ``box`` values, in the tensor's order; (1,) where one holds the whole tensor (0)."""
         if box == 0:
@@ -66,9 +62,6 @@ class Layout:
         if self.along_rows:
             return (self.outer, -(-self.rows // box), self.columns)
         return (self.outer * self.rows, -(-self.columns // box))
-
-    def boxes(self, box: int) -> int:
-        return prod(self.box_shape(box))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +92,8 @@ class Format:
     tensor_bytes: ClassVar[int] = 0
     #: widest code at which it gains anything on BFP: ``at`` takes BFP for wider ones
     useful_to: ClassVar[int] = WIDEST
+    #: whether a scale has a sign: the largest magnitude of a box then takes the negative side, one code longer
+    signed_scale: ClassVar[bool] = False
 
     bits: int  #: width of a code, sign included: 2..16 packs, 17..32 keeps the value as it is
 
@@ -121,7 +116,7 @@ class Format:
 
     @property
     def smallest_code(self) -> int:
-        return -self.largest_code
+        return -self.largest_code - self.signed_scale
 
     @property
     def significand_bits(self) -> int:
@@ -138,26 +133,20 @@ class Format:
         """Return whether bfloat16, whose significand has 8 bits, holds every value (subnormal ones aside)."""
         return self.packs and self.significand_bits <= 8
 
-    @property
-    def scale_bits(self) -> int:
-        """Return the width of a scale."""
-        return SCALE_BITS
-
-    def scale_bytes(self, layout: Layout) -> int:
-        """Return the bytes that a tensor of this layout takes besides its codes; 0 where values stay as they are."""
-        return -(-layout.boxes(self.box) * self.scale_bits // 8) + self.tensor_bytes if self.packs else 0
-
     def scale_shape(self, layout: Layout) -> tuple[int, ...]:
-        """Return the shape of the uint8 tensor of scales that the kernels write, one a box in the tensor's order."""
-        return layout.box_shape(self.box)
+        """Return the shape of the uint8 tensor of scales: one a box in the tensor's order, and then the tensor's."""
+        boxes = layout.box_shape(self.box)
+        return (prod(boxes) + self.tensor_bytes,) if self.tensor_bytes else boxes
 
     def nbytes(self, layout: Layout) -> int:
         """Return the bytes of a tensor of this layout: packed, or in float32 if the format is wider than any code."""
-        return layout.code_bytes(self.bits if self.bits <= MAX_PACKED_BITS else WIDEST) + self.scale_bytes(layout)
+        codes = prod(layout.code_shape(self.bits if self.bits <= MAX_PACKED_BITS else WIDEST))
+        return codes + prod(self.scale_shape(layout)) if self.packs else codes
 
     def at(self, bits: int) -> "Format":
-        """Return the format that takes its place at another width: the same, or BFP if it is as good."""
-        return replace(self, bits=bits)
+        """Return the format that takes its place at another width: the same, or BFP of its boxes if it is as good."""
+        bfp: Any = FORMATS["bfp"]
+        return replace(self, bits=bits) if bits <= self.useful_to else bfp(bits, self.box)
 
     def __str__(self) -> str:
         """Return the text that ``parse_format`` reads back."""
@@ -170,22 +159,11 @@ class Format:
 class BoxFormat(Format):
     """A format whose scales serve ``box`` values each, along one axis."""
 
-    #: whether a scale has a sign: the largest magnitude of a box then takes the negative side, one code longer
-    signed_scale: ClassVar[bool] = False
-
     box: int = BOX  #: values that share a scale
 
     def __post_init__(self) -> None:
         Format.__post_init__(self)
         object.__setattr__(self, "box", whole_number("box", self.box, 1, (1 << 31) - 1))
-
-    @property
-    def smallest_code(self) -> int:
-        return -self.largest_code - self.signed_scale
-
-    def at(self, bits: int) -> Format:
-        bfp: Any = FORMATS["bfp"]
-        return replace(self, bits=bits) if bits <= self.useful_to else bfp(bits, self.box)
 
 
 #: the formats a tensor can be quantised to, by name
@@ -305,10 +283,6 @@ class SignedNVInt(BoxFormat):
     @property
     def significand_bits(self) -> int:
         return self.bits + 3  # E4M3 has 4, and a code of the largest magnitude is a power of two
-
-    def scale_shape(self, layout: Layout) -> tuple[int, ...]:
-        """Return the shape of one scale a box, and the tensor's last."""
-        return (layout.boxes(self.box) + 1,)
 
 
 # ---- formats without boxes: fixed point, the paper's baseline, and no quantisation

@@ -81,7 +81,9 @@ class GradientCheck:
     error: float
     of_stash: float
     parameters: tuple[ParameterGradient, ...]  #: largest error first; those that are not judged come last
-    of_loss: float = 0.0  #: error of a second run without quantisation, made where the grade is not "fine"
+    # of two more runs without quantisation, made where the grade is not "fine":
+    of_loss: float = 0.0  #: the error where nothing differs
+    of_bfloat16: float = 0.0  #: the error where weights are rounded to bfloat16
 
     @property
     def cosine(self) -> float:
@@ -100,6 +102,8 @@ class GradientCheck:
         beyond = self._beyond(USABLE) or self._beyond(FINE)
         if self.of_loss > self.error / 4:
             beyond.insert(0, f"loss() itself moves it by {self.of_loss:.3g}: let it run the same batch at each call")
+        elif self.error > FINE.error and self.of_bfloat16 > self.error / 4:  # as in deep networks at first
+            beyond.insert(0, f"weights rounded to bfloat16 move it by {self.of_bfloat16:.3g}: check again later")
         figures = f"error {self.error:.3g}, {self.of_stash:.3g} by the stash alone, worst cosine {self.cosine:.3g}"
         return "; ".join([f"gradient {self.grade}: {figures}", *beyond])
 
@@ -123,9 +127,10 @@ class GradientCheck:
 def compare(model: nn.Module, loss: Callable[[], Tensor | None]) -> GradientCheck:
     """Compare the gradient of ``loss()``, which runs ``model``, with the unquantised one.
 
-    The loss is run twice, three times where the model has converted layers, once more where the grade is not "fine".
-    That takes the memory of a plain step and one more set of gradients. Random numbers, buffers, ``.grad`` and states
-    of policies are restored. Raises TypeError where the loss is no single value that wants a gradient.
+    The loss is run twice, three times where the model has converted layers, twice more where the grade is not "fine".
+    That takes the memory of a plain step, one more set of gradients and one of weights. Random numbers, buffers,
+    ``.grad`` and states of policies are restored. Raises TypeError where the loss is no single value that wants a
+    gradient.
     """
     layers = list(converted(model).values())
     with suspended(), at_32_bits(layers):
@@ -139,6 +144,8 @@ def compare(model: nn.Module, loss: Callable[[], Tensor | None]) -> GradientChec
     if found.grade != "fine":
         with suspended(), at_32_bits(layers):
             found = replace(found, of_loss=_compared(exact, gradients(model, loss))[0])
+            with in_bfloat16([p for p in model.parameters() if p.is_floating_point()]):
+                found = replace(found, of_bfloat16=_compared(exact, gradients(model, loss))[0])
     return found
 
 
@@ -147,7 +154,7 @@ def _compared(exact: dict[str, Tensor], own: dict[str, Tensor]) -> tuple[float, 
     sums, values = {}, {}
     for name, like in (exact | own).items():
         g, q = (side[name] if name in side else torch.zeros_like(like) for side in (exact, own))
-        sums[name], values[name] = _sums(_flat(g), _flat(q)), like.numel()
+        sums[name], values[name] = _sums(g, q), like.numel()
     norm, off = (math.sqrt(sum(found[i] for found in sums.values())) for i in (0, 3))
     parameters = [ParameterGradient(name, *_figures(norm, *found), values[name]) for name, found in sums.items()]
     parameters.sort(key=lambda p: (not p.judged, -math.inf if math.isnan(p.error) else -p.error))
@@ -155,11 +162,15 @@ def _compared(exact: dict[str, Tensor], own: dict[str, Tensor]) -> tuple[float, 
 
 
 def _sums(g: Tensor, q: Tensor) -> list[float]:
-    """Return <g, g>, <q, q>, <g, q> and |q - g|^2, in float64; of a DTensor, this rank's part."""
+    """Return <g, g>, <q, q>, <g, q> and |q - g|^2, in float64; of a DTensor the same on all ranks, which decide by them
+    whether to run the loss again."""
     sums = torch.zeros(4, dtype=torch.float64, device=g.device)
-    for x, y in zip(g.split(_CHUNK), q.split(_CHUNK), strict=True):
+    for x, y in zip(_flat(g).split(_CHUNK), _flat(q).split(_CHUNK), strict=True):
         x, y = x.double(), y.double()
         sums += torch.stack([x @ x, y @ y, x @ y, (y - x).square().sum()])
+    for axis, placement in enumerate(getattr(g, "placements", ())):
+        if placement.is_shard():
+            torch.distributed.all_reduce(sums, group=g.device_mesh.get_group(axis))  # type: ignore[attr-defined]
     return sums.tolist()
 
 
@@ -243,6 +254,19 @@ def gradients(model: nn.Module, loss: Callable[[], Tensor | None]) -> dict[str, 
         start.backward()
         given = {name: p.grad for name, p in parameters.items() if p.grad is not None}
         return {name: g.clone() if g._is_view() else g for name, g in given.items()}  # views of DDP's buckets
+
+
+@contextmanager
+def in_bfloat16(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Let parameters have values that bfloat16 holds. Graphs of before go on: the weights come back."""
+    before = [p.detach().clone() for p in parameters]
+    try:
+        for p in parameters:
+            p.data.copy_(p.data.bfloat16())  # ``data`` counts no version
+        yield
+    finally:
+        for p, weights in zip(parameters, before, strict=True):
+            p.data.copy_(weights)
 
 
 @contextmanager

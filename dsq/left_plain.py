@@ -38,7 +38,7 @@ def unquantised(model: nn.Module) -> tuple[Unquantised, ...]:
             continue
         if any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False)):
             found.append(Unquantised(name, _kind(module).__name__, 0, "lazy: convert after its first forward"))
-        own = [p for p in matrices(module) if id(p) not in seen]
+        own = [p for p in matrices(module) if id(p) not in seen and not _added(module, p)]
         if not own:
             continue
         seen |= {id(p) for p in own}
@@ -55,6 +55,13 @@ def _kind(module: nn.Module) -> type[nn.Module]:
 def _quantises(module: nn.Module) -> bool:
     """Return whether ``module`` is converted, and was not seen to multiply by none of its matrices."""
     return isinstance(module, Quantised) and not getattr(module, "idle", False)
+
+
+def _added(module: nn.Module, parameter: nn.Parameter) -> bool:
+    """Return whether ``parameter`` has the shape of a vision model's tokens and positions, 1 x tokens x width, or of a
+    gain of channels, 1 x C x 1 x 1 or C x 1 x 1."""
+    gain = parameter.numel() == max(parameter.shape)
+    return parameter.dim() > 2 and (gain or parameter.shape[0] == 1) and not isinstance(module, _CONVOLUTIONS)
 
 
 def matrices(module: nn.Module) -> list[nn.Parameter]:

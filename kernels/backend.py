@@ -263,16 +263,19 @@ class Backend:
     affine_pack: Callable[[Tensor, int, Groups, MovingRanges | None, int | None], AffineCodes]
     #: (codes, bits, groups, N, dtype) -> values (N,)
     affine_unpack: Callable[[AffineCodes, int, Groups, int, torch.dtype], Tensor]
-    #: the ways it can multiply, the preferred first: its own; PyTorch's matmul, which fits any product; others
+    #: the ways it can multiply, the preferred first; PyTorch's matmul, which fits any product, is one of them
     gemms: tuple[GemmKernel, ...]
     tuned: bool = False  #: of those that fit, take the one that proves fastest (kernels/tuning.py), else the first
     device_type: str = "cpu"  #: of the tensors that it is timed on
     linear: FusedLinear | None = None  #: None: a linear layer runs kernel by kernel
     #: PyTorch's attention by these kernels, while inside, in all threads; None: PyTorch's is as fast
     fused_attention: Callable[[], AbstractContextManager[None]] | None = None
-    #: (dy, q (B, H, L, D), k and v (B, H, S, D), causal, scale) -> the gradients of q, k and v, without the result of a
-    #: forward; None where the kernels do not take these
-    attention_gradients: Callable[..., tuple[Tensor, Tensor, Tensor] | None] | None = None
+    #: (q (B, H, L, D), k and v (B, H, S, D), causal, scale, mask, dropout, noise) -> the result; None where the kernels
+    #: do not take these. The mask expands to (B, H, L, S); noise, called where they do, makes the ones and zeros of the
+    #: dropout
+    attention: Callable[..., Tensor | None] | None = None
+    #: (dy, then the same, and whether the mask wants one) -> the gradients of q, k, v and the mask, without the result
+    attention_gradients: Callable[..., tuple[Tensor, ...] | None] | None = None
     #: (float32 values, in place) -> ReLU of them, bits of the result's mask; None: PyTorch's, then ``pack_mask``
     relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]] | None = None
     #: lengths of boxes that quantise, pack and unpack take (0: one scale for the tensor); None: any

@@ -32,7 +32,7 @@ from dsq.kernels.backend import (
     Sizes,
     check_codes,
 )
-from dsq.kernels.reference.backend import REFERENCE
+from dsq.kernels.reference.backend import REFERENCE, TORCH
 from dsq.kernels.tuning import fastest
 
 #: where the backend of a device type is: a module with ``load() -> Backend``, which raises ImportError where it cannot
@@ -47,11 +47,11 @@ def backend_for(device: torch.device) -> Backend:
 
 def _load(device_type: str) -> Backend:
     backend = REFERENCE
-    if device_type == "mps":
-        raise RuntimeError("dsq has no kernels for 'mps', which lacks the reference's float64: use device 'cpu'")
     try:
         if device_type in _MODULES:
             backend = import_module(_MODULES[device_type]).load()
+        elif device_type == "mps":
+            raise RuntimeError("dsq has no kernels for 'mps', which lacks the reference's float64: use device 'cpu'")
         elif device_type != "meta":
             raise ImportError("there are no kernels for it")
     except ImportError as error:
@@ -89,14 +89,6 @@ def fused_attention() -> Iterator[bool]:
         yield fused is not None
 
 
-def attention_gradients(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The gradients of q (B, H, L, D), k and v (B, H, S, D), from them alone; None where no kernel takes these."""
-    gradients = backend_for(dy.device).attention_gradients
-    return None if gradients is None else gradients(dy, q, k, v, causal, scale)
-
-
 def codec_for(device: torch.device, fmt: Format) -> Backend:
     """The backend that quantises, packs and unpacks ``fmt`` on the device."""
     backend = _backends.get(device.type) or _load(device.type)
@@ -108,7 +100,8 @@ def gemm_for(matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend)
     """How ``backend`` multiplies matrices of ``dtype`` and these sizes under ``matmul``."""
     fitting = [gemm for gemm in backend.gemms if gemm.fits(matmul, dtype)]
     if dtype.itemsize < torch.float32.itemsize and len(fitting) > 1:
-        fitting.pop()  # PyTorch's, which rounds its sums to the dtype, also those of a gradient that is to be float32
+        # PyTorch's rounds its sums to the dtype, also those of a gradient that is to be float32
+        fitting = [gemm for gemm in fitting if gemm.name != TORCH.name]
     if 0 in sizes or not backend.tuned:
         return fitting[0]
     return fastest(fitting, matmul, dtype, sizes, backend)

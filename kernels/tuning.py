@@ -26,6 +26,7 @@ from torch import Tensor
 from dsq.command import processor
 from dsq.formats import Layout
 from dsq.kernels.backend import Backend, Codes, GemmKernel, MatMul, Operand, Sizes
+from dsq.kernels.reference.backend import REFERENCE
 
 #: multiply-accumulates of the largest product that is timed: about 6 ms of a core in float32. A quarter of it lies in
 #: the second-level cache, where kernels are alike that differ by half on larger products
@@ -115,13 +116,15 @@ def size_class(sizes: Sizes, device_type: str = "cpu") -> Sizes:
 def prepared(
     gemm: GemmKernel, matmul: MatMul, a: Tensor, b: Tensor, backend: Backend
 ) -> tuple[Tensor | Codes, Tensor | Codes]:
-    """``a`` and ``b`` quantised by ``backend``, as ``gemm`` takes them: values, or packed."""
+    """``a`` and ``b`` quantised by ``backend``, or by the reference, as ``gemm`` takes them: values, or packed."""
 
     def one(x: Tensor, operand: Operand, dtype: torch.dtype | None) -> Tensor | Codes:
-        fmt, layout = operand.format, Layout.of(x.shape, operand.axis)
-        if fmt is not None and gemm.packed:
-            return Codes(*backend.pack(x, fmt, layout, None), x.shape)
-        values = x if fmt is None else backend.quantize(x, fmt, layout, None, dtype or x.dtype)
+        fmt, layout, values = operand.format, Layout.of(x.shape, operand.axis), x
+        if fmt is not None:
+            codec = backend if backend.serves(fmt) else REFERENCE
+            if gemm.packed:
+                return Codes(*codec.pack(x, fmt, layout, None), x.shape)
+            values = codec.quantize(x, fmt, layout, None, dtype or x.dtype)
         return values.t() if operand.transposed else values
 
     return one(a, matmul.a, gemm.a_dtype), one(b, matmul.b, gemm.b_dtype)

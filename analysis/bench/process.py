@@ -70,6 +70,7 @@ class ProcessCase:
     size: tuple[int, ...] = (6, 512, 256, 8192)
     threads: int = 1
     steps: int = 3  #: timed steps
+    dropout: float = 0.0  #: of attention, and of each branch
 
     @property
     def name(self) -> str:
@@ -89,12 +90,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps", type=count, default=ProcessCase.steps, help="steps that are timed (default: %(default)s)"
     )
     parser.add_argument("--only", default="", help="regular expression: rows in whose name it is found")
+    parser.add_argument("--dropout", type=float, default=0.0, help="rows of process_dropout.csv (default: none)")
     parser.add_argument("--largest", type=float, metavar="GIB", help="find the largest batch that fits, instead")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure the rows asked for and write ``out``/process.csv and front.png, or process_largest.csv."""
-    path = options.out / ("process_largest.csv" if options.largest else "process.csv")
+    """Measure the rows asked for and write ``out``/process.csv and front.png; or process_dropout.csv, _largest.csv."""
+    kind = "_largest" if options.largest else "_dropout" if options.dropout else ""
+    path = options.out / f"process{kind}.csv"
     import pandas as pd
 
     before: list[Any] = pd.read_csv(path).to_dict("records") if path.exists() else []
@@ -104,12 +107,12 @@ def run(options: argparse.Namespace) -> None:
         if options.largest:
             row = case.labels | {"batch": largest(case, options.largest * 1024), "GiB": options.largest}
         else:
-            row = case.labels | measured(case)
+            row = case.labels | ({"dropout": case.dropout} if case.dropout else {}) | measured(case)
         print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
         rows[tuple(row[name] for name in keys)] = row
         write_text(path, as_csv(list(rows.values()), ".4g"))
     print(f"written: {path}")
-    if not options.largest:
+    if not kind:
         draw(list(rows.values()), options.out / "front.png")
         print(f"written: {options.out / 'front.png'}")
 
@@ -118,7 +121,7 @@ def cases(options: argparse.Namespace) -> list[ProcessCase]:
     """The rows that ``--only`` finds; ValueError where it finds none."""
     batches = options.batches[:1] if options.largest else options.batches
     names = [(setup, loss, setting) for setup in SETUPS for loss in LOSSES for setting in SETTINGS]
-    rest = tuple(options.size), options.threads or 1, options.steps
+    rest: tuple[Any, ...] = tuple(options.size), options.threads or 1, options.steps, options.dropout
     found = [ProcessCase(*name, batch, *rest) for batch in batches for name in names]
     found = [case for case in found if re.search(options.only, case.name)]
     if not found:
@@ -176,11 +179,9 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         place = float(row["seconds"]), float(row["above MiB"])
         axes.plot(*place, "o", color=colour, markersize=9)
         axes.annotate(label, place, (9, -below), textcoords="offset points", color=colour)
-    left, right = axes.get_xlim()
-    axes.set(xlim=(left, right + 0.6 * (right - left)), xlabel="seconds a training step")  # room for the last name
+    axes.set(xlim=(0, 1.4 * axes.get_xlim()[1]), xlabel="seconds a training step")  # room for the last name
     axes.set(ylim=(0, 1.1 * axes.get_ylim()[1]), ylabel="memory of the step, MiB")
     axes.text(0.01, 0.05, "better: down and left", color=GREY, style="italic", transform=axes.transAxes)
-    axes.grid()
     save(figure, path)
 
 
@@ -190,7 +191,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def training(case: ProcessCase) -> tuple[Callable[[], Tensor], nn.Module]:
     """The loss of a batch, and the model."""
     blocks, width, tokens, vocabulary = case.size
-    model = GPT(vocabulary, tokens, width, blocks, max(1, width // 64), 0.0, tied=False)
+    model = GPT(vocabulary, tokens, width, blocks, max(1, width // 64), case.dropout, tied=False)
     attach(model, SETUPS[case.setup])
     ids, targets = torch.randint(case.size[-1], (2, case.batch, case.size[2]))
 

@@ -189,16 +189,14 @@ def _by_task(evidence: Evidence, what: str) -> str:
 
 
 def _cost(evidence: Evidence, task: str, name: str) -> str:
-    shares = [evidence.shares(task, name, column) for column in ("held_mib", "seconds", "peak_mib")]
+    shares = [evidence.shares(task, name, column) for column in ("held_mib", "seconds")]
     known = [f"{one.mean:.2f}" if one.values else "-" for one in shares]
     return ", ".join(known) if set(known) != {"-"} else "-"
 
 
 def _whereabouts(evidence: Evidence) -> str:
-    """How much of each tier is there, then processors, dates and versions."""
-    planned = [{run.key for run in evidence.suite.runs(n)} for n in range(len(evidence.suite.tiers))]
-    shares = ", ".join(f"{len(keys & set(evidence.rows))} of {len(keys)}" for keys in planned)
-    lines = [f"Runs that count, of those that tiers 0 to {len(planned) - 1} ask for at most: {shares}."]
+    """Runs that count, processors, dates and versions."""
+    lines = [f"Runs that count: {len(evidence.rows)}."]
     for name, column in (("Processors", "cpu"), ("Dates", "date"), ("PyTorch", "torch")):
         values = sorted({str(row[column]) for row in evidence.rows.values() if row.get(column)})
         lines += [f"{name}: {', '.join(values)}."] if values else []

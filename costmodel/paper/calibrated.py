@@ -14,7 +14,7 @@ from dsq.arguments import whole_number
 from dsq.command import read_toml
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Workload
-from dsq.formats import WIDEST, FixedPoint, Format, Identity
+from dsq.formats import SCALE_BITS, WIDEST, FixedPoint, Format, Identity
 
 #: a box (values and exponent) is stored in whole words of this many bits; it makes BFP 32 cost 36 bits a value
 #: (1.13x) and BFP 16 20 (0.63x)
@@ -30,7 +30,7 @@ def stored_bits(bits: int, template: Format) -> float:
     """Bits a value takes in DRAM: ceil((box * m + scale) / 64) * 64 / box where the format has boxes, else m."""
     if not template.box:
         return bits
-    words = -(-(template.box * bits + template.scale_bits) // WORD_BITS)
+    words = -(-(template.box * bits + SCALE_BITS) // WORD_BITS)
     return words * WORD_BITS / template.box
 
 

@@ -86,13 +86,13 @@ class PrecisionCallback(TrainerCallback, ExportableState):
             text = "the level cannot rise without evaluations: set eval_strategy, or give the callback rise_at"
             warnings.warn(text, stacklevel=2)
         self.dynamic = DynamicPrecision(kwargs["model"], self.config, state.max_steps)
-        saved = self.saved_in(state, "saved")
+        saved = self.saved_in(state)
         if saved and state.global_step:  # at 0 it is of an earlier train(), not of a checkpoint
             self.dynamic.load_state_dict(saved)
         # the Trainer cannot save the state of a callback that its checkpoint did not know
         callbacks: Any = state.stateful_callbacks
         callbacks.setdefault(type(self).__name__, self.state())
-        self.dynamic.began_after(state.global_step - self.dynamic.scheduler.updates)
+        self.dynamic.began_after(state.global_step)
         self._note()
         self._training = True
 
@@ -129,7 +129,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
             return
         assert self.dynamic is not None
         best = TrainerState.load_from_json(f"{state.best_model_checkpoint}/{TRAINER_STATE_NAME}")
-        if saved := self.saved_in(best, "saved"):  # else it is of a run without the callback
+        if saved := self.saved_in(best):  # else it is of a run without the callback
             convert_at(self.dynamic.model, saved)
             self._note(saved)
 
@@ -145,11 +145,10 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         attributes = {"saved": self.dynamic.state_dict() if self.dynamic else None}
         return {"args": {"config": self.config.as_dict(), "monitor": self.monitor}, "attributes": attributes}
 
-    def saved_in(self, state: TrainerState, name: str) -> Any:
-        """Return the attribute ``name`` of what the callback wrote into the checkpoint that ``state`` is of; None
-        without."""
+    def saved_in(self, state: TrainerState) -> Any:
+        """Return the precision that the callback wrote into the checkpoint that ``state`` is of; None without."""
         callbacks: Any = state.stateful_callbacks  # a list before training, a dict of what they saved in it
-        return callbacks.get(type(self).__name__, {}).get("attributes", {}).get(name)
+        return callbacks.get(type(self).__name__, {}).get("attributes", {}).get("saved")
 
     def _note(self, state: dict[str, Any] | None = None) -> None:
         """Let config.json say where the schedule stands, or stood."""

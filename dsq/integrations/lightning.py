@@ -72,8 +72,7 @@ class PrecisionCallback(Callback):
         if self._saved:
             self.dynamic.load_state_dict(self._saved)
             self._saved = {}
-        # below 0 where another trainer goes on with the module
-        self.dynamic.began_after(max(trainer.global_step - self.dynamic.scheduler.updates, 0))
+        self.dynamic.began_after(trainer.global_step)
         self._updates = trainer.global_step
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -96,14 +95,12 @@ class PrecisionCallback(Callback):
         """Take note of the loss, in training. Raises ValueError where the module does not log it."""
         if trainer.sanity_checking or trainer.state.fn != "fit" or self.dynamic is None:
             return
-        if not self.config.follows_validation and self.monitor not in trainer.callback_metrics:
-            return
-        if self.monitor not in trainer.callback_metrics:
-            raise ValueError(
-                f"monitor must be a value the module logs, {self.monitor!r} is not among "
-                f"{', '.join(sorted(trainer.callback_metrics))}"
-            )
-        self.dynamic.step(float(trainer.callback_metrics[self.monitor]))
+        loss = trainer.callback_metrics.get(self.monitor)
+        if loss is not None:
+            self.dynamic.step(loss)
+        elif self.config.follows_validation:
+            logged = ", ".join(sorted(trainer.callback_metrics))
+            raise ValueError(f"monitor must be a value the module logs, {self.monitor!r} is not among {logged}")
 
     def state_dict(self) -> dict[str, Any]:
         """Return what Lightning writes into its checkpoints."""

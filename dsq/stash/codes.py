@@ -319,14 +319,9 @@ def _parts(forms: Sequence[Kept | None]) -> tuple[tuple[tuple[int, Make | None],
     parts: list[tuple[int, Make | None]] = []
     tensors: list[Tensor] = []
     for form in forms:
-        if form is None:
-            parts.append((0, None))
-        elif isinstance(form, Tensor):
-            parts.append((1, None))
-            tensors.append(form)
-        else:
-            parts.append((len(form.tensors), form.make))
-            tensors.extend(form.tensors)
+        own = form.tensors if isinstance(form, Form) else () if form is None else (form,)
+        parts.append((len(own), form.make if isinstance(form, Form) else None))
+        tensors.extend(own)
     return tuple(parts), tuple(tensors)
 
 

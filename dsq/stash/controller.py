@@ -48,8 +48,8 @@ class SharedByCopies:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        text = "a model under a stash policy cannot be pickled: save its state_dict(), or call dsq.unconvert(model)"
-        raise TypeError(f"{text}, and remove() on the controllers of policies applied by hand, first")
+        text = "a model under a stash policy cannot be pickled: save its state_dict(), or, where training goes on, "
+        raise TypeError(text + "dsq.unconvert(copy.deepcopy(model)); policies applied by hand need remove() first")
 
 
 @dataclass(eq=False)

@@ -245,11 +245,16 @@ def sensitivities(gradient: Callable[[], Sequence[Tensor]], duals: Sequence[Dual
     result = []
     for dual in duals:
         dual.second = True
-        second = gradient()
+        distance = _squared_distance(first, gradient())
         dual.second = False
-        distance = sum(float((a - b).double().square().sum()) for a, b in zip(first, second, strict=True))
         result.append(0.5 * distance / factor)
     return result
+
+
+def _squared_distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    """Return the sum of (a - b)^2, a MiB at a time: in float64 an embedding's gradient takes much memory."""
+    pairs = ((a.reshape(-1).split(1 << 18), b.reshape(-1).split(1 << 18)) for a, b in zip(first, second, strict=True))
+    return sum(float((a - b).double().square().sum()) for pair in pairs for a, b in zip(*pair, strict=True))
 
 
 class Gact(TablePolicy):

@@ -72,12 +72,15 @@ class Interception(TorchFunctionMode):
             func = torch.pow
         elif func is Tensor.__rsub__:
             func = torch.rsub
+        elif func is Tensor.norm:
+            func = torch.norm
         row = self.rows.get(func)
         if self.segments_inputs is not None and func in _CHOOSE:
             self.stash.segment.get_inputs = _Inputs(self.segments_inputs)
-        if row is None or not torch.is_grad_enabled() or "out" in kwargs:
+        if row is None or not torch.is_grad_enabled() or kwargs.get("out") is not None:
             return func(*args, **kwargs)
-        wanted = False
+        kwargs.pop("out", None)  # which F.normalize always names
+        wanted = hasattr(row, "without_gradients")
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor):
                 if type(value) not in _PLAIN or value.is_complex():  # a DTensor, say, has operations of its own

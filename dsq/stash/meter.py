@@ -6,6 +6,7 @@ tensors in lists, tuples, dicts and dataclasses.
 """
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
@@ -43,6 +44,17 @@ class Report:
     def nbytes(self) -> int:
         """Return the bytes held for the backward."""
         return sum(h.nbytes for h in self.held)
+
+    @property
+    def exact(self) -> dict[str, int]:
+        """Return the bytes of what PyTorch's own operations hold, by operation, largest first: they have no row in
+        dsq/stash/table, or nobody applied a policy."""
+        found = Counter[str]()
+        for it in self.held:
+            name, _, number = it.op.rpartition("Backward")
+            if number.isdigit():  # a row's is an autograd function's, and has none
+                found[name] += it.nbytes
+        return dict(found.most_common())
 
     def __str__(self) -> str:
         lines = [f"{h.nbytes / 2**20:9.2f}  {h.op}.{h.name} {h.shape} {h.dtype}" for h in self.held[:20]]

@@ -5,7 +5,7 @@ Rows of the table with nothing coded. They run where they keep less than PyTorch
     op                                  PyTorch keeps       kept here
     convolution                         x and the weight    x only if the weight trains
     batch norm by running statistics    x                   x only if the scale trains
-    ReLU, leaky ReLU, ReLU6, hardtanh   x or the result     a bit a value
+    ReLU, leaky, 6, hardtanh, clamp     x or the result     a bit a value
     dropout                             a float a value     a bit a value
     max-pool 2d; average pools 2d       x and places        places in 16 or 32 bits; nothing
 
@@ -48,7 +48,7 @@ def _batch_norm(stash: Stash, *args: Any, **kwargs: Any) -> Tensor:
 
 _frozen_scale = _if_frozen(norms.batch_norm, F.batch_norm, 3)
 _BITS = {
-    *(masks.relu, masks.relu_in_place, masks.leaky_relu, masks.relu6, masks.hardtanh),
+    *(masks.relu, masks.relu_in_place, masks.clamp, *(TABLE[it] for it in (F.leaky_relu, F.relu6, F.hardtanh))),
     *(masks.dropout, masks.torch_dropout, masks.native_dropout),
     *(masks.max_pool2d, masks.avg_pool2d, masks.adaptive_avg_pool2d),
 }

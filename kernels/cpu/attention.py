@@ -2,15 +2,15 @@
 
 PyTorch multiplies there by MKL, a call a block of keys, in 256-bit units on CPUs of other makers than Intel, and in
 bfloat16 by a primitive of oneDNN that it makes for each small product. These kernels replace PyTorch's behind the same
-operators: callers, saved tensors and compiled graphs need no change. Results differ by the rounding of sums. Masks,
-dropout, other dtypes and fewer heads than threads go on to PyTorch's own.
+operators: callers, saved tensors and compiled graphs need no change. Results differ by the rounding of sums. Other
+dtypes, fewer heads than threads, and in the operators masks and dropout go on to PyTorch's own.
 
 Shape suffixes: B batch, H heads, L queries, S keys, D features of a head.
 """
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from threading import Lock
@@ -114,10 +114,26 @@ class AttentionKernels:
         return found
 
     def gradients(
-        self, dy_BHLD: Tensor, q_BHLD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool, scale: float | None
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The gradients of q, k and v, without the result of a forward; None where the kernels do not take these."""
-        if not _takes(q_BHLD, k_BHSD, v_BHSD, scale):
+        self,
+        dy_BHLD: Tensor,
+        q_BHLD: Tensor,
+        k_BHSD: Tensor,
+        v_BHSD: Tensor,
+        causal: bool,
+        scale: float | None,
+        mask: Tensor | None = None,
+        dropout: float = 0.0,
+        noise: Callable[[], Tensor] | None = None,
+        of_mask: bool = False,
+    ) -> tuple[Tensor, ...] | None:
+        """The gradients of q, k and v, and of the mask if asked for, without the result of a forward; None where the
+        kernels do not take these.
+
+        k and v may have fewer heads than q, each for a group of q's. mask: of bool or a float dtype, of a shape that
+        expands to (B, H, L, S). noise: makes uint8 (B, H, L, S), 0 for a weight that the dropout took, else 1.
+        """
+        groups, k_BHSD, v_BHSD = _repeated(q_BHLD, k_BHSD, v_BHSD)
+        if not _takes(q_BHLD, k_BHSD, v_BHSD, scale) or not 0 <= dropout < 1:
             return None
         if dy_BHLD.shape != q_BHLD.shape or dy_BHLD.dtype != q_BHLD.dtype:  # kernels read memory as shapes say
             got = f"{dy_BHLD.dtype} {tuple(dy_BHLD.shape)}"
@@ -125,28 +141,63 @@ class AttentionKernels:
         dq_BHLD, dk_BHSD, dv_BHSD = (_like_heads(x) for x in (q_BHLD, k_BHSD, v_BHSD))
         dy_BHLD = dy_BHLD if dy_BHLD.stride(-1) == 1 else dy_BHLD.contiguous()
         tensors = {"q": q_BHLD, "k": k_BHSD, "v": v_BHSD, "d_o": dy_BHLD}
-        tensors |= {"dq": dq_BHLD, "dk": dk_BHSD, "dv": dv_BHSD}
-        self._run(self._library.c.dsq_attention_backward, tensors, causal, scale)
+        tensors |= {"dq": dq_BHLD, "dk": dk_BHSD, "dv": dv_BHSD} | _beside(q_BHLD, k_BHSD, mask, noise)
+        if of_mask:
+            tensors["d_mask"] = torch.empty((*q_BHLD.shape[:3], k_BHSD.shape[2]), dtype=torch.float32, device="cpu")
+        self._run(self._library.c.dsq_attention_backward, tensors, causal, scale, 1 / (1 - dropout))
+        if groups > 1:
+            dk_BHSD, dv_BHSD = (x.unflatten(1, (-1, groups)).sum(2) for x in (dk_BHSD, dv_BHSD))
+        if of_mask and mask is not None:
+            return dq_BHLD, dk_BHSD, dv_BHSD, tensors["d_mask"].sum_to_size(mask.shape).to(mask.dtype)
         return dq_BHLD, dk_BHSD, dv_BHSD
 
-    def _run(self, run: Any, tensors: dict[str, Tensor], causal: bool, scale: float | None) -> None:
+    def result(
+        self,
+        q_BHLD: Tensor,
+        k_BHSD: Tensor,
+        v_BHSD: Tensor,
+        causal: bool,
+        scale: float | None,
+        mask: Tensor | None = None,
+        dropout: float = 0.0,
+        noise: Callable[[], Tensor] | None = None,
+    ) -> Tensor | None:
+        """The result (B, H, L, D), of what ``gradients`` takes; None where the kernels do not take these."""
+        _, k_BHSD, v_BHSD = _repeated(q_BHLD, k_BHSD, v_BHSD)
+        if not _takes(q_BHLD, k_BHSD, v_BHSD, scale) or not 0 <= dropout < 1:
+            return None
+        o_BHLD = _like_heads(q_BHLD)
+        tensors = {"q": q_BHLD, "k": k_BHSD, "v": v_BHSD, "o": o_BHLD} | _beside(q_BHLD, k_BHSD, mask, noise)
+        self._run(self._library.c.dsq_attention_forward, tensors, causal, scale, 1 / (1 - dropout))
+        return o_BHLD
+
+    def _run(
+        self, run: Any, tensors: dict[str, Tensor], causal: bool, scale: float | None, factor: float = 1.0
+    ) -> None:
         q, k = tensors["q"], tensors["k"]
         strides = tuple((name, x.stride()[:3]) for name, x in tensors.items())
-        desc, floats = self._prepared(strides, q.shape, k.shape[2], q.dtype, causal, scale)
+        desc, floats = self._prepared(strides, q.shape, k.shape[2], q.dtype, causal, scale, factor)
         threads = torch.get_num_threads()
         memory = scratch(4 * floats * threads)
         found = zip(tensors, addresses(*tensors.values(), strided=True), strict=True)
         run(desc, self._library.new("AttentionTensors", dict(found)), memory.data_ptr(), threads)
 
     def _prepare(
-        self, strides: Any, shape: torch.Size, keys: int, dtype: torch.dtype, causal: bool, scale: float | None
+        self,
+        strides: Any,
+        shape: torch.Size,
+        keys: int,
+        dtype: torch.dtype,
+        causal: bool,
+        scale: float | None,
+        factor: float,
     ) -> tuple[Any, int]:
         """AttentionDesc *, and the floats of scratch memory that a thread takes."""
         batches, heads, queries, width = shape
         fields: dict[str, Any] = dict(strides)
         fields |= {"batches": batches, "heads": heads, "queries": queries, "keys": keys, "width": width}
         fields |= {"causal": causal, "dtype": self._library.dtypes()[dtype]}
-        fields["scale"] = 1 / math.sqrt(width) if scale is None else scale
+        fields |= {"scale": 1 / math.sqrt(width) if scale is None else scale, "kept": factor}
         desc = self._library.new("AttentionDesc", fields)
         return desc, self._library.c.dsq_attention_scratch(desc, "dq" in fields)
 
@@ -159,6 +210,22 @@ def _takes(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> bool:
     rows = q.shape[1] == k.shape[1] and q.stride(3) == k.stride(3) == v.stride(3) == 1
     some = q.numel() * k.numel() > 0 and q.shape[:2].numel() >= torch.get_num_threads()
     return q.dtype in _DTYPES and (scale is None or scale > 0) and alike and rows and some
+
+
+def _repeated(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, Tensor, Tensor]:
+    """How many of q's heads read one of k and v, and these with as many heads as q."""
+    groups = q.shape[1] // k.shape[1] if q.dim() == k.dim() == 4 and k.numel() else 1
+    return (groups, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)) if groups > 1 else (1, k, v)
+
+
+def _beside(q: Tensor, k: Tensor, mask: Tensor | None, noise: Callable[[], Tensor] | None) -> dict[str, Tensor]:
+    """The mask as numbers to add, and the noise, if there are such."""
+    shape, found = (*q.shape[:3], k.shape[2]), {}
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, -math.inf)
+        found["mask"] = mask.detach().float().expand(*mask.shape[:-1], shape[-1]).contiguous().expand(shape)
+    return found if noise is None else found | {"noise": noise()}
 
 
 def _like_heads(x_BHLD: Tensor) -> Tensor:

@@ -36,5 +36,6 @@ def backend(isa: str) -> Backend:
         tuned=True,
         linear=LinearKernels(codec) if fused else None,
         fused_attention=kernels.serving if kernels else None,
+        attention=kernels.result if kernels else None,
         attention_gradients=kernels.gradients if kernels else None,
     )

@@ -93,11 +93,7 @@ def load(path: Path, header: Path) -> Library:
     except OSError as error:
         reason = str(error).partition(".  Additionally")[0]  # cffi looks for a file of that name elsewhere too
         raise RuntimeError(f"the C++ kernels do not load: {reason}; {_REBUILD}") from None
-    try:
-        built_from = ffi.string(c.dsq_abi_digest())
-    except AttributeError:  # of a time before there were digests
-        built_from = b""
-    if built_from != sha256(text.encode()).hexdigest().encode():
+    if ffi.string(c.dsq_abi_digest()) != sha256(text.encode()).hexdigest().encode():
         raise RuntimeError(f"{path} is stale: the C++ kernels were built from another version of abi.h; {_REBUILD}")
     return Library(ffi, c)
 

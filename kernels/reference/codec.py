@@ -1,7 +1,7 @@
 """The oracle of quantise, pack and unpack, in float64, on any device. Other backends must give the same bits.
 
     t    = x / step                                        (formats.py: the step of each format's scale)
-    code = clip(round(t), smallest code, largest code)
+    code = round(clip(t, smallest code, largest code))
     x'   = code * step
 
 ``round`` is to nearest, ties to even; or stochastic: away from zero if a uniform number lies below the fraction of
@@ -55,15 +55,12 @@ def _encode(x: Tensor, fmt: Format, layout: Layout, seed: int | None) -> tuple[T
     x_ORC = x.to(torch.float32).to(torch.float64).reshape(layout.outer, layout.rows, layout.columns)
     scales = scaling.scales(x_ORC, fmt, layout)
     step_ORC = _spread(scaling.steps(scales, fmt, layout), fmt, layout)
-    t = scaling.divide(x_ORC, step_ORC)
+    t = scaling.divide(x_ORC, step_ORC).clamp(fmt.smallest_code, fmt.largest_code)
     if seed is None:
         rounded = torch.round(t)
     else:
         u_RC = uniform(layout.outer * layout.rows, layout.columns, seed, t.device)
-        size = torch.where(t < 0, -t.clamp(min=fmt.smallest_code), t.clamp(max=fmt.largest_code))
-        whole = size.floor()
-        rounded = torch.copysign(whole + (u_RC.view(t.shape) < size - whole), t)
-    rounded = rounded.clamp(fmt.smallest_code, fmt.largest_code)
+        rounded = torch.copysign(t.abs().floor() + (u_RC.view(t.shape) < t.abs().frac()), t)
     return torch.where(step_ORC.isnan(), 0.0, rounded).to(torch.int64), step_ORC, scales
 
 

@@ -25,13 +25,9 @@ Shape suffixes: N values; G groups; A, B the runs of a group and their values.
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dsq.kernels.backend import AffineCodes, Groups, MovingRanges
 from dsq.kernels.reference.codec import BLOCK, pack_bits, uniform, unpack_bits
-
-#: eight bytes of 0 or 1, read as one little-endian integer and multiplied by this, leave their bits in the top byte
-_GATHER = 0x0102040810204080
 
 
 def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
@@ -46,14 +42,12 @@ def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor
         open_N = ~((x_N <= low) | (x_N >= high))
         if not nan_is_open:
             open_N &= x_N == x_N
-    bytes_N = F.pad(open_N.view(torch.uint8), (0, -open_N.numel() % 8))
-    return (bytes_N.view(torch.int64) * _GATHER >> 56).to(torch.uint8)
+    return pack_bits(open_N[None], 1)[0]
 
 
 def unpack_mask(bits: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """``count`` values of ``dtype``: the bits as 0 and 1."""
-    places = torch.arange(8, device=bits.device, dtype=torch.uint8)
-    return (bits[:, None] >> places & 1).view(-1)[:count].to(dtype)
+    return unpack_bits(bits[None], 1, count, torch.uint8)[0].to(dtype)
 
 
 def apply_mask(bits: Tensor, x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dsq
+from dsq.left_plain import unquantised
 
 CONFIG = dsq.DSQConfig(levels="[4,4,4,16]")
 
@@ -60,6 +61,13 @@ def test_a_report_counts_quantised_products_names_the_rest_and_changes_nothing()
     assert net.called.weight.grad is gradient
     assert torch.equal(torch.get_rng_state(), state)
     assert list(dsq.converted(net)) == ["", "called", "bypassed"]
+
+
+def test_tokens_positions_and_gains_of_vision_models_are_no_products_that_were_left():
+    net = nn.Sequential(nn.Linear(16, 16), nn.Conv1d(16, 1, 3))
+    for at, shape in enumerate([(1, 1, 16), (1, 5, 16), (1, 16, 1, 1), (16, 1, 1)]):
+        net.register_parameter(f"added{at}", nn.Parameter(torch.randn(shape)))
+    assert [entry.name for entry in unquantised(dsq.convert(net))] == ["1"]
 
 
 class Named(nn.Module):
@@ -121,6 +129,14 @@ def test_the_stash_policy_that_convert_applied_is_back_after():
     found = dsq.report(net, torch.randn(8, 4, 64))
     assert found.stash_bytes < 0.3 * found.plain_stash_bytes
     assert list(dsq.stash.controller.applied(net)) == ["bfp"]
+
+
+def test_operations_that_a_packed_stash_leaves_exact_are_named():
+    net = nn.Sequential(nn.Linear(32, 64), nn.CELU(), nn.Linear(64, 32))
+    assert "of it exact" not in str(dsq.report(dsq.convert(net), torch.randn(32, 32)))
+    found = dsq.report(dsq.convert(dsq.unconvert(net), stash="all"), torch.randn(32, 32))
+    assert "of it exact, by operations without a row in dsq.stash's table: Celu" in str(found)
+    assert found.exact == {"Celu": 4 * 32 * 64}
 
 
 class LikeFairseq(nn.Module):

@@ -121,6 +121,15 @@ def test_a_level_that_waits_for_a_validation_says_so_once():
             it.record(1000)
 
 
+def test_a_resumed_run_rises_where_the_unbroken_one_does():
+    config = dsq.DSQConfig("[4,3,3,8] [8,4,8,8]", rise_at=0.5)
+    first, resumed = (dsq.DynamicPrecision(nn.Linear(8, 8), config, total_updates=8) for _ in range(2))
+    first.record(3)
+    resumed.load_state_dict(first.state_dict())
+    resumed.began_after(3)
+    assert resumed.scheduler.rise_at == (4,)
+
+
 def test_a_warning_is_not_repeated_when_a_state_is_loaded():
     with pytest.warns(UserWarning, match="may damage training"):
         dynamic = one_layer("[2,2,2,16]")

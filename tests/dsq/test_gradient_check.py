@@ -196,6 +196,24 @@ def test_a_loss_of_other_data_at_each_call_is_named():
     assert re.search(r"^gradient \w+: .*; loss\(\) itself moves it by \S+: let it run the same batch", found.verdict)
 
 
+def test_a_gradient_that_bfloat16_would_move_as_far_is_told_apart():
+    """As of a deep network with initial weights: there the gradient is no sign of what training loses."""
+    net = dsq.convert(nn.Linear(32, 8), dsq.DSQConfig("[8,8,8,8]"))
+    net.packed = nn.Parameter(torch.tensor([2**24 + 1], dtype=torch.int32), requires_grad=False)  # no weights
+    before, seen = net.weight.clone(), []
+    loss = (net(X).requires_grad_() @ net.weight).sum()
+
+    def loss_of_sines():
+        seen.append(net.packed.item())
+        return (net(X) * 1000).sin().sum()
+
+    found = compare(net, loss_of_sines)
+    loss.backward()  # of before
+    assert seen == [2**24 + 1] * 5
+    assert re.search("^gradient broken: .*; weights rounded to bfloat16 move it by .*: check again", found.verdict)
+    assert torch.equal(net.weight, before)
+
+
 def test_random_numbers_of_numpy_and_python_are_the_same_in_all_runs():
     """transformers draws the masks of wav2vec2 and HuBERT from NumPy."""
     net = exact()

@@ -72,6 +72,18 @@ def test_the_choice_is_measured_once_and_kept(cache, monkeypatch):
             fastest(SLOW, FAST)
 
 
+def test_a_format_that_the_backend_lacks_is_timed_by_the_reference(cache):
+    lacking = replace(CPU, formats=frozenset(), quantize=None)
+    tuning.fastest((TORCH, FAST), MATMULS.output, torch.float32, (128, 128, 128), lacking)
+    assert len(json.loads(cache.read_text())) == 2
+
+
+def test_of_bfloat16_pytorch_serves_what_nothing_else_fits():
+    for gemms in ((TORCH, FAST), (FAST, TORCH)):
+        backend = replace(CPU, gemms=gemms, tuned=False)
+        assert gemm_for(MATMULS.output, torch.bfloat16, (128, 128, 128), backend) is FAST
+
+
 def test_a_choice_for_float32_is_not_one_for_exact_products(cache):
     for name, matmul in (("any units", MATMULS.output), ("float32's", replace(MATMULS.output, exact=False))):
         fastest(GemmKernel(name, TORCH.fits, TORCH.run), TORCH, matmul=matmul)

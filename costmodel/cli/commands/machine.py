@@ -3,6 +3,7 @@ torch, which nothing else of the cost model does: its modules are named, not imp
 
 import argparse
 import json
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -42,6 +43,7 @@ def _measure(device: str | None) -> dict[str, Any]:
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if chosen == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch finds no GPU")
+    print(f"dsq-cost calibrate: measuring the {chosen}, for 30 to 60 s", file=sys.stderr, flush=True)
     keep_freed_memory()  # as a training's heap does
     measured: dict[str, Any] = calibration.measure_hardware(torch.device(chosen))
     return measured

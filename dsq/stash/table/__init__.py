@@ -18,19 +18,22 @@ lines that keeps forms (dsq/stash/codes.py) and calls PyTorch's own backward of 
     softmax                               roots of its result, in more bits         rows that sum to 1
     attention in one call                 q, k, v, in more bits                     its result, its sums
     layer, RMS, batch, group norm, and    x^, and 1 / deviation exact               its result
-        instance norm
+        instance norm; F.normalize
     GELU, SiLU, tanh, ... , x ** 2, ** 3  x                                         its result
     product of two tensors                both; a broadcast one exact               its result
     difference to data; division          as PyTorch keeps them                     - ; the quotient
     1 - z                                 nothing                                   its result, where z is made again
-    ReLU, leaky ReLU, ReLU6, hardtanh     a bit a value                             its result, where x is kept
+    sum, where of few values for many     nothing                                   its result, of these
+    contiguous                            nothing                                   its result, where x is made again
+    ReLU, leaky, ReLU6, hardtanh, clamp   a bit a value                             its result, where x is kept
     dropout                               a bit a value                             its result, where x is kept
     max-pool; average pool                places in 16 or 32 bits; nothing
     index_select, x[index]                the index                                 its result, where x is kept
-    index_add                             the index, not what is added
+    index_add, gather                     the index, not what is added or read
+    norm, by 2, of what is kept already   nothing                                   its result
 
 What is worth more bits stands in dsq/stash/bfp.py. No row, by evidence: losses and log-softmax (the gradient is most
-sensitive to them: GACT, section 6.1), what divides or compares (norms, amax, log), sin and cos of large arguments.
+sensitive to them: GACT, section 6.1), what divides or compares (amax, log), sin and cos of large arguments.
 docs/extending.md shows how to add a row.
 """
 
@@ -66,28 +69,32 @@ def _rows() -> dict[Callable[..., Any], Row]:
         norms.batch_norm: (F.batch_norm,),
         norms.instance_norm: (F.instance_norm,),
         norms.group_norm: (F.group_norm,),
+        norms.normalize: (F.normalize,),
         pointwise.mul: (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.multiply),
         pointwise.sub: (torch.sub, Tensor.sub, Tensor.__sub__),
         pointwise.rsub: (torch.rsub,),
+        pointwise.contiguous: (Tensor.contiguous,),
         pointwise.div: (torch.div, Tensor.div, Tensor.__truediv__),
         pointwise.power: (torch.pow, Tensor.pow),
         masks.relu: (F.relu, torch.relu, Tensor.relu),
         masks.relu_in_place: (torch.relu_, Tensor.relu_),
-        masks.leaky_relu: (F.leaky_relu,),
-        masks.relu6: (F.relu6,),
-        masks.hardtanh: (F.hardtanh,),
+        masks.clamp: (torch.clamp, Tensor.clamp, torch.clip, Tensor.clip),
         masks.dropout: (F.dropout,),
         masks.torch_dropout: (torch.dropout,),
         masks.native_dropout: (torch.native_dropout,),
         masks.max_pool2d: (F.max_pool2d, torch.max_pool2d),
         masks.avg_pool2d: (F.avg_pool2d,),
         masks.adaptive_avg_pool2d: (F.adaptive_avg_pool2d,),
+        pointwise.norm: (torch.norm,),
+        pointwise.vector_norm: (torch.linalg.vector_norm,),
         pointwise.index_select: (torch.index_select, Tensor.index_select),
         pointwise.getitem: (Tensor.__getitem__,),
+        pointwise.gather: (torch.gather, Tensor.gather),
         pointwise.index_add: (torch.index_add, Tensor.index_add),
         pointwise.index_add_in_place: (Tensor.index_add_,),
     }
     others = {function: row for row, functions in by_row.items() for function in functions}
+    others |= {it: pointwise.outer(it) for it in (torch.where, torch.add, Tensor.add, Tensor.__add__)}
     return products.CONVOLUTIONS | pointwise.ACTIVATIONS | others
 
 

@@ -8,15 +8,18 @@ exact beside rounded q and k, as PyTorch's backward wants them, exp(q k - lse) w
 peaked attention grows without bound (a factor of 20,000 at 4 bits and logits of standard deviation 36).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.kernels.dispatch import attention_gradients, define
+from dsq.kernels.dispatch import backend_for, define
 from dsq.ops.products import autocast_dtype
-from dsq.stash.codes import Stash, keep, kept
+from dsq.stash.codes import Kept, Stash, is_made_of_others, keep, kept
 
 
 def softmax(
@@ -85,31 +88,53 @@ class FusedAttention(torch.autograd.Function):
         ctx: Any, stash: Stash, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: tuple[Any, ...]
     ) -> Tensor:
         forms = [stash.code(x, "attention") for x in (q, k, v)]
+        cast = autocast_dtype(q)
         if torch.compiler.is_compiling():
-            dtype = autocast_dtype(q) or q.dtype  # which PyTorch's function asks for, an operator does not
-            y, random = torch.ops.dsq.attend(*(x.to(dtype) for x in (q, k, v)), mask, *options)
+            dtype = cast or q.dtype  # which PyTorch's function asks for, an operator does not
+            y, random = torch.ops.dsq.attend(*(x.to(dtype) for x in (q, k, v)), _cast(mask, cast), *options)
         else:
             y, random = _attend(q, k, v, mask, *options)
-        beside = mask, random if options[0] else None
-        keep(ctx, *forms, *(None if x is None else stash.exact(x) for x in beside))
-        ctx.options = options
+        keep(ctx, *forms, _mask_of(stash, mask), random if options[0] else None)
+        ctx.options, ctx.cast = options, cast
         return y  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        given, wanted = kept(ctx), ctx.needs_input_grad[1:5]
+        (*qkv, mask, random), wanted = kept(ctx), ctx.needs_input_grad[1:5]
         again: Any = torch.ops.dsq.attend_backward if torch.compiler.is_compiling() else _attend_backward
-        found = again(dy, *given, *ctx.options, wanted)
+        found = again(dy, *qkv, _cast(mask, ctx.cast), random, *ctx.options, wanted)
         return None, *(dx if asked else None for dx, asked in zip(found, wanted, strict=True)), None
+
+
+def _cast(mask: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
+    """Return ``mask`` as autocast, which asks for ``dtype``, gives it to PyTorch's function; kept, layers share it."""
+    return mask if mask is None or dtype is None or mask.dtype == torch.bool else mask.to(dtype)
+
+
+def _mask_of(stash: Stash, mask: Tensor | None) -> Kept | None:
+    """Return what is kept of a mask: what it was made of, if that is less (pointwise.outer), else the mask."""
+    form = None if mask is None else stash.find(mask)
+    return form if form is not None and is_made_of_others(form) else None if mask is None else stash.exact(mask)
 
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float | None, gqa: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the result, and the state of the random numbers that its dropout drew from (else empty)."""
-    random = _random_state(q.device) if dropout else q.new_empty(0, dtype=torch.uint8)
-    y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
-    return y, random
+    """Return the result, and the state of the random numbers that its dropout drew from (else empty).
+
+    PyTorch's dropout makes three matrices (B, H, L, S) of float32; the backend's kernel one of bytes.
+    """
+    if not dropout:
+        y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
+        return y, q.new_empty(0, dtype=torch.uint8)
+    random, dtype = _random_state(q.device), autocast_dtype(q) or q.dtype
+    own, attend = None, backend_for(q.device).attention
+    if attend and torch.backends.cuda.flash_sdp_enabled():
+        given = (x.to(dtype) for x in (q, k, v))
+        own = attend(*given, causal, scale, mask, dropout, partial(_noise, q, k, dropout))
+    if own is None:
+        own = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
+    return own, random
 
 
 def _random_state(device: torch.device) -> Tensor:
@@ -122,21 +147,38 @@ def _attend_backward(
     """Return the gradients of q, k, v and the mask; empty ones where none is ``wanted``, the last of the options."""
     dropout, causal, scale, gqa, wanted = options
     kernels = torch.backends.cuda.flash_sdp_enabled()  # not where sdpa_kernel(SDPBackend.MATH) asks, as dsq.report does
-    if kernels and mask is None and not dropout and not gqa:
-        own = attention_gradients(dy, q.to(dy.dtype), k.to(dy.dtype), v.to(dy.dtype), causal, scale)
+    gradients = backend_for(dy.device).attention_gradients
+    if gradients and kernels:
+        noise = None if random is None else partial(_noise, dy, k, dropout, random)
+        own = gradients(dy, *(x.to(dy.dtype) for x in (q, k, v)), causal, scale, mask, dropout, noise, wanted[3])
         if own is not None:
-            return [x if asked else dy.new_empty(0) for x, asked in zip((*own, dy), wanted, strict=True)]
+            return [x if asked else dy.new_empty(0) for x, asked in zip((*own, dy), wanted, strict=False)]
     inputs: list[Any] = [
-        x if x is None or x.dtype == torch.bool else x.detach().to(dy.dtype).requires_grad_(asked)
-        for x, asked in zip((q, k, v, mask), wanted, strict=True)
+        x if x is None or x.dtype == torch.bool else x.detach().requires_grad_(asked)
+        for x, asked in zip((*(x.to(dy.dtype) for x in (q, k, v)), mask), wanted, strict=True)
     ]
-    devices = [dy.device] if random is not None and dy.is_cuda else []
-    with torch.random.fork_rng(devices, enabled=random is not None), torch.enable_grad():
-        if random is not None:
-            torch.cuda.set_rng_state(random, dy.device) if dy.is_cuda else torch.set_rng_state(random)
-        y, _ = _attend(inputs[0], inputs[1], inputs[2], inputs[3], dropout, causal, scale, gqa)
+    with _drawing(random, dy.device), torch.enable_grad():
+        q, k, v, mask = inputs
+        y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
     found = iter(torch.autograd.grad(y, [x for x, asked in zip(inputs, wanted, strict=True) if asked], dy))
     return [next(found) if asked else dy.new_empty(0) for asked in wanted]
+
+
+@contextmanager
+def _drawing(random: Tensor | None, device: torch.device) -> Iterator[None]:
+    """Draw random numbers from the state ``random`` on, if there is one, and go on behind as if none had been drawn."""
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng([device] if random is not None and on_gpu else [], enabled=random is not None):
+        if random is not None:
+            torch.cuda.set_rng_state(random, device) if on_gpu else torch.set_rng_state(random)
+        yield
+
+
+def _noise(q: Tensor, k: Tensor, dropout: float, random: Tensor | None = None) -> Tensor:
+    """Return what PyTorch's attention on CPUs multiplies its weights (B, H, L, S) by: ones, and zeros for dropped ones,
+    drawn from the state ``random`` if there is one."""
+    with _drawing(random, q.device):
+        return torch.empty((*q.shape[:3], k.shape[2]), dtype=torch.uint8, device=q.device).bernoulli_(1 - dropout)
 
 
 def _recorded(*args: Any) -> list[Tensor]:

@@ -1,10 +1,9 @@
-"""Rows of what needs a bit a value or less: the ReLU family, dropout, pooling. Their gradients are PyTorch's own.
+"""Rows of what needs a bit a value or less: ReLU, clamp, dropout, pooling. Their gradients are PyTorch's own.
 
 A ReLU's input is not kept, and its result is made again by whoever kept what it was made of (a norm's x^).
 """
 
 from functools import partial
-from math import nan
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from dsq.kernels.dispatch import apply_mask
 from dsq.kernels.dispatch import relu as masked_relu
 from dsq.stash.codes import Stash, keep, kept
 from dsq.stash.memory import MemoryOrder
-from dsq.stash.table.pointwise import Activation, in_place
+from dsq.stash.table.pointwise import in_place
 
 aten = torch.ops.aten
 _compiling = torch.compiler.is_compiling
@@ -47,7 +46,7 @@ class ReLU(torch.autograd.Function):
             y = torch.relu_(x) if in_place else torch.relu(x)
             mask = stash.bits(y)
         keep(ctx, mask)
-        stash.derive(x if in_place else y, (source, mask), _masked)
+        stash.derive(x if in_place else y, (source, mask), lambda x, mask: x.relu() * mask)
         return x if in_place else y
 
     @staticmethod
@@ -58,31 +57,25 @@ class ReLU(torch.autograd.Function):
         return None, aten.threshold_backward(dy, mask, 0), None
 
 
-def _masked(x: Tensor, mask: Tensor) -> Tensor:
-    return x.relu() * mask
+def clamp(stash: Stash, input: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    """Run torch.clamp between numbers: where it changed nothing."""
+    if isinstance(min, Tensor) or isinstance(max, Tensor):
+        return torch.clamp(input, min, max)
+    return Clamp.apply(stash, input, partial(torch.clamp, min=min, max=max))  # type: ignore[no-any-return, no-untyped-call]
 
 
-def leaky_relu(stash: Stash, input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
-    """Run F.leaky_relu: the sign of x."""
-    run = partial(F.leaky_relu, negative_slope=negative_slope)
+class Clamp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, stash: Stash, x: Tensor, run: Any) -> Tensor:
+        y: Tensor = run(x)
+        keep(ctx, stash.bits(y == x))
+        stash.derive(y, (stash.find(x),), run)
+        return y
 
-    def gradient(dy: Tensor, mask: Tensor) -> Tensor:
-        return dy * (mask + (1 - mask) * negative_slope)
-
-    y = Activation.apply(stash, input, run, gradient, (0.0, nan))  # type: ignore[no-untyped-call]
-    return in_place(stash, input, y) if inplace else y
-
-
-def relu6(stash: Stash, input: Tensor, inplace: bool = False) -> Tensor:
-    """Run F.relu6: whether x lies between 0 and 6."""
-    return hardtanh(stash, input, 0.0, 6.0, inplace)
-
-
-def hardtanh(stash: Stash, input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
-    """Run F.hardtanh: whether x lies between the limits."""
-    run = partial(F.hardtanh, min_val=min_val, max_val=max_val)
-    y = Activation.apply(stash, input, run, torch.mul, (min_val, max_val))  # type: ignore[no-untyped-call]
-    return in_place(stash, input, y) if inplace else y
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor, None]:
+        (mask,) = kept(ctx)
+        return None, aten.threshold_backward(dy, mask.to(dy.dtype), 0), None
 
 
 def dropout(stash: Stash, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

@@ -5,6 +5,7 @@ x^ is normalised once more, so that the backward is that of a state the norm cou
 again as x^ weight + bias, so a linear layer behind a norm keeps nothing of its own.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,9 +40,7 @@ class LayerNorm(torch.autograd.Function):
         else:
             y, mean, inverse = aten.native_layer_norm(x, shape, weight, bias, eps)
         unit, deviations = (x - mean).mul_(inverse).to(y.dtype), stash.exact(inverse)
-        form = stash.restored(
-            unit, "layernorm", lambda rounded, inverse: _unit(rounded, inverse, axes, eps), deviations
-        )
+        form = stash.restored(unit, "layernorm", partial(_unit, axes=axes, eps=eps), deviations)
         _keep(ctx, stash, y, (form, deviations), weight, weight, bias)
         ctx.shape = shape
         return y
@@ -156,10 +155,8 @@ class BatchNorm(torch.autograd.Function):
         if training:
             centre, inverse = (_channels(t, x) for t in batch)
             unit, deviations = (x - centre).mul_(inverse).to(y.dtype), stash.exact(inverse)
-            axes, eps = tuple(axis for axis in range(x.dim()) if axis != 1), ctx.eps
-            form = stash.restored(
-                unit, "batchnorm", lambda rounded, inverse: _unit(rounded, inverse, axes, eps), deviations
-            )
+            again = partial(_unit, axes=tuple(axis for axis in range(x.dim()) if axis != 1), eps=ctx.eps)
+            form = stash.restored(unit, "batchnorm", again, deviations)
             _keep(ctx, stash, y, (form, deviations), weight, *scales)
         elif weight is not None and weight.requires_grad:
             inverse = _channels((running[1] + ctx.eps).rsqrt(), x)
@@ -243,3 +240,31 @@ class GroupNorm(torch.autograd.Function):
         if dx is not None:
             dx = (dx.view(*inverse.shape, -1) * inverse[..., None]).view(dx.shape)
         return None, dx, None, dw, db, None
+
+
+def normalize(stash: Stash, input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
+    """Run F.normalize, as cosine attention does."""
+    if p != 2 or is_weight(input):
+        return F.normalize(input, p, dim, eps)
+    return Normalize.apply(stash, input, dim, eps)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, stash: Stash, x: Tensor, dim: int, eps: float) -> Tensor:
+        length = x.norm(2, dim, keepdim=True).clamp_min(eps)
+        y: Tensor = x / length
+        lengths = stash.exact(length)
+
+        def again(y: Tensor, length: Tensor) -> Tensor:
+            return torch.where(length > eps, F.normalize(y, dim=dim), y)
+
+        keep(ctx, stash.restored(y, "layernorm", again, lengths), lengths)
+        ctx.dim, ctx.eps = dim, eps
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        y, length = kept(ctx)
+        along = (dy * y).sum(ctx.dim, keepdim=True).masked_fill_(length <= ctx.eps, 0)  # a length of eps is constant
+        return None, (dy - y * along) / length, None, None

@@ -33,10 +33,15 @@ SATURATED = 16.0
 
 
 def activation(
-    function: Callable[..., Tensor], backward: Callable[..., Tensor], infinity: float | None = None, **options: Any
+    function: Callable[..., Tensor],
+    backward: Callable[..., Tensor],
+    infinity: float | None = None,
+    limits: Callable[..., tuple[float, float]] | None = None,
+    **options: Any,
 ) -> Any:
     """Return the row of an activation. backward: (dy, x, options) -> dx; infinity: what stands for infinite inputs, at
-    which the function is finite; options: by name, in PyTorch's order, at their defaults."""
+    which the function is finite; options: by name, in PyTorch's order, at their defaults. limits: of the options, where
+    the backward is to get whether x lies between them, as 1 and 0."""
     usual = partial(function, **options), partial(backward, **options)
     prepare = None if infinity is None else partial(_bounded, infinity=infinity)
     writes = isinstance(backward, torch._ops.OpOverloadPacket) and "grad_input" in backward.overloads()
@@ -46,12 +51,14 @@ def activation(
         if args or named:
             given = options | dict(zip((*options, "inplace"), args, strict=False)) | named
             if given.pop("inplace", False):
-                form = stash.code(input, "activation", prepare)  # before the values change, and held until they have
+                # before the values change, and held until they have
+                form = stash.code(input, "activation", prepare) if limits is None else None
                 if isinstance(form, Tensor):
                     return function(input, *args, **named)
                 return in_place(stash, input, activate(stash, input, **given))
             run, gradient = partial(function, **given), partial(backward, **given)
-        return Activation.apply(stash, input, run, gradient, None, writes, prepare)  # type: ignore[no-any-return, no-untyped-call]
+        between = None if limits is None else limits(**run.keywords)
+        return Activation.apply(stash, input, run, gradient, between, writes, prepare)  # type: ignore[no-any-return, no-untyped-call]
 
     return activate
 
@@ -111,6 +118,7 @@ ACTIVATIONS: dict[Any, Any] = {
     F.gelu: activation(F.gelu, aten.gelu_backward, approximate="none"),
     F.silu: activation(F.silu, aten.silu_backward),
     F.mish: activation(F.mish, aten.mish_backward),
+    F.hardswish: activation(F.hardswish, aten.hardswish_backward),
     F.elu: activation(
         F.elu, lambda dy, x, alpha: aten.elu_backward(dy, alpha, 1.0, 1.0, False, x), SATURATED, alpha=1.0
     ),
@@ -118,6 +126,20 @@ ACTIVATIONS: dict[Any, Any] = {
         F.selu, lambda dy, x: aten.elu_backward(dy, 1.6732632423543772, 1.0507009873554805, 1.0, False, x), SATURATED
     ),
     F.softplus: activation(F.softplus, aten.softplus_backward, SATURATED, beta=1.0, threshold=20.0),
+    F.leaky_relu: activation(
+        F.leaky_relu,
+        lambda dy, mask, negative_slope: dy * (mask + (1 - mask) * negative_slope),
+        limits=lambda negative_slope: (0.0, math.nan),
+        negative_slope=0.01,
+    ),
+    F.relu6: activation(F.relu6, torch.mul, limits=lambda: (0.0, 6.0)),
+    F.hardtanh: activation(
+        F.hardtanh,
+        lambda dy, mask, **_: dy * mask,
+        limits=lambda min_val, max_val: (min_val, max_val),
+        min_val=-1.0,
+        max_val=1.0,
+    ),
     F.glu: activation(F.glu, aten.glu_backward, dim=-1),  # a product of one half and a sigmoid of the other
     **dict.fromkeys((F.tanh, torch.tanh, Tensor.tanh), tanh),
     **dict.fromkeys((F.sigmoid, torch.sigmoid, Tensor.sigmoid), sigmoid),
@@ -179,6 +201,40 @@ def rsub(stash: Stash, input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
     return y
 
 
+def outer(function: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Make the row of a function whose result may be much larger than all it is made of, as a learned bias of all
+    sequences under the mask of each. Such a result is made again."""
+
+    def row(stash: Stash, *args: Any, **named: Any) -> Any:
+        y = function(*args, **named)
+        places = [place for place, x in enumerate(args) if isinstance(x, Tensor)]
+        # torch.where of a condition alone returns places
+        if not named and isinstance(y, Tensor) and y.numel() >= 2 * sum(args[place].numel() for place in places):
+            others = [None if isinstance(x, Tensor) else x for x in args]
+
+            def again(*values: Tensor) -> Tensor:
+                tensors = dict(zip(places, values, strict=True))
+                return function(*(tensors.get(place, other) for place, other in enumerate(others)))
+
+            stash.derive(y, [args[place] for place in places], again)
+        return y
+
+    row.without_gradients = True  # type: ignore[attr-defined]  # a mask wants none, and is kept
+    return row
+
+
+def contiguous(stash: Stash, input: Tensor, *args: Any, **named: Any) -> Tensor:
+    """Run Tensor.contiguous: a copy of what is made again of others is made so too."""
+    y = input.contiguous(*args, **named)
+    form = None if y is input else stash.find(input)
+    if form is not None and is_made_of_others(form):
+        stash.derive(y, (form,), Tensor.clone)
+    return y
+
+
+contiguous.without_gradients = True  # type: ignore[attr-defined]
+
+
 def div(stash: Stash, input: Any, other: Any, **named: Any) -> Tensor:
     """Run torch.div: for a gradient of ``other`` PyTorch keeps both exact, and the result is made again of them."""
     y = torch.div(input, other, **named)
@@ -193,6 +249,28 @@ def power(stash: Stash, input: Any, exponent: Any) -> Tensor:
     if not isinstance(input, Tensor) or isinstance(exponent, Tensor) or exponent not in (2, 3):
         return torch.pow(input, exponent)
     return square(stash, input) if exponent == 2 else cube(stash, input)  # type: ignore[no-any-return]
+
+
+def norm(stash: Stash, input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
+    """Run torch.norm."""
+    if p not in ("fro", 2):
+        return torch.norm(input, p, dim, keepdim, **named)
+    return vector_norm(stash, input, 2, dim, keepdim, **named)
+
+
+def vector_norm(
+    stash: Stash, input: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    """Run torch.linalg.vector_norm. What no other operation keeps stays exact: a loss's, or what its norm divides."""
+    run = partial(torch.linalg.vector_norm, ord=ord, dim=dim, keepdim=keepdim, dtype=dtype)
+    if ord != 2 or dtype is not None or stash.find(input) is None:
+        return run(input)
+    return Activation.apply(stash, input, run, partial(_norm_backward, dim=dim), None)  # type: ignore[no-untyped-call]
+
+
+def _norm_backward(dy: Tensor, x: Tensor, dim: Any) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(x, 2, dim, keepdim=True)
+    return x * (dy.reshape(length.shape) / length).masked_fill_(length == 0, 0)
 
 
 def index_select(stash: Stash, input: Tensor, dim: int, index: Tensor) -> Tensor:
@@ -215,6 +293,26 @@ def _from_index(stash: Stash, y: Tensor, x: Tensor, index: Tensor, make: Any) ->
         source = stash.find(x)
         if source is not None:
             stash.derive(y, (source, stash.exact(index)), make)
+
+
+def gather(stash: Stash, input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    """Run torch.gather: nothing but the index. PyTorch keeps the input too, for its shape."""
+    if sparse_grad:
+        return torch.gather(input, dim, index, sparse_grad=sparse_grad)
+    return Gather.apply(stash, input, dim, index)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, stash: Stash, x: Tensor, dim: int, index: Tensor) -> Tensor:
+        keep(ctx, stash.exact(index))
+        ctx.dim, ctx.shape = dim, x.shape
+        return torch.gather(x, dim, index)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (index,) = kept(ctx)
+        return None, dy.new_zeros(ctx.shape).scatter_add_(ctx.dim, index, dy), None, None
 
 
 def index_add(

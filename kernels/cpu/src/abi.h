@@ -81,19 +81,21 @@ typedef struct {
   int64_t batch, head, row;
 } HeadStrides;
 
-/* Attention of `queries` to `keys`, vectors of `width` values; causal: query i sees keys 0 to i. */
+/* Attention of `queries` to `keys`, vectors of `width` values; causal: query i sees keys 0 to i. `kept`: the factor of
+   weights that dropout keeps. */
 typedef struct {
   int64_t batches, heads, queries, keys, width;
-  HeadStrides q, k, v, o, lse, d_o, dq, dk, dv;
-  float scale;
+  HeadStrides q, k, v, o, lse, d_o, dq, dk, dv, mask, d_mask, noise;
+  float scale, kept;
   int32_t causal;
   int32_t dtype;  /* FLOAT32 or BFLOAT16; of lse FLOAT32 */
 } AttentionDesc;
 
-/* o and lse are of the forward; lse, a number a row, is the logarithm of the sum of its exponentials. From d_o on, of
-   the backward. */
+/* o and lse are of the forward; lse, a number a row, is the logarithm of the sum of its exponentials, and may be null.
+   From d_o to dv of the backward. mask, float32, is added to the scores, and d_mask, likewise, is its gradient; noise, a
+   byte, is 1 for a weight that dropout keeps, else 0; each may be null. */
 typedef struct {
-  address q, k, v, o, lse, d_o, dq, dk, dv;
+  address q, k, v, o, lse, d_o, dq, dk, dv, mask, d_mask, noise;
 } AttentionTensors;
 
 /* What this library was built from: the digest of this file. This function never changes. */
@@ -153,7 +155,7 @@ void dsq_linear_backward(const LinearBackwardDesc* desc, address dy, address w, 
    it. The first of those serves, or what dsq_use_attention (for tests) was told. */
 const char* dsq_attention(int index, int* usable);
 void dsq_use_attention(int index);
-/* o and lse from q, k and v; the gradients from q, k, v and d_o. `scratch` has the floats that ..._scratch asks for, for
+/* o and lse; the gradients, from q, k, v and d_o. `scratch` has the floats that ..._scratch asks for, for
    each thread. */
 int64_t dsq_attention_scratch(const AttentionDesc* desc, int backward);
 void dsq_attention_forward(const AttentionDesc* desc, const AttentionTensors* tensors, address scratch, int threads);

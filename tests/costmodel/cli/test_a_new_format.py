@@ -14,7 +14,7 @@ from dsq.formats import FORMATS, Format, Law, register
 
 @pytest.fixture(autouse=True)
 def boxed():
-    """Boxes of 32 with a 4-bit scale, four bytes a tensor, a law of its own, a magnitude one bit under BFP's."""
+    """Boxes of 32, four bytes a tensor, a law of its own, a magnitude one bit under BFP's."""
 
     @register
     @dataclass(frozen=True, slots=True)
@@ -24,7 +24,6 @@ def boxed():
         tensor_bytes: ClassVar[int] = 4
 
         box: int = 32
-        scale_bits: int = 4
 
         @property
         def significand_bits(self) -> int:
@@ -58,15 +57,14 @@ def test_its_bytes_and_the_options_of_its_fields(ask):
     def stash(*arguments):
         return float(ask("estimate", *arguments)["linears_stash_MB"]) * 1e6
 
-    assert stash("boxed4:[8,8,8,16]") == pytest.approx(64 * 64 + 64 + 4)  # two scales of half a byte a row
-    small = ("--box", "16", "--scale-bits", "8")
-    assert stash("boxed4:[8,8,8,16]", *small) == pytest.approx(64 * 64 + 64 * 4 + 4)
+    assert stash("boxed4:[8,8,8,16]") == pytest.approx(64 * 64 + 64 * 2 + 4)  # two scales a row
+    assert stash("boxed4:[8,8,8,16]", "--box", "16") == pytest.approx(64 * 64 + 64 * 4 + 4)
     assert stash("boxed4:[8,32,8,8]") == pytest.approx(64 * 64 * 4)  # values as they are
 
 
 def test_its_law(ask):
     paper = ask("estimate", "boxed4:[16,16,16,16]", "--profile", "paper")
-    assert (float(paper["arithmetic"]), float(paper["dram"])) == (0.125, 0.5625)  # (32 * 16 + 4) bits: 9 words of 64
+    assert (float(paper["arithmetic"]), float(paper["dram"])) == (0.125, 0.5625)  # (32 * 16 + 8) bits: 9 words of 64
 
 
 def test_hardware_multiplies_it_where_it_holds_the_significands_of_boxes(ask):

@@ -9,7 +9,16 @@ from torch.utils.checkpoint import checkpoint
 from analysis.models import encoder
 from dsq.stash.policy import compatible
 
-NAMES = ("bfp", "checkpoint", "gact", "mesa", "selective", "wtacrs")
+#: the policies: options, and how near to the exact gradient they then are
+NEAR = {
+    "bfp": ({"bits": 8}, 0.05),
+    "checkpoint": ({}, 0),
+    "gact": ({"bits": 8, "adapt_interval": 2}, 0.05),
+    "mesa": ({}, 0.02),
+    "selective": ({}, 0),
+    "wtacrs": ({"ratio": 1.0}, 0.01),
+}
+NAMES = tuple(NEAR)
 PAIRS = [(a, b) for a, b in itertools.combinations(NAMES, 2) if compatible(a, b)]
 
 

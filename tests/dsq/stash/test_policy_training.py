@@ -14,7 +14,7 @@ from dsq.stash import apply, measure, policy
 from dsq.stash.controller import RUNNING
 from tests.dsq.gradients import all_gradients, error, gradient
 from tests.dsq.stash.census import kept_bytes, left_bytes
-from tests.dsq.stash.every_policy import NAMES, Checkpointed, small, snapshot, train
+from tests.dsq.stash.every_policy import NAMES, NEAR, Checkpointed, small, snapshot, train
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -92,17 +92,6 @@ def test_the_batch_may_change_its_shape(name):
         model.zero_grad()
         model(torch.randn(batch, tokens, 32)).square().sum().backward()
         assert all(torch.isfinite(p.grad).all() for p in model.parameters())
-
-
-#: options under which the gradient is near the true one, and how near
-NEAR = {
-    "bfp": ({"bits": 8}, 0.05),
-    "checkpoint": ({}, 0),
-    "gact": ({"bits": 8, "adapt_interval": 2}, 0.05),
-    "mesa": ({}, 0.02),
-    "selective": ({}, 0),
-    "wtacrs": ({"ratio": 1.0}, 0.01),
-}
 
 
 @pytest.mark.parametrize("name", NAMES)

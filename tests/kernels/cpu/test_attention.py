@@ -11,10 +11,12 @@ from torch.nn import functional as F
 
 import dsq
 from dsq.kernels.cpu.library import LIBRARY, library
-from dsq.kernels.dispatch import attention_gradients
+from dsq.kernels.dispatch import backend_for
 
 if not LIBRARY.exists():
     pytest.skip("the C++ kernels are not built", allow_module_level=True)
+CPU = backend_for(torch.device("cpu"))
+attention, attention_gradients = CPU.attention, CPU.attention_gradients
 KERNELS = library().usable(library().c.dsq_attention)
 if not KERNELS:
     pytest.skip("PyTorch's own attention serves this machine", allow_module_level=True)
@@ -153,6 +155,48 @@ def test_gradients_need_no_result_of_a_forward(dtype, causal):
     assert all(map(torch.equal, found, expected))
 
 
+def padding(batches: int, queries: int, keys: int) -> Tensor:
+    """Of the first sequence nothing is seen, of the others all but some keys at the end."""
+    seen = torch.arange(keys)[None] < torch.tensor([0, *range(keys, keys - batches + 1, -1)])[:, None]
+    return seen[:, None, None]
+
+
+MASKS = {
+    "none": lambda *_: None,
+    "padding": padding,
+    "the same for all": lambda _, queries, keys: torch.ones(queries, keys).tril().bool(),
+    "numbers": lambda _, queries, keys: torch.linspace(-3, 3, queries * keys).view(1, 1, queries, keys),
+    "the lowest number": lambda *sizes: (~padding(*sizes)).float() * torch.finfo(torch.float32).min,
+    "a number a query": lambda _, queries, keys: torch.linspace(-3, 3, queries).view(queries, 1),
+}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-6), (torch.bfloat16, 5e-3)], ids=str)
+def test_result_and_gradients_under_a_mask_and_dropout(dtype, tolerance, shape, mask, dropout):
+    batches, heads, queries, keys, _ = shape
+    given, mask = inputs(shape, dtype), mask(batches, queries, keys)
+    noise = torch.empty(batches, heads, queries, keys, dtype=torch.uint8).bernoulli_(1 - dropout)
+    q, k, v, dy = given
+    draw = (lambda: noise) if dropout else None
+    options = q, k, v, False, None, mask, dropout, draw
+    learned = mask is not None and mask.dtype != torch.bool
+    found = [attention(*options), *attention_gradients(dy, *options, learned)]
+
+    def weighted(q: Tensor, k: Tensor, v: Tensor, *added: Tensor) -> Tensor:
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        scores = sum(added, scores) if mask is None or learned else scores.masked_fill(~mask, -math.inf)
+        weights = scores.softmax(-1).nan_to_num()  # a row without a key
+        return (weights * noise / (1 - dropout) if dropout else weights) @ v
+
+    given = q, k, v, *((mask,) if learned else ()), dy
+    expected = results(weighted, *(x.double() for x in given))
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other.nan_to_num()).norm() <= tolerance * max(other.nan_to_num().norm(), expected[0].norm())
+
+
 @pytest.mark.parametrize("change", [lambda x: x[:, :1], lambda x: x[:0], lambda x: x.half()])
 def test_a_gradient_of_another_shape_or_dtype(change):
     q, k, v, dy = inputs((1, 2, 40, 40, 24))
@@ -189,5 +233,5 @@ def test_what_the_kernels_do_not_take_goes_to_pytorch():
 
 def test_gradients_by_themselves_of_what_the_kernels_do_not_take():
     q, k, v, dy = inputs((2, 4, 40, 40, 24))
-    for one in ((q[0], k[0], v[0]), (q, k[:, :2], v[:, :2]), (q.double(), k.double(), v.double())):
+    for one in ((q[0], k[0], v[0]), (q, k[:, :3], v[:, :3]), (q.double(), k.double(), v.double())):
         assert attention_gradients(dy, *one, False, None) is None

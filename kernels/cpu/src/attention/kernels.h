@@ -92,6 +92,8 @@ INLINE void store(bf16* p, F x) {  // a NaN stays one
   write(p, __builtin_convertvector((U)choose(x == x, (I)rounded, splat(0x7fc0)), U16));
 }
 
+INLINE F load(const uint8_t* p) { return __builtin_convertvector(widened(p), F); }
+
 // The first `count` values at x, then zeros.
 template <class T> INLINE F load_some(const T* x, int64_t count) {
   if (count >= LANES) return load(x);
@@ -210,6 +212,23 @@ float exponentials(float* s, int64_t end, float scale, float shift) {
   return sum_of(sum);
 }
 
+// e^(score - most) in place of a row of scores, of which a query sees the first `count`: scores times `scale`, to which a
+// row of the mask is added if there is one. Returns the sum; 0 where nothing is seen.
+float weights(float* s, const float* mask, int64_t count, int64_t keys, int64_t end, float scale, float* most) {
+  if (mask) {
+    for (int64_t j = 0; j < keys; j += LANES)
+      store(s + j, load(s + j) * splat(scale) + load_some(mask + j, keys - j));
+    scale = 1;
+  }
+  *most = largest_seen(s, count, end) * scale;
+  return exponentials(s, end, scale, *most == -__builtin_inff() ? 0 : *most);
+}
+
+// x times what dropout leaves of it: `kept`, or nothing.
+INLINE F dropped(F x, const uint8_t* noise, int64_t count, float kept) {
+  return x * splat(kept) * load_some(noise, count);
+}
+
 // ---- a head ----
 
 // How its queries are cut into blocks; `keys` and `width` are strides of rows.
@@ -234,8 +253,9 @@ struct Pieces {
   }
 };
 
+// Null where there is no such tensor; its strides are then 0.
 template <class T> T* rows_of(address data, const HeadStrides& strides, int64_t batch, int64_t head) {
-  return (T*)data + batch * strides.batch + head * strides.head;
+  return data ? (T*)data + batch * strides.batch + head * strides.head : nullptr;
 }
 
 // Returns the floats that it takes of `memory`; without memory it does nothing else.
@@ -250,6 +270,8 @@ template <class T> int64_t forward_head(const AttentionDesc& d, const AttentionT
   const T* const q_rows = rows_of<T>(t.q, d.q, batch, head);
   T* const o_rows = rows_of<T>(t.o, d.o, batch, head);
   float* const lse = rows_of<float>(t.lse, d.lse, batch, head);
+  const float* const mask_rows = rows_of<float>(t.mask, d.mask, batch, head);
+  const uint8_t* const noise_rows = rows_of<uint8_t>(t.noise, d.noise, batch, head);
   transpose_in(rows_of<T>(t.k, d.k, batch, head), d.k.row, d.keys, d.width, kt);
   copy_in(rows_of<T>(t.v, d.v, batch, head), d.v.row, d.keys, d.width, v);
   for (int64_t first = 0; first < d.queries; first += blocks.queries) {
@@ -258,9 +280,13 @@ template <class T> int64_t forward_head(const AttentionDesc& d, const AttentionT
     multiply(rows, padded(last), d.width, {q, width, 1}, kt, keys, s, keys);
     float sums[MOST_QUERIES];
     for (int64_t i = 0; i < rows; i++) {
-      const float most = largest_seen(s + i * keys, seen(d, first + i), padded(last)) * d.scale;
-      sums[i] = exponentials(s + i * keys, padded(last), d.scale, most);
-      lse[(first + i) * d.lse.row] = most + __builtin_logf(sums[i]);
+      const int64_t query = first + i, end = padded(last);
+      float most, *const row = s + i * keys;
+      sums[i] = weights(row, mask_rows + query * d.mask.row, seen(d, query), d.keys, end, d.scale, &most);
+      if (lse) lse[query * d.lse.row] = most + __builtin_logf(sums[i]);
+      if (sums[i] == 0) sums[i] = 1;  // of a row without a key, whose result is 0
+      for (int64_t j = 0; noise_rows && j < end; j += LANES)
+        store(row + j, dropped(load(row + j), noise_rows + query * d.noise.row + j, d.keys - j, d.kept));
     }
     multiply(rows, features, last, {s, keys, 1}, v, width, o, width);
     for (int64_t i = 0; i < rows; i++)
@@ -284,6 +310,9 @@ template <class T> int64_t backward_head(const AttentionDesc& d, const Attention
   const T *const q_rows = rows_of<T>(t.q, d.q, batch, head), *const k_rows = rows_of<T>(t.k, d.k, batch, head);
   const T* const do_rows = rows_of<T>(t.d_o, d.d_o, batch, head);
   T* const dq_rows = rows_of<T>(t.dq, d.dq, batch, head);
+  const float* const mask_rows = rows_of<float>(t.mask, d.mask, batch, head);
+  float* const d_mask_rows = rows_of<float>(t.d_mask, d.d_mask, batch, head);
+  const uint8_t* const noise_rows = rows_of<uint8_t>(t.noise, d.noise, batch, head);
   transpose_in(k_rows, d.k.row, d.keys, d.width, kt);
   transpose_in(rows_of<T>(t.v, d.v, batch, head), d.v.row, d.keys, d.width, vt);
   copy_in(k_rows, d.k.row, d.keys, d.width, k);
@@ -297,17 +326,26 @@ template <class T> int64_t backward_head(const AttentionDesc& d, const Attention
     for (int64_t i = 0; i < rows; i++) {
       float *const p_row = p + i * keys, *const ds_row = ds + i * keys;
       const int64_t end = padded(last);
-      const float most = largest_seen(p_row, seen(d, first + i), end) * d.scale;
-      const F part = splat(1 / exponentials(p_row, end, d.scale, most));
+      const int64_t query = first + i;
+      float most;
+      const float sum = weights(p_row, mask_rows + query * d.mask.row, seen(d, query), d.keys, end, d.scale, &most);
+      const F part = splat(sum == 0 ? 0 : 1 / sum);
+      const uint8_t* const noise = noise_rows + query * d.noise.row;
+      const auto left = [&](F x, int64_t j) ALWAYS { return noise ? dropped(x, noise + j, d.keys - j, d.kept) : x; };
       F products{};
       for (int64_t j = 0; j < end; j += LANES) {
-        const F weight = load(p_row + j) * part;
+        const F weight = load(p_row + j) * part, dp = left(load(ds_row + j), j);
         store(p_row + j, weight);
-        products = multiply_add(weight, load(ds_row + j), products);
+        store(ds_row + j, dp);
+        products = multiply_add(weight, dp, products);
       }
       const F mean = splat(sum_of(products));  // the sum of P dP, which is dO . O
-      for (int64_t j = 0; j < end; j += LANES)
-        store(ds_row + j, load(p_row + j) * splat(d.scale) * (load(ds_row + j) - mean));
+      for (int64_t j = 0; j < end; j += LANES) {
+        const F weight = load(p_row + j), changed = load(ds_row + j) - mean;
+        store(ds_row + j, weight * splat(d.scale) * changed);
+        store(p_row + j, left(weight, j));
+        if (d_mask_rows) store_some(d_mask_rows + query * d.d_mask.row + j, weight * changed, d.keys - j);
+      }
     }
     multiply(rows, features, last, {ds, keys, 1}, k, width, dq, width);
     copy_out(dq, rows, d.width, dq_rows + first * d.dq.row, d.dq.row);

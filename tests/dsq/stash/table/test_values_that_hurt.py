@@ -227,7 +227,7 @@ WITHOUT_A_ROW = {
     "einsum of a diagonal": lambda x: torch.einsum("abb,abi->ai", x[..., :4], x),
     "of complex numbers": lambda x: torch.complex(x, x.flip(0)).matmul(torch.complex(x, -x).mT).square().abs(),
     "norm": lambda x: x.norm(dim=-1),
-    "normalize": lambda x: F.normalize(x, dim=-1),
+    "normalize, by the sum": lambda x: F.normalize(x, p=1, dim=-1),
     "amax": lambda x: x.amax(-1),
     "log, lgamma": lambda x: (x.abs() + 0.01).log() + torch.lgamma(x.abs() + 0.01),
     "1 / x": lambda x: 1 / x,
