@@ -239,6 +239,18 @@ class FusedLinear(Protocol):
         """``gemms`` of dx and of dw; None for what is not wanted."""
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """What attention is asked for besides q (B, H, L, D), k and v (B, H, S, D), whose heads may be fewer than q's."""
+
+    causal: bool = False
+    scale: float | None = None  #: of the scores; None: 1 / sqrt(D)
+    mask: Tensor | None = None  #: bool or floating, of a shape that expands to (B, H, L, S)
+    dropout: float = 0.0
+    #: makes uint8 (B, H, L, S), 0 for a weight that the dropout took, else 1; called where the kernels take the rest
+    noise: Callable[[], Tensor] | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)  # a key of caches
 class Backend:
     """The kernels of one kind of device. Tensors come contiguous, detached and checked, of DTYPES (masks: or bool)."""
@@ -270,11 +282,9 @@ class Backend:
     linear: FusedLinear | None = None  #: None: a linear layer runs kernel by kernel
     #: PyTorch's attention by these kernels, while inside, in all threads; None: PyTorch's is as fast
     fused_attention: Callable[[], AbstractContextManager[None]] | None = None
-    #: (q (B, H, L, D), k and v (B, H, S, D), causal, scale, mask, dropout, noise) -> the result; None where the kernels
-    #: do not take these. The mask expands to (B, H, L, S); noise, called where they do, makes the ones and zeros of the
-    #: dropout
-    attention: Callable[..., Tensor | None] | None = None
-    #: (dy, then the same, and whether the mask wants one) -> the gradients of q, k, v and the mask, without the result
+    #: (q (B, H, L, D), k and v (B, H, S, D), options) -> the result; None where the kernels do not take these
+    attention: Callable[[Tensor, Tensor, Tensor, AttentionOptions], Tensor | None] | None = None
+    #: (dy, q, k, v, options, whether the mask wants one) -> the gradients of q, k, v and the mask, without the result
     attention_gradients: Callable[..., tuple[Tensor, ...] | None] | None = None
     #: (float32 values, in place) -> ReLU of them, bits of the result's mask; None: PyTorch's, then ``pack_mask``
     relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]] | None = None

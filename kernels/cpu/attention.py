@@ -10,7 +10,7 @@ Shape suffixes: B batch, H heads, L queries, S keys, D features of a head.
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from threading import Lock
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsq.kernels.backend import AttentionOptions
 from dsq.kernels.cpu.library import Library
 from dsq.kernels.cpu.memory import addresses, scratch
 
@@ -79,14 +80,15 @@ class AttentionKernels:
         scale: float | None = None,
     ) -> Any:
         """y (B, H, L, D) and the logarithm of each query's sum of exponentials (B, H, L)."""
-        if not self._inside or attn_mask is not None or dropout_p or not _takes(q_BHLD, k_BHSD, v_BHSD, scale):
+        options = AttentionOptions(is_causal, scale, attn_mask, dropout_p)
+        if not self._serves(options) or not _takes(q_BHLD, k_BHSD, v_BHSD, options):
             given = q_BHLD, k_BHSD, v_BHSD, dropout_p, is_causal
             return self._forward.call_boxed(keys, *given, attn_mask=attn_mask, scale=scale)
         batches, heads, rows, _ = q_BHLD.shape
         o_BHLD = torch.empty_like(q_BHLD)  # strides are PyTorch's: compilers rely on them
         lse_BHL = torch.empty(batches, rows, heads, dtype=torch.float32, device="cpu").transpose(1, 2)
         tensors = {"q": q_BHLD, "k": k_BHSD, "v": v_BHSD, "o": o_BHLD, "lse": lse_BHL}
-        self._run(self._library.c.dsq_attention_forward, tensors, is_causal, scale)
+        self._run(self._library.c.dsq_attention_forward, tensors, options)
         return o_BHLD, lse_BHL
 
     def backward(
@@ -105,13 +107,16 @@ class AttentionKernels:
         scale: float | None = None,
     ) -> Any:
         """The gradients of q, k and v."""
-        found = None
-        if self._inside and attn_mask is None and not dropout_p:
-            found = self.gradients(dy_BHLD, q_BHLD, k_BHSD, v_BHSD, is_causal, scale)
+        options = AttentionOptions(is_causal, scale, attn_mask, dropout_p)
+        found = self.gradients(dy_BHLD, q_BHLD, k_BHSD, v_BHSD, options) if self._serves(options) else None
         if found is None:
             given = dy_BHLD, q_BHLD, k_BHSD, v_BHSD, y_BHLD, lse_BHL, dropout_p, is_causal
             return self._backward.call_boxed(keys, *given, attn_mask=attn_mask, scale=scale)
         return found
+
+    def _serves(self, options: AttentionOptions) -> bool:
+        """Whether the operators are these kernels' now."""
+        return self._inside > 0 and options.mask is None and not options.dropout
 
     def gradients(
         self,
@@ -119,64 +124,46 @@ class AttentionKernels:
         q_BHLD: Tensor,
         k_BHSD: Tensor,
         v_BHSD: Tensor,
-        causal: bool,
-        scale: float | None,
-        mask: Tensor | None = None,
-        dropout: float = 0.0,
-        noise: Callable[[], Tensor] | None = None,
+        options: AttentionOptions,
         of_mask: bool = False,
     ) -> tuple[Tensor, ...] | None:
         """The gradients of q, k and v, and of the mask if asked for, without the result of a forward; None where the
-        kernels do not take these.
-
-        k and v may have fewer heads than q, each for a group of q's. mask: of bool or a float dtype, of a shape that
-        expands to (B, H, L, S). noise: makes uint8 (B, H, L, S), 0 for a weight that the dropout took, else 1.
-        """
+        kernels do not take these."""
         groups, k_BHSD, v_BHSD = _repeated(q_BHLD, k_BHSD, v_BHSD)
-        if not _takes(q_BHLD, k_BHSD, v_BHSD, scale) or not 0 <= dropout < 1:
+        if not _takes(q_BHLD, k_BHSD, v_BHSD, options):
             return None
         if dy_BHLD.shape != q_BHLD.shape or dy_BHLD.dtype != q_BHLD.dtype:  # kernels read memory as shapes say
             got = f"{dy_BHLD.dtype} {tuple(dy_BHLD.shape)}"
             raise ValueError(f"the gradient of attention must be {q_BHLD.dtype} {tuple(q_BHLD.shape)}, got {got}")
         dq_BHLD, dk_BHSD, dv_BHSD = (_like_heads(x) for x in (q_BHLD, k_BHSD, v_BHSD))
         dy_BHLD = dy_BHLD if dy_BHLD.stride(-1) == 1 else dy_BHLD.contiguous()
-        tensors = {"q": q_BHLD, "k": k_BHSD, "v": v_BHSD, "d_o": dy_BHLD}
-        tensors |= {"dq": dq_BHLD, "dk": dk_BHSD, "dv": dv_BHSD} | _beside(q_BHLD, k_BHSD, mask, noise)
+        tensors = {"q": q_BHLD, "k": k_BHSD, "v": v_BHSD, "d_o": dy_BHLD, "dq": dq_BHLD, "dk": dk_BHSD, "dv": dv_BHSD}
         if of_mask:
             tensors["d_mask"] = torch.empty((*q_BHLD.shape[:3], k_BHSD.shape[2]), dtype=torch.float32, device="cpu")
-        self._run(self._library.c.dsq_attention_backward, tensors, causal, scale, 1 / (1 - dropout))
+        self._run(self._library.c.dsq_attention_backward, tensors, options)
         if groups > 1:
             dk_BHSD, dv_BHSD = (x.unflatten(1, (-1, groups)).sum(2) for x in (dk_BHSD, dv_BHSD))
-        if of_mask and mask is not None:
-            return dq_BHLD, dk_BHSD, dv_BHSD, tensors["d_mask"].sum_to_size(mask.shape).to(mask.dtype)
+        if of_mask and options.mask is not None:
+            d_mask = tensors["d_mask"].sum_to_size(options.mask.shape).to(options.mask.dtype)
+            return dq_BHLD, dk_BHSD, dv_BHSD, d_mask
         return dq_BHLD, dk_BHSD, dv_BHSD
 
-    def result(
-        self,
-        q_BHLD: Tensor,
-        k_BHSD: Tensor,
-        v_BHSD: Tensor,
-        causal: bool,
-        scale: float | None,
-        mask: Tensor | None = None,
-        dropout: float = 0.0,
-        noise: Callable[[], Tensor] | None = None,
-    ) -> Tensor | None:
-        """The result (B, H, L, D), of what ``gradients`` takes; None where the kernels do not take these."""
+    def result(self, q_BHLD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, options: AttentionOptions) -> Tensor | None:
+        """The result (B, H, L, D); None where the kernels do not take these."""
         _, k_BHSD, v_BHSD = _repeated(q_BHLD, k_BHSD, v_BHSD)
-        if not _takes(q_BHLD, k_BHSD, v_BHSD, scale) or not 0 <= dropout < 1:
+        if not _takes(q_BHLD, k_BHSD, v_BHSD, options):
             return None
         o_BHLD = _like_heads(q_BHLD)
-        tensors = {"q": q_BHLD, "k": k_BHSD, "v": v_BHSD, "o": o_BHLD} | _beside(q_BHLD, k_BHSD, mask, noise)
-        self._run(self._library.c.dsq_attention_forward, tensors, causal, scale, 1 / (1 - dropout))
+        tensors = {"q": q_BHLD, "k": k_BHSD, "v": v_BHSD, "o": o_BHLD}
+        self._run(self._library.c.dsq_attention_forward, tensors, options)
         return o_BHLD
 
-    def _run(
-        self, run: Any, tensors: dict[str, Tensor], causal: bool, scale: float | None, factor: float = 1.0
-    ) -> None:
+    def _run(self, run: Any, tensors: dict[str, Tensor], options: AttentionOptions) -> None:
         q, k = tensors["q"], tensors["k"]
+        tensors |= _beside((*q.shape[:3], k.shape[2]), options)
         strides = tuple((name, x.stride()[:3]) for name, x in tensors.items())
-        desc, floats = self._prepared(strides, q.shape, k.shape[2], q.dtype, causal, scale, factor)
+        scalars = options.causal, options.scale, 1 / (1 - options.dropout)
+        desc, floats = self._prepared(strides, q.shape, k.shape[2], q.dtype, *scalars)
         threads = torch.get_num_threads()
         memory = scratch(4 * floats * threads)
         found = zip(tensors, addresses(*tensors.values(), strided=True), strict=True)
@@ -202,14 +189,15 @@ class AttentionKernels:
         return desc, self._library.c.dsq_attention_scratch(desc, "dq" in fields)
 
 
-def _takes(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> bool:
+def _takes(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> bool:
     """Whether the kernels take these; the shift of the exponentials asks for a scale above 0."""
     if not q.dim() == k.dim() == v.dim() == 4:
         return False
     alike = q.dtype == k.dtype == v.dtype and k.shape == v.shape and q.shape[::3] == k.shape[::3]
     rows = q.shape[1] == k.shape[1] and q.stride(3) == k.stride(3) == v.stride(3) == 1
     some = q.numel() * k.numel() > 0 and q.shape[:2].numel() >= torch.get_num_threads()
-    return q.dtype in _DTYPES and (scale is None or scale > 0) and alike and rows and some
+    asked = (options.scale is None or options.scale > 0) and 0 <= options.dropout < 1
+    return q.dtype in _DTYPES and asked and alike and rows and some
 
 
 def _repeated(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, Tensor, Tensor]:
@@ -218,14 +206,14 @@ def _repeated(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, Tensor, Tensor]:
     return (groups, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)) if groups > 1 else (1, k, v)
 
 
-def _beside(q: Tensor, k: Tensor, mask: Tensor | None, noise: Callable[[], Tensor] | None) -> dict[str, Tensor]:
-    """The mask as numbers to add, and the noise, if there are such."""
-    shape, found = (*q.shape[:3], k.shape[2]), {}
+def _beside(shape: tuple[int, ...], options: AttentionOptions) -> dict[str, Tensor]:
+    """The mask as numbers to add to the scores, which have this shape, and the noise, if there are such."""
+    found, mask = {}, options.mask
     if mask is not None:
         if mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, -math.inf)
         found["mask"] = mask.detach().float().expand(*mask.shape[:-1], shape[-1]).contiguous().expand(shape)
-    return found if noise is None else found | {"noise": noise()}
+    return found if options.noise is None else found | {"noise": options.noise()}
 
 
 def _like_heads(x_BHLD: Tensor) -> Tensor:

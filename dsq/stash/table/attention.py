@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dsq.kernels.backend import AttentionOptions
 from dsq.kernels.dispatch import backend_for, define
 from dsq.ops.products import autocast_dtype
 from dsq.stash.codes import Kept, Stash, is_made_of_others, keep, kept
@@ -88,12 +89,9 @@ class FusedAttention(torch.autograd.Function):
         ctx: Any, stash: Stash, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: tuple[Any, ...]
     ) -> Tensor:
         forms = [stash.code(x, "attention") for x in (q, k, v)]
-        cast = autocast_dtype(q)
-        if torch.compiler.is_compiling():
-            dtype = cast or q.dtype  # which PyTorch's function asks for, an operator does not
-            y, random = torch.ops.dsq.attend(*(x.to(dtype) for x in (q, k, v)), _cast(mask, cast), *options)
-        else:
-            y, random = _attend(q, k, v, mask, *options)
+        cast = autocast_dtype(q)  # which PyTorch's function asks for, a kernel and an operator do not
+        attend: Any = torch.ops.dsq.attend if torch.compiler.is_compiling() else _attend
+        y, random = attend(*(x.to(cast or x.dtype) for x in (q, k, v)), _cast(mask, cast), *options)
         keep(ctx, *forms, _mask_of(stash, mask), random if options[0] else None)
         ctx.options, ctx.cast = options, cast
         return y  # type: ignore[no-any-return]
@@ -113,8 +111,10 @@ def _cast(mask: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
 
 def _mask_of(stash: Stash, mask: Tensor | None) -> Kept | None:
     """Return what is kept of a mask: what it was made of, if that is less (pointwise.outer), else the mask."""
-    form = None if mask is None else stash.find(mask)
-    return form if form is not None and is_made_of_others(form) else None if mask is None else stash.exact(mask)
+    if mask is None:
+        return None
+    form = stash.find(mask)
+    return form if form is not None and is_made_of_others(form) else stash.exact(mask)
 
 
 def _attend(
@@ -124,14 +124,12 @@ def _attend(
 
     PyTorch's dropout makes three matrices (B, H, L, S) of float32; the backend's kernel one of bytes.
     """
-    if not dropout:
-        y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
-        return y, q.new_empty(0, dtype=torch.uint8)
-    random, dtype = _random_state(q.device), autocast_dtype(q) or q.dtype
-    own, attend = None, backend_for(q.device).attention
-    if attend and torch.backends.cuda.flash_sdp_enabled():
-        given = (x.to(dtype) for x in (q, k, v))
-        own = attend(*given, causal, scale, mask, dropout, partial(_noise, q, k, dropout))
+    own, random, attend = None, q.new_empty(0, dtype=torch.uint8), backend_for(q.device).attention
+    if dropout:
+        random = _random_state(q.device)
+        if attend and torch.backends.cuda.flash_sdp_enabled():
+            noise = partial(_noise, q, k, dropout)
+            own = attend(q, k, v, AttentionOptions(causal, scale, mask, dropout, noise))
     if own is None:
         own = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
     return own, random
@@ -150,7 +148,8 @@ def _attend_backward(
     gradients = backend_for(dy.device).attention_gradients
     if gradients and kernels:
         noise = None if random is None else partial(_noise, dy, k, dropout, random)
-        own = gradients(dy, *(x.to(dy.dtype) for x in (q, k, v)), causal, scale, mask, dropout, noise, wanted[3])
+        how = AttentionOptions(causal, scale, mask, dropout, noise)
+        own = gradients(dy, *(x.to(dy.dtype) for x in (q, k, v)), how, wanted[3])
         if own is not None:
             return [x if asked else dy.new_empty(0) for x, asked in zip((*own, dy), wanted, strict=False)]
     inputs: list[Any] = [

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import dsq
+from dsq.kernels.backend import AttentionOptions
 from dsq.kernels.cpu.library import LIBRARY, library
 from dsq.kernels.dispatch import backend_for
 
@@ -151,7 +152,7 @@ def test_large_scores(spread):
 def test_gradients_need_no_result_of_a_forward(dtype, causal):
     q, k, v, dy = inputs((2, 3, 37, 53, 20), dtype)
     expected = ours(partial(F.scaled_dot_product_attention, is_causal=causal), q, k, v, dy)[1:]
-    found = attention_gradients(dy, *(x.detach() for x in (q, k, v)), causal, None)
+    found = attention_gradients(dy, *(x.detach() for x in (q, k, v)), AttentionOptions(causal))
     assert all(map(torch.equal, found, expected))
 
 
@@ -181,7 +182,7 @@ def test_result_and_gradients_under_a_mask_and_dropout(dtype, tolerance, shape, 
     noise = torch.empty(batches, heads, queries, keys, dtype=torch.uint8).bernoulli_(1 - dropout)
     q, k, v, dy = given
     draw = (lambda: noise) if dropout else None
-    options = q, k, v, False, None, mask, dropout, draw
+    options = q, k, v, AttentionOptions(mask=mask, dropout=dropout, noise=draw)
     learned = mask is not None and mask.dtype != torch.bool
     found = [attention(*options), *attention_gradients(dy, *options, learned)]
 
@@ -201,7 +202,7 @@ def test_result_and_gradients_under_a_mask_and_dropout(dtype, tolerance, shape, 
 def test_a_gradient_of_another_shape_or_dtype(change):
     q, k, v, dy = inputs((1, 2, 40, 40, 24))
     with pytest.raises(ValueError, match=r"the gradient of attention must be torch\.float32"):
-        attention_gradients(change(dy), q, k, v, False, None)
+        attention_gradients(change(dy), q, k, v, AttentionOptions())
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -234,4 +235,4 @@ def test_what_the_kernels_do_not_take_goes_to_pytorch():
 def test_gradients_by_themselves_of_what_the_kernels_do_not_take():
     q, k, v, dy = inputs((2, 4, 40, 40, 24))
     for one in ((q[0], k[0], v[0]), (q, k[:, :3], v[:, :3]), (q.double(), k.double(), v.double())):
-        assert attention_gradients(dy, *one, False, None) is None
+        assert attention_gradients(dy, *one, AttentionOptions()) is None
