@@ -143,9 +143,10 @@ def compare(model: nn.Module, loss: Callable[[], Tensor | None]) -> GradientChec
     found = GradientCheck(error, of_stash, parameters)
     if found.grade != "fine":
         with suspended(), at_32_bits(layers):
-            found = replace(found, of_loss=_compared(exact, gradients(model, loss))[0])
+            of_loss = _compared(exact, gradients(model, loss))[0]
             with in_bfloat16([p for p in model.parameters() if p.is_floating_point()]):
-                found = replace(found, of_bfloat16=_compared(exact, gradients(model, loss))[0])
+                of_bfloat16 = _compared(exact, gradients(model, loss))[0]
+        found = replace(found, of_loss=of_loss, of_bfloat16=of_bfloat16)
     return found
 
 

@@ -78,7 +78,8 @@ class ProcessCase:
 
     @property
     def labels(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in KEYS} | {"size": " ".join(map(str, self.size))}
+        dropout = {"dropout": self.dropout} if self.dropout else {}
+        return {name: getattr(self, name) for name in KEYS} | {"size": " ".join(map(str, self.size))} | dropout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +108,7 @@ def run(options: argparse.Namespace) -> None:
         if options.largest:
             row = case.labels | {"batch": largest(case, options.largest * 1024), "GiB": options.largest}
         else:
-            row = case.labels | ({"dropout": case.dropout} if case.dropout else {}) | measured(case)
+            row = case.labels | measured(case)
         print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
         rows[tuple(row[name] for name in keys)] = row
         write_text(path, as_csv(list(rows.values()), ".4g"))

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import _checkpoint_hook
 from dsq.layers import not_compiled_alone
 from dsq.stash.codes import EXACT, Codec, Form, Kept, Stash, refuse_create_graph
 from dsq.stash.controller import RUNNING, Controller, Summary, run_under
-from dsq.stash.table import TABLE, Row
+from dsq.stash.table import OF_MASKS, TABLE, Row
 
 _PLAIN = (Tensor, nn.Parameter)
 #: () -> the (pack, unpack) that a tensor saved now would go through; None: PyTorch keeps it as it is
@@ -80,7 +80,7 @@ class Interception(TorchFunctionMode):
         if row is None or not torch.is_grad_enabled() or kwargs.get("out") is not None:
             return func(*args, **kwargs)
         kwargs.pop("out", None)  # which F.normalize always names
-        wanted = hasattr(row, "without_gradients")
+        wanted = func in OF_MASKS
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor):
                 if type(value) not in _PLAIN or value.is_complex():  # a DTensor, say, has operations of its own

@@ -49,6 +49,9 @@ from dsq.stash.table import attention, masks, norms, pointwise, products
 
 Row = Callable[..., Any]
 aten = torch.ops.aten
+_OUTER = (torch.where, torch.add, Tensor.add, Tensor.__add__)
+#: whose rows run without a gradient too: masks want none, and are kept
+OF_MASKS = frozenset((*_OUTER, Tensor.contiguous))
 
 
 def _rows() -> dict[Callable[..., Any], Row]:
@@ -94,7 +97,7 @@ def _rows() -> dict[Callable[..., Any], Row]:
         pointwise.index_add_in_place: (Tensor.index_add_,),
     }
     others = {function: row for row, functions in by_row.items() for function in functions}
-    others |= {it: pointwise.outer(it) for it in (torch.where, torch.add, Tensor.add, Tensor.__add__)}
+    others |= {it: pointwise.outer(it) for it in _OUTER}
     return products.CONVOLUTIONS | pointwise.ACTIVATIONS | others
 
 

@@ -219,7 +219,6 @@ def outer(function: Callable[..., Tensor]) -> Callable[..., Any]:
             stash.derive(y, [args[place] for place in places], again)
         return y
 
-    row.without_gradients = True  # type: ignore[attr-defined]  # a mask wants none, and is kept
     return row
 
 
@@ -230,9 +229,6 @@ def contiguous(stash: Stash, input: Tensor, *args: Any, **named: Any) -> Tensor:
     if form is not None and is_made_of_others(form):
         stash.derive(y, (form,), Tensor.clone)
     return y
-
-
-contiguous.without_gradients = True  # type: ignore[attr-defined]
 
 
 def div(stash: Stash, input: Any, other: Any, **named: Any) -> Tensor:
