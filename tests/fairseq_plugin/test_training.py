@@ -144,18 +144,10 @@ def test_the_stash_stands_in_the_log(data: Path, tmp_path: Path, caplog) -> None
     assert 0.2 < float(line["train_dsq_stash_mib"]) < 0.3
 
 
-def test_other_ways_to_train(data: Path, tmp_path: Path) -> None:
-    # layers run again in the backward; two batches an update; a copy of the model is loaded into at each update
-    given = ["--checkpoint-activations", "--update-freq", 2, "--store-ema", "--dsq-levels", "[4,4,4,16]"]
-    run("train", data, *MODEL, *given, "--max-update", 2, "--save-dir", tmp_path)
-    (level,) = levels(tmp_path)
-    assert level["updates"] == 2
-
-
-def test_a_running_mean_of_the_weights_in_fp32(data: Path, tmp_path: Path) -> None:
-    given = ["--store-ema", "--ema-fp32", "--dsq-levels", LEVELS, "--dsq-rise-at", 1, "--save-dir", tmp_path]
+def test_layers_that_run_again_and_a_running_mean_of_the_weights(data: Path, tmp_path: Path) -> None:
+    given = ["--checkpoint-activations", "--update-freq", 2, "--store-ema", "--ema-fp32", "--save-dir", tmp_path]
     for most in (2, 3):
-        run("train", data, *MODEL, *given, "--max-update", most, "--disable-validation")
+        run("train", data, *MODEL, *given, "--dsq-levels", LEVELS, "--dsq-rise-at", 1, "--max-update", most)
     saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     assert saved["model"].keys() - saved["extra_state"]["ema"].keys() == {"dsq._extra_state"}
     assert saved["model"]["dsq._extra_state"]["scheduler"]["work"][1][0] == 2
@@ -263,13 +255,3 @@ def test_sentence_prediction(sentences: Path, tmp_path: Path, calls) -> None:
     assert not any("lm_head" in name for name in described)  # which is no part of this training
     state = weights(tmp_path)["dsq._extra_state"]
     assert dsq.Precision(*state["config"]["levels"][state["trained_level"]]) == dsq.Precision(16, 4, 4, 16)
-
-
-def test_fine_tuning_starts_at_the_first_level(sentences: Path, tmp_path: Path) -> None:
-    plain, tuned = tmp_path / "plain", tmp_path / "tuned"
-    run("train", sentences, *ROBERTA, "--max-update", 1, "--save-dir", plain)
-    given = ["--finetune-from-model", plain / "checkpoint_last.pt", "--dsq-levels", LEVELS, "--save-dir", tuned]
-    run("train", sentences, *ROBERTA, "--max-update", 1, *given)
-    before, after = weights(plain), weights(tuned)
-    assert after.pop("dsq._extra_state")["scheduler"]["level"] == 0
-    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())  # --lr 0
