@@ -111,7 +111,7 @@ def page_tables(evidence: Evidence) -> dict[str, Callable[..., str]]:
         "settings": lambda: over_tasks(evidence, _asked(evidence.suite, 3)),
         "runs": lambda: _schedules(evidence) + _tasks(evidence),
         "strays": partial(_strays, evidence),
-        "task": partial(_by_task, evidence),
+        "tasks": partial(_by_task, evidence),
         "whereabouts": partial(_whereabouts, evidence),
     }
 
@@ -174,24 +174,22 @@ def _strays(evidence: Evidence) -> str:
     return "\n".join(lines) or "none."
 
 
-def _by_task(evidence: Evidence, what: str) -> str:
-    """Losses, scores or costs over fp32's, a row a task, of the settings that tier 2 asks for."""
-    names = [name for name in _asked(evidence.suite, 2) if name != FP32]
+def _by_task(evidence: Evidence, *settings: str) -> str:
+    """Losses and scores over fp32's, and what is held, a row a task. If the suite has none of ``settings`` (a suite of
+    your own), of all that tier 2 asks for."""
+    names = [name for name in settings if name in evidence.suite.settings]
+    names = names or [name for name in _asked(evidence.suite, 2) if name != FP32]
     records: list[Record] = []
     for task in (task for task in evidence.suite.tasks if evidence.column(task, FP32, "loss")):
-        if what == "costs":
-            records.append({"task": task} | {name: _cost(evidence, task, name) for name in names})
-            continue
-        found, spec = (evidence.losses, ".3f") if what == "loss" else (evidence.scores, ".1f")
-        mine = {"task": task, FP32: f"{fmean(evidence.column(task, FP32, what)):{spec}}"}
-        records.append(mine | {name: found(task, name).text("+.3f" if what == "loss" else "+.2f") for name in names})
+        record: dict[str, Any] = {"task": task}
+        for what, found, spec in (("loss", evidence.losses, ".3f"), ("score", evidence.scores, ".2f")):
+            record[f"{what}: {FP32}"] = f"{fmean(evidence.column(task, FP32, what)):{spec}}"
+            record |= {f"{what}: {name}": found(task, name).text(f"+{spec}") for name in names}
+        for name in names:
+            held = evidence.shares(task, name, "held_mib")
+            record[f"held: {name}"] = f"{held.mean:.2f}" if held.values else None
+        records.append(record)
     return table(records, markdown=True) if records else "No run yet."
-
-
-def _cost(evidence: Evidence, task: str, name: str) -> str:
-    shares = [evidence.shares(task, name, column) for column in ("held_mib", "seconds")]
-    known = [f"{one.mean:.2f}" if one.values else "-" for one in shares]
-    return ", ".join(known) if set(known) != {"-"} else "-"
 
 
 def _whereabouts(evidence: Evidence) -> str:
