@@ -175,7 +175,7 @@ def _strays(evidence: Evidence) -> str:
 
 
 def _by_task(evidence: Evidence, *settings: str) -> str:
-    """Losses and scores over fp32's, and what is held, a row a task. If the suite has none of ``settings`` (a suite of
+    """Losses and scores over fp32's, and what dsq holds, a row a task. If the suite has none of ``settings`` (a suite of
     your own), of all that tier 2 asks for."""
     names = [name for name in settings if name in evidence.suite.settings]
     names = names or [name for name in _asked(evidence.suite, 2) if name != FP32]
@@ -185,7 +185,7 @@ def _by_task(evidence: Evidence, *settings: str) -> str:
         for what, found, spec in (("loss", evidence.losses, ".3f"), ("score", evidence.scores, ".2f")):
             record[f"{what}: {FP32}"] = f"{fmean(evidence.column(task, FP32, what)):{spec}}"
             record |= {f"{what}: {name}": found(task, name).text(f"+{spec}") for name in names}
-        for name in names:
+        for name in (name for name in names if name != YARDSTICK):
             held = evidence.shares(task, name, "held_mib")
             record[f"held: {name}"] = f"{held.mean:.2f}" if held.values else None
         records.append(record)
