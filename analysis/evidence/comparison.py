@@ -175,7 +175,7 @@ def _strays(evidence: Evidence) -> str:
 
 
 def _by_task(evidence: Evidence, *settings: str) -> str:
-    """Losses and scores over fp32's, and what dsq holds, a row a task. If the suite has none of ``settings`` (a suite of
+    """A row a task: losses and scores over fp32's, and what is held. If the suite has none of ``settings`` (a suite of
     your own), of all that tier 2 asks for."""
     names = [name for name in settings if name in evidence.suite.settings]
     names = names or [name for name in _asked(evidence.suite, 2) if name != FP32]
