@@ -19,6 +19,7 @@ from typing import Any
 from analysis import ROOT, tables
 from analysis.evidence.comparison import PAGE, Evidence, over_tasks, page_tables
 from analysis.evidence.ledger import LEDGER, read_rows
+from analysis.evidence.steps import read_steps
 from analysis.evidence.suite import load_suite
 from dsq.command import OneLineParser, Record, guarded, table, write_text
 
@@ -58,7 +59,7 @@ def _processors() -> str:
 
 def _suite() -> Evidence:
     suite = load_suite()
-    return Evidence(suite, read_rows(LEDGER, suite))
+    return Evidence(suite, read_rows(LEDGER, suite), read_steps())
 
 
 def _evidence(evidence: Evidence, *settings: str) -> str:
@@ -71,7 +72,7 @@ def _beside(evidence: Evidence, paper: str, tasks: str, *settings: str) -> str:
     rows: dict[str, dict[str, Any]] = {name: {"setting": name} for name in settings}
     for name, row in rows.items():
         for task in tasks.split(","):
-            held = evidence.shares(task, name, "held_mib")
+            held = evidence.held(task, name)
             row[task] = _less(evidence.scores(task, name).text("+.2f"), 1 / held.mean if held.values else None)
     for printed in _rows("papers.csv"):
         if printed["paper"] == paper and printed["setting"] in rows and printed["score"]:
