@@ -115,7 +115,7 @@ def page_tables(evidence: Evidence) -> dict[str, Callable[..., str]]:
         "settings": lambda: over_tasks(evidence, _asked(evidence.suite, 3)),
         "runs": lambda: _schedules(evidence) + _tasks(evidence),
         "strays": partial(_strays, evidence),
-        "task": partial(_by_task, evidence),
+        "tasks": partial(_by_task, evidence),
         "whereabouts": partial(_whereabouts, evidence),
     }
 
@@ -178,25 +178,22 @@ def _strays(evidence: Evidence) -> str:
     return "\n".join(lines) or "none."
 
 
-def _by_task(evidence: Evidence, what: str) -> str:
-    """Losses, scores or costs over fp32's, a row a task, of the settings that tier 2 asks for."""
-    names = [name for name in _asked(evidence.suite, 2) if name != FP32]
+def _by_task(evidence: Evidence, *settings: str) -> str:
+    """Losses and scores over fp32's, and what is held, a row a task. If the suite has none of ``settings`` (a suite of
+    your own), of all that tier 2 asks for."""
+    names = [name for name in settings if name in evidence.suite.settings]
+    names = names or [name for name in _asked(evidence.suite, 2) if name != FP32]
     records: list[Record] = []
     for task in (task for task in evidence.suite.tasks if evidence.column(task, FP32, "loss")):
-        if what == "costs":
-            costs = {name: _cost(evidence, task, name) for name in names}
-            records += [{"task": task} | costs] if set(costs.values()) != {"-"} else []
-            continue
-        found, spec = (evidence.losses, ".3f") if what == "loss" else (evidence.scores, ".1f")
-        mine = {"task": task, FP32: f"{fmean(evidence.column(task, FP32, what)):{spec}}"}
-        records.append(mine | {name: found(task, name).text("+.3f" if what == "loss" else "+.2f") for name in names})
+        record: dict[str, Any] = {"task": task}
+        for what, found, spec in (("loss", evidence.losses, ".3f"), ("score", evidence.scores, ".2f")):
+            record[f"{what}: {FP32}"] = f"{fmean(evidence.column(task, FP32, what)):{spec}}"
+            record |= {f"{what}: {name}": found(task, name).text(f"+{spec}") for name in names}
+        for name in names:
+            shares = [f"{one.mean:.2f}" for one in (evidence.held(task, name), evidence.time(task, name)) if one.values]
+            record[f"held, time: {name}"] = ", ".join(shares) or None
+        records.append(record)
     return table(records, markdown=True) if records else "No run yet."
-
-
-def _cost(evidence: Evidence, task: str, name: str) -> str:
-    shares = [evidence.held(task, name), evidence.time(task, name)]
-    known = [f"{one.mean:.2f}" if one.values else "-" for one in shares]
-    return ", ".join(known) if set(known) != {"-"} else "-"
 
 
 def _whereabouts(evidence: Evidence) -> str:
