@@ -20,6 +20,7 @@ from typing import Any
 from analysis import ROOT, tables
 from analysis.evidence.comparison import PAGE, Evidence, over_tasks, page_tables
 from analysis.evidence.ledger import LEDGER, read_rows
+from analysis.evidence.steps import read_steps
 from analysis.evidence.suite import load_suite
 from dsq.command import OneLineParser, Record, guarded, table, write_text
 
@@ -59,7 +60,7 @@ def _processors() -> str:
 
 def _suite() -> Evidence:
     suite = load_suite()
-    return Evidence(suite, read_rows(LEDGER, suite))
+    return Evidence(suite, read_rows(LEDGER, suite), read_steps())
 
 
 def _evidence(evidence: Evidence, *settings: str) -> str:
@@ -74,7 +75,7 @@ def _beside(evidence: Evidence, paper: str, tasks: str, *settings: str) -> str:
     heads = {row["task"]: f"{row['task']}; paper: {row['model']}, {row['data']}" for row in papers}
     rows: list[dict[str, Any]] = [{"setting": name} for name in settings]
     for row, task in product(rows, tasks.split(",")):
-        held = evidence.shares(task, row["setting"], "held_mib")
+        held = evidence.held(task, row["setting"])
         here = _less(evidence.scores(task, row["setting"]).text("+.2f"), 1 / held.mean if held.values else None)
         printed = (one for one in papers if (one["task"], one["setting"]) == (task, row["setting"]))
         for one in printed:
