@@ -171,7 +171,7 @@ def over_tasks(evidence: Evidence, settings: Iterable[str], tasks: Sequence[str]
 
 def _strays(evidence: Evidence) -> str:
     lines = []
-    for name in evidence.suite.settings:
+    for name in _asked(evidence.suite, 3):
         if name != FP32 and (tasks := evidence.strays(name)):
             above = (f"{task} {evidence.losses(task, name, YARDSTICK).mean:+.3f}" for task in tasks)
             lines.append(f"- {name}: {', '.join(above)}")
