@@ -2,8 +2,9 @@
 
 suite.toml    settings, tasks and tiers; suite.py reads them
 paper.toml    the same of DSQ's paper, at its own sizes
-__main__.py   the command: run, table, one
+__main__.py   the command: run, time, table, one
 ledger.py     the ledger (../results/evidence.csv), and the runs that it lacks, each a process
+steps.py      what a step takes under each setting, in turns (../results/steps.csv)
 loop.py       PyTorch's loop, under one setting
 problems.py   what is trained: a language model, sentences, a pretrained encoder, images; by fairseq's loop, translation
 graphs.py     GCN and GAT on citation graphs

@@ -42,6 +42,12 @@ def test_a_warm_step_waits_for_nothing(setup):
     assert len(found.launches) > 60
 
 
+def test_attention_is_one_launch_a_pass_and_one_that_makes_its_result_again():
+    found = expected.step(expected.block(64, LEVELS), (4, 32, 64))
+    assert [it.name for it in found.launches if "attention" in it.name] == ["attention"] * 2 + ["attention_backward"]
+    assert not any(it.name == "bmm" for it in found.launches)
+
+
 @pytest.mark.parametrize(
     "waiting",
     [
