@@ -54,7 +54,6 @@ WARNINGS = [
     (nn.ReLU, {}, "no product to convert"),
     (lambda: nn.Conv2d(3, 3, 3), {}, r"no product to convert.*stash=\"all\" packs"),
     (lambda: nn.LSTM(64, 64), {"stash": "all"}, "LSTM: its products are inside of one operation"),
-    (model, {"exclude": "lm_head"}, "exclude='lm_head' matches no layer"),
     (
         lambda: nn.ModuleList([nn.Linear(64, 64), nn.Conv1d(64, 64, 3)]),
         {},

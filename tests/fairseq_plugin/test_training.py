@@ -13,8 +13,6 @@ import pytest
 import torch
 
 import dsq
-from dsq.costmodel.cli.commands.step import estimate
-from dsq.costmodel.cli.main import parser
 from tests.fairseq_plugin.harness import (
     LEVELS,
     MODEL,
@@ -86,24 +84,9 @@ def test_log_shows_the_level_and_its_change(trained: tuple[Path, str]) -> None:
     assert f"DSQ: {LINEARS} linears converted, levels {LEVELS}" in lines
 
 
-def test_the_cost_is_said_before_the_first_update(trained: tuple[Path, str], data, tmp_path, caplog) -> None:
+def test_the_cost_is_said_before_the_first_update(trained: tuple[Path, str]) -> None:
     (line,) = [line for line in trained[1].splitlines() if line.startswith("DSQ cost to expect")]
     assert "arithmetic 0.0148 at [2,2,2,16], 0.0983 at [16,4,4,16], 0.0148 to 0.0983 in all; DRAM 0." in line
-    caplog.set_level(logging.INFO)
-    run("train", data, *MODEL, "--max-update", 4, "--save-dir", tmp_path, "--disable-validation", "--no-save",
-        "--dsq-levels", LEVELS, "--dsq-rise-at", "0.25")  # fmt: skip
-    (line,) = [line for line in caplog.messages if line.startswith("DSQ cost to expect")]
-    whole = re.findall(r"(\S+) at \[2,2,2,16\], (\S+) at \[16,4,4,16\], (\S+) in all", line)
-    shown = dsq_cost_of(tmp_path / "dsq_workload.json")
-    for found, costs in zip(whole, shown, strict=True):
-        assert [*map(float, found)] == pytest.approx([*costs, 0.25 * costs[0] + 0.75 * costs[1]], abs=1e-4)
-
-
-def dsq_cost_of(workload: Path) -> tuple[list[float], list[float]]:
-    """dsq-cost's arithmetic and DRAM of the two levels."""
-    given = ["estimate", *re.findall(r"\[.*?\]", LEVELS), "--workload", str(workload), "--profile", "paper"]
-    records = estimate(parser().parse_args(given)).sections[0].records
-    return tuple([record[name] for record in records] for name in ("arithmetic", "dram"))
 
 
 def test_describing_the_model_changes_no_weight(data: Path, tmp_path: Path) -> None:
