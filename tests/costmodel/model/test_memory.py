@@ -65,8 +65,10 @@ def test_attention_with_dropout_is_written_out_on_a_cpu_unless_a_policy_runs_it(
 
 @pytest.mark.parametrize(
     "name",
-    ["gpt2", "gpt2-124m", "llama", "bert", "opt", "t5", "vit", "mixtral"]
-    + ["gpt2 with dropout", "bert with dropout", "t5 with dropout"],
+    [
+        *("gpt2", "gpt2-124m", "llama", "bert", "opt", "t5", "vit", "mixtral"),
+        *(f"{name} with dropout" for name in ("gpt2", "bert", "t5")),
+    ],
 )
 def test_prediction_against_what_malloc_counted(name):
     """The record of running models (running.py): bytes held after the forward, and at the peak."""
