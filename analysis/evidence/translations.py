@@ -48,11 +48,12 @@ def _prepared(task: Task, files: Sequence[Path], work: Path) -> tuple[training.T
 
 def steps(task: Task, setting: Setting, seed: int, files: Sequence[Path], work: Path) -> Callable[[], Any]:
     """Return the next step of fairseq's trainer under the setting."""
-    import fairseq_plugin  # noqa: F401 - lets fairseq be imported
     from fairseq import options, tasks, utils
     from fairseq.data.iterators import GroupedIterator
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.trainer import Trainer
+
+    import fairseq_plugin  # noqa: F401 - lets fairseq be imported
 
     binary = _prepared(task, files, work)[1]
     utils.import_user_module(Namespace(user_dir=str(ROOT / "fairseq_plugin")))
