@@ -7,7 +7,7 @@
 # make arm     the kernels for ARM, cross-compiled and emulated, against the reference (Debian or Ubuntu)
 # make avx512  the kernels for AVX-512, emulated on a machine without it, against the reference (Debian or Ubuntu)
 # make gpu-compile  every GPU kernel compiled for nine GPUs that need not be there: hours of a core; PART=hot, minutes
-# make fuzz    random calls of the kernels against the reference, and malformed files to commands, MINUTES=1 each
+# make fuzz    random calls of the kernels against the reference, and odd files to commands, MINUTES=1 each
 # make lint    ruff, mypy, the contracts of imports, and the files that forges and PyPI read
 # make docs    the documentation site, in site/; a dead link fails
 # make wheel   dist/: the wheel and the sdist, checked

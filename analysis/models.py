@@ -182,6 +182,7 @@ _CONFIG: dict[str, dict[str, Any]] = {
     "stochastic": {"rounding": "stochastic"},
     "float32": {"units": "float32"},
     "tied": {"tied": True},
+    "attention": {"attention": True},
     "headless": {"exclude": "head"},
     **{name: {"format": name} for name in ("bfp", "sbfp", "snvint", "fixed")},
 }

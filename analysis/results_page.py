@@ -6,7 +6,7 @@ A page's comments name its tables (analysis/tables.py): these, or those of docs/
 
     <!-- table: evidence fp32 "[8,4,4,8]" -->   settings of the suite, over its tasks; "over=sst2,vit": over these
     <!-- table: beside gact gcn-cora,sst2 gact "gact 2" -->   scores minus fp32's by task, and by how much less is held
-                                                                   (in brackets): the suite's, and those of a paper
+                                                                   (in brackets): the suite's; those of a paper
     <!-- table: file format_errors.csv bits=4 format error:.4f -->   columns of a file; "bits=4": of such rows
 """
 
@@ -14,11 +14,13 @@ import csv
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 from analysis import ROOT, tables
 from analysis.evidence.comparison import PAGE, Evidence, over_tasks, page_tables
 from analysis.evidence.ledger import LEDGER, read_rows
+from analysis.evidence.steps import read_steps
 from analysis.evidence.suite import load_suite
 from dsq.command import OneLineParser, Record, guarded, table, write_text
 
@@ -58,7 +60,7 @@ def _processors() -> str:
 
 def _suite() -> Evidence:
     suite = load_suite()
-    return Evidence(suite, read_rows(LEDGER, suite))
+    return Evidence(suite, read_rows(LEDGER, suite), read_steps())
 
 
 def _evidence(evidence: Evidence, *settings: str) -> str:
@@ -68,22 +70,23 @@ def _evidence(evidence: Evidence, *settings: str) -> str:
 
 
 def _beside(evidence: Evidence, paper: str, tasks: str, *settings: str) -> str:
-    rows: dict[str, dict[str, Any]] = {name: {"setting": name} for name in settings}
-    for name, row in rows.items():
-        for task in tasks.split(","):
-            held = evidence.shares(task, name, "held_mib")
-            row[task] = _less(evidence.scores(task, name).text("+.2f"), 1 / held.mean if held.values else None)
-    for printed in _rows("papers.csv"):
-        if printed["paper"] == paper and printed["setting"] in rows and printed["score"]:
-            difference = f"{float(printed['score']) - float(printed['fp32']):+.2f}"
-            column = f"paper: {printed['model']}, {printed['data']}"
-            rows[printed["setting"]][column] = _less(difference, _read(printed["times"], ".2f"))
-    names = dict.fromkeys(name for row in rows.values() for name in row)
-    return table(list(rows.values()), dict.fromkeys(names, ""), markdown=True)
+    """A cell has what was measured here; then what the paper prints of the model that stands for the task."""
+    papers = [row for row in _rows("papers.csv") if row["paper"] == paper and row["score"]]
+    heads = {row["task"]: f"{row['task']}; paper: {row['model']}, {row['data']}" for row in papers}
+    rows: list[dict[str, Any]] = [{"setting": name} for name in settings]
+    for row, task in product(rows, tasks.split(",")):
+        held = evidence.held(task, row["setting"])
+        here = _less(evidence.scores(task, row["setting"]).text("+.2f"), 1 / held.mean if held.values else None)
+        printed = (one for one in papers if (one["task"], one["setting"]) == (task, row["setting"]))
+        for one in printed:
+            difference = f"{float(one['score']) - float(one['fp32']):+.2f}"
+            here = f"{here or '-'}; {_less(difference, _read(one['times'], '.2f'))}"
+        row[heads.get(task, task)] = here
+    return table(rows, markdown=True)
 
 
 def _less(score: str | None, times: Any) -> str | None:
-    return f"{score} ({times:.1f} x)" if score and times else score
+    return f"{score} ({times:.1f}x)" if score and times else score
 
 
 def _read(text: str, spec: str) -> str | float | None:

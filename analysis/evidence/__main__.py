@@ -2,6 +2,7 @@
 
     python -m analysis.evidence run --tier 1 --data ../data
     python -m analysis.evidence run --tier 2 --tasks mrpc rte --settings fp32 "[8,4,4,8]"
+    python -m analysis.evidence time --tier 3 --data ../data
     python -m analysis.evidence table
     python -m analysis.evidence run --suite analysis/evidence/paper.toml --ledger runs/paper.csv --tier 0 --seeds 1
 
@@ -19,7 +20,8 @@ from pathlib import Path
 from analysis import ROOT
 from analysis.evidence.comparison import PAGE, Evidence, page_tables
 from analysis.evidence.ledger import LEDGER, Session, read_rows
-from analysis.evidence.suite import SUITE, Suite, load_suite, locate
+from analysis.evidence.steps import read_steps, time_steps
+from analysis.evidence.suite import SUITE, Run, Suite, load_suite, locate
 from analysis.tables import written
 from dsq.command import OneLineParser, count, guarded, write_text
 
@@ -28,14 +30,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m analysis.evidence", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     runner = commands.add_parser("run", help="run what the ledger lacks")
-    runner.add_argument("--tier", type=int, default=1, metavar="N", help="default: %(default)s")
-    runner.add_argument("--tasks", nargs="+", metavar="TASK", help="only these")
-    runner.add_argument("--settings", nargs="+", metavar="SETTING", help="only these")
-    runner.add_argument("--seeds", nargs="+", type=int, metavar="N", help="only these")
-    places = "folders in which the tasks' files are looked for (default: data)"
-    runner.add_argument("--data", type=Path, nargs="+", default=[ROOT / "data"], metavar="DIR", help=places)
+    timer = commands.add_parser("time", help="time a step of what the ledger has")
     prepared = "folder of prepared data and logs (default: runs/evidence)"
-    runner.add_argument("--work", type=Path, default=ROOT / "runs" / "evidence", metavar="DIR", help=prepared)
+    places = "folders in which the tasks' files are looked for (default: data)"
+    for command in (runner, timer):
+        command.add_argument("--tier", type=int, default=1, metavar="N", help="default: %(default)s")
+        command.add_argument("--tasks", nargs="+", metavar="TASK", help="only these")
+        command.add_argument("--settings", nargs="+", metavar="SETTING", help="only these")
+        command.add_argument("--data", type=Path, nargs="+", default=[ROOT / "data"], metavar="DIR", help=places)
+        command.add_argument("--work", type=Path, default=ROOT / "runs" / "evidence", metavar="DIR", help=prepared)
+    runner.add_argument("--seeds", nargs="+", type=int, metavar="N", help="only these")
+    timer.add_argument("--rounds", type=count, default=7, metavar="N", help="turns of each setting (default: 7)")
     runner.add_argument("--jobs", type=count, default=1, metavar="N", help="runs at a time (default: %(default)s)")
     runner.add_argument("--again", action="store_true", help="run what is in the ledger too, in place of its rows")
     writer = commands.add_parser("table", help="write docs/evidence.md from the ledger")
@@ -44,36 +49,46 @@ def main(arguments: list[str] | None = None) -> int:
         one.add_argument(name, type=kind, required=True)
     one.add_argument("--data", type=Path, nargs="+", required=True, metavar="DIR")
     one.add_argument("--out", type=Path, required=True, metavar="RESULT.json")
-    for command in (runner, writer, one):
+    for command in (runner, timer, writer, one):
         command.add_argument("--suite", type=Path, default=SUITE, metavar="FILE.toml", help="default: suite.toml")
-    for command in (runner, writer):
+    for command in (runner, timer, writer):
         command.add_argument("--ledger", type=Path, default=LEDGER, metavar="FILE.csv")
     writer.add_argument("--out", type=Path, default=PAGE, metavar="FILE.md")
     given = parser.parse_args(arguments)
 
-    work = {"run": run, "table": write, "one": train}[given.command]
+    work = {"run": run, "time": time, "table": write, "one": train}[given.command]
     return guarded(parser.prog, lambda: work(given, load_suite(given.suite)))
 
 
 def run(given: Namespace, suite: Suite) -> None:
     """Run what is asked for and the ledger lacks."""
+    planned = [one for one in _asked(given, suite) if not given.seeds or one.seed in given.seeds]
+    Session(suite, given.data, given.work, given.ledger).go(planned, given.jobs, given.again)
+
+
+def time(given: Namespace, suite: Suite) -> None:
+    """Time a step of what is asked for and the ledger has."""
+    rows = read_rows(given.ledger, suite)
+    pairs = dict.fromkeys(one.key[:2] for one in _asked(given, suite) if one.key in rows)
+    time_steps(suite, pairs, given.data, given.work.resolve(), given.rounds)
+
+
+def _asked(given: Namespace, suite: Suite) -> list[Run]:
     for name in given.tasks or ():
         suite.run(name, next(iter(suite.settings)), 1)
     for name in given.settings or ():
         suite.run(next(iter(suite.tasks)), name, 1)
-    planned = [
+    return [
         one
         for one in suite.runs(given.tier)
         if (not given.tasks or one.task.name in given.tasks)
         and (not given.settings or one.setting.name in given.settings)
-        and (not given.seeds or one.seed in given.seeds)
     ]
-    Session(suite, given.data, given.work, given.ledger).go(planned, given.jobs, given.again)
 
 
 def write(given: Namespace, suite: Suite) -> None:
     """Write the page of a ledger: docs/evidence.md with tables of it."""
-    kinds = page_tables(Evidence(suite, read_rows(given.ledger, suite)))
+    kinds = page_tables(Evidence(suite, read_rows(given.ledger, suite), read_steps()))
     write_text(given.out, written(PAGE.read_text(encoding="utf-8"), kinds))
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean, stdev
 from typing import Any
@@ -54,10 +54,11 @@ class Mean:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The rows of a suite that count."""
+    """The rows of a suite that count, and milliseconds of a step by task and setting."""
 
     suite: Suite
     rows: Mapping[Key, Record]
+    steps: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def losses(self, task: str, setting: str, other: str = FP32) -> Mean:
         """Differences of losses to fp32 of the same seed, less those of ``other``."""
@@ -69,12 +70,15 @@ class Evidence:
         pairs = self._pairs(task, setting).values()
         return Mean(tuple(float(row["score"]) - float(fp32["score"]) for row, fp32 in pairs))
 
-    def shares(self, task: str, setting: str, column: str) -> Mean:
-        """Ratios of ``column`` to fp32's of the same seed; of times where one processor measured both."""
-        pairs = [(a, b) for a, b in self._pairs(task, setting).values() if a.get(column) and b.get(column)]
-        timed = column == "seconds"
-        known = [(float(a[column]), float(b[column])) for a, b in pairs if not timed or a.get("cpu") == b.get("cpu")]
-        return Mean(tuple(ours / theirs for ours, theirs in known))
+    def held(self, task: str, setting: str) -> Mean:
+        """Ratios of the bytes held to fp32's of the same seed."""
+        known = [(a.get("held_mib"), b.get("held_mib")) for a, b in self._pairs(task, setting).values()]
+        return Mean(tuple(float(ours) / float(theirs) for ours, theirs in known if ours and theirs))
+
+    def time(self, task: str, setting: str) -> Mean:
+        """The ratio of a step's time to fp32's."""
+        ours, theirs = (self.steps.get((task, name)) for name in (setting, FP32))
+        return Mean((ours / theirs,) if ours and theirs else ())
 
     def over_tasks(self, found: Callable[[str], Mean], tasks: Sequence[str] | None = None) -> Mean:
         """The means of the tasks (None: all) that have any."""
@@ -111,7 +115,7 @@ def page_tables(evidence: Evidence) -> dict[str, Callable[..., str]]:
         "settings": lambda: over_tasks(evidence, _asked(evidence.suite, 3)),
         "runs": lambda: _schedules(evidence) + _tasks(evidence),
         "strays": partial(_strays, evidence),
-        "task": partial(_by_task, evidence),
+        "tasks": partial(_by_task, evidence),
         "whereabouts": partial(_whereabouts, evidence),
     }
 
@@ -146,20 +150,20 @@ def over_tasks(evidence: Evidence, settings: Iterable[str], tasks: Sequence[str]
     timed = [
         task
         for task in tasks or evidence.suite.tasks
-        if settings and all(evidence.shares(task, name, "seconds").values for name in settings)
+        if settings and all(evidence.time(task, name).values for name in settings)
     ]
     for name in settings:
         losses = over(partial(evidence.losses, setting=name))
         above = over(partial(evidence.losses, setting=name, other=YARDSTICK))
         scores = over(partial(evidence.scores, setting=name))
-        held = over(partial(evidence.shares, setting=name, column="held_mib"))
+        held = over(partial(evidence.held, setting=name))
         record = {"setting": name, "tasks": len(losses.values), "loss minus fp32": losses.text("+.3f")}
         record["loss minus bf16 autocast"] = None if name == YARDSTICK else above.text("+.3f")
         record["score minus fp32"] = scores.text("+.2f")
         fewer = f" ({len(held.values)})" if len(held.values) < len(losses.values) else ""
         record["held / fp32"] = f"{held.mean:.2f}{fewer}" if held.values else None
         if timed:
-            times = evidence.over_tasks(partial(evidence.shares, setting=name, column="seconds"), timed)
+            times = evidence.over_tasks(partial(evidence.time, setting=name), timed)
             record[f"time / fp32 ({len(timed)} tasks)"] = f"{times.mean:.2f}"
         records.append(record)
     return table(records, markdown=True) if records else "No pair of runs yet."
@@ -167,31 +171,29 @@ def over_tasks(evidence: Evidence, settings: Iterable[str], tasks: Sequence[str]
 
 def _strays(evidence: Evidence) -> str:
     lines = []
-    for name in evidence.suite.settings:
+    for name in _asked(evidence.suite, 3):
         if name != FP32 and (tasks := evidence.strays(name)):
             above = (f"{task} {evidence.losses(task, name, YARDSTICK).mean:+.3f}" for task in tasks)
             lines.append(f"- {name}: {', '.join(above)}")
     return "\n".join(lines) or "none."
 
 
-def _by_task(evidence: Evidence, what: str) -> str:
-    """Losses, scores or costs over fp32's, a row a task, of the settings that tier 2 asks for."""
-    names = [name for name in _asked(evidence.suite, 2) if name != FP32]
+def _by_task(evidence: Evidence, *settings: str) -> str:
+    """Losses and scores over fp32's, and what is held, a row a task. If the suite has none of ``settings`` (a suite of
+    your own), of all that tier 2 asks for."""
+    names = [name for name in settings if name in evidence.suite.settings]
+    names = names or [name for name in _asked(evidence.suite, 2) if name != FP32]
     records: list[Record] = []
     for task in (task for task in evidence.suite.tasks if evidence.column(task, FP32, "loss")):
-        if what == "costs":
-            records.append({"task": task} | {name: _cost(evidence, task, name) for name in names})
-            continue
-        found, spec = (evidence.losses, ".3f") if what == "loss" else (evidence.scores, ".1f")
-        mine = {"task": task, FP32: f"{fmean(evidence.column(task, FP32, what)):{spec}}"}
-        records.append(mine | {name: found(task, name).text("+.3f" if what == "loss" else "+.2f") for name in names})
+        record: dict[str, Any] = {"task": task}
+        for what, found, spec in (("loss", evidence.losses, ".3f"), ("score", evidence.scores, ".2f")):
+            record[f"{what}: {FP32}"] = f"{fmean(evidence.column(task, FP32, what)):{spec}}"
+            record |= {f"{what}: {name}": found(task, name).text(f"+{spec}") for name in names}
+        for name in names:
+            shares = [f"{one.mean:.2f}" for one in (evidence.held(task, name), evidence.time(task, name)) if one.values]
+            record[f"held, time: {name}"] = ", ".join(shares) or None
+        records.append(record)
     return table(records, markdown=True) if records else "No run yet."
-
-
-def _cost(evidence: Evidence, task: str, name: str) -> str:
-    shares = [evidence.shares(task, name, column) for column in ("held_mib", "seconds")]
-    known = [f"{one.mean:.2f}" if one.values else "-" for one in shares]
-    return ", ".join(known) if set(known) != {"-"} else "-"
 
 
 def _whereabouts(evidence: Evidence) -> str:

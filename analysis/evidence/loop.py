@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -39,13 +38,27 @@ class Problem:
 
 def train(problem: Problem, task: Task, setting: Setting) -> Result:
     """Train the problem's model under ``setting``, and judge it."""
+    step = steps(problem, task, setting)
+    for _ in range(task.updates):
+        step()
+    predict = under(setting, problem.predict)
+    batch = next(problem.batches)
+    held = dsq.stash.measure(lambda: F.cross_entropy(*predict(batch))).nbytes
+    loss, score = judge(problem.model, predict, problem.held_out)
+    return Result(loss, score, round(held / 2**20, 2))
+
+
+def steps(problem: Problem, task: Task, setting: Setting) -> Callable[[], None]:
+    """Put ``setting`` on the problem's model, in place, and return its training's next step."""
     model, sampled = problem.model, apply_policies(problem.model, setting).get("wtacrs")
     dynamic = convert(model, setting, task.updates)
     optimizer = torch.optim.AdamW(model.parameters(), task.rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, task.rate, task.updates, pct_start=0.1)
     predict = under(setting, problem.predict)
     model.train()
-    for batch in islice(problem.batches, task.updates):
+
+    def step() -> None:
+        batch = next(problem.batches)
         optimizer.zero_grad()
         if sampled and problem.numbers:
             sampled.set_sample_ids(problem.numbers(batch))  # type: ignore[attr-defined]
@@ -55,10 +68,8 @@ def train(problem: Problem, task: Task, setting: Setting) -> Result:
         schedule.step()
         if dynamic:
             dynamic.record(updates=1)
-    batch = next(problem.batches)
-    held = dsq.stash.measure(lambda: F.cross_entropy(*predict(batch))).nbytes
-    loss, score = judge(model, predict, problem.held_out)
-    return Result(loss, score, round(held / 2**20, 2))
+
+    return step
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ span. The operations that are coded, and why, are in dsq/stash/table.
 
 from collections.abc import Callable, Sequence
 from math import prod
+from types import NoneType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -219,7 +220,7 @@ class Stash:
 
     def derive(self, y: Tensor, sources: Sequence[Kept | None], make: Callable[..., Tensor]) -> Form | None:
         """Note that ``make(*values of sources)`` gives ``y`` again, as it is laid out: no one needs to keep it."""
-        if _compiling() or y.numel() <= FEW or any(source is None for source in sources):
+        if _compiling() or y.numel() <= FEW or NoneType in map(type, sources):
             return None
         key, order, values = place(y)
         if values.numel() != y.numel():  # an expanded tensor

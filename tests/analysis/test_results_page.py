@@ -29,12 +29,12 @@ r,fp32_seed2,90,2
 plain,bfp_seed2,1,2
 """
 PAPERS = """\
-paper,table,model,data,setting,score,fp32,times
-dsq,1,transformer,IWSLT17,"bfp [4,4,4,16]",29,30,
-dsq,1,transformer,IWSLT17,"bfp [2,2,2,16]",28,30,
-dsq,1,transformer,IWSLT17,"bfp [8,8,8,16]",,30,
-gact,3,GCN,Flickr,gact,51.08,51.17,7.93
-mesa,7,DeiT,CIFAR,mesa,65.2,64.8,
+paper,table,model,data,setting,score,fp32,times,task
+dsq,1,transformer,IWSLT17,"bfp [4,4,4,16]",29,30,,
+dsq,1,transformer,IWSLT17,"bfp [8,8,8,16]",,30,,sst2
+gact,3,GCN,Flickr,gact,51.08,51.17,7.93,gcn-cora
+gact,3,GCN,Flickr,mesa,51.00,51.17,,gcn-cora
+mesa,7,DeiT,CIFAR,mesa,65.2,64.8,,sst2
 """
 
 
@@ -79,8 +79,8 @@ def test_the_suites_scores_stand_beside_a_papers(ledger: Path, monkeypatch: pyte
     }
     monkeypatch.setattr(results_page, "_suite", lambda: Evidence(load_suite(), found))
     head, *below = cells("beside gact gcn-cora,sst2 gact mesa")
-    assert head == ["setting", "gcn-cora", "sst2", "paper: GCN, Flickr"]
-    assert below == [["gact", "-0.50 (6.0 x)", "-", "-0.09 (7.9 x)"], ["mesa", "-", "-10.00 (4.0 x)", "-"]]
+    assert head == ["setting", "gcn-cora; paper: GCN, Flickr", "sst2"]
+    assert below == [["gact", "-0.50 (6.0x); -0.09 (7.9x)", "-"], ["mesa", "-; -0.17", "-10.00 (4.0x)"]]
     failed = cells("beside dsq sst2 'bfp [8,8,8,16]'")  # of which the paper prints no score
     assert failed == [["setting", "sst2"], ["bfp [8,8,8,16]", "-"]]
     assert [row[:2] for row in cells("evidence gact mesa over=sst2")[1:]] == [["mesa", "1"]]

@@ -1,7 +1,8 @@
-"""Malformed files to every command that reads one: python -m tests.bad_input.fuzz --minutes 10 (part of make fuzz).
+"""Files of odd values to every command that reads one: python -m tests.bad_input.fuzz --minutes 10 (part of make fuzz).
 
-Each case is drawn from its number alone: ``--first NUMBER --cases 1`` repeats it. A command ends within ten seconds,
-with status 0 and finite numbers, or with status 2 and one line of at most 1,200 characters; never with a traceback.
+Each case is drawn from its number alone: ``--first NUMBER --minutes 0`` repeats it. A command ends within ten seconds,
+with status 0 and finite numbers, or with status 2 and one line of at most 1,200 characters; never with a traceback. To
+what is no JSON, no TOML and no file tests/dsq/test_command.py sees.
 """
 
 import argparse
@@ -9,10 +10,8 @@ import contextlib
 import copy
 import io
 import json
-import os
 import random
 import re
-import resource
 import signal
 import sys
 import tempfile
@@ -39,8 +38,6 @@ JSON: dict[str, Any] = {
 HARDWARE = (ROOT / "costmodel" / "hardware" / "profiles" / "h100.toml").read_text(encoding="utf-8")
 LONG = "x" * 100_000
 ODD = (None, True, -1, 0, 1, 7.5, 1e308, 1e-308, 10**30, "", "x", LONG, [], {}, [[]], [None], {"a": 1}, float("nan"))
-ODD_TEXTS = ("[" * 5000, "a=" + "[" * 4096, "a" + ".b" * 20_000 + "=1", "9" * 5000, LONG)
-ODD_TEXTS += ("NaN", "1e999", "\x00", "\ufeff")
 
 
 def _mutated(draw: random.Random, data: Any) -> Any:
@@ -60,42 +57,16 @@ def _mutated(draw: random.Random, data: Any) -> Any:
     return data
 
 
-def _damaged(draw: random.Random, text: str) -> bytes:
-    """The text cut, with bytes changed, or with something odd in it."""
-    place, content = draw.randrange(len(text) + 1), bytearray(text.encode())
-    if draw.random() < 0.3:
-        return bytes(content[:place])
-    if draw.random() < 0.4:
-        for _ in range(draw.randint(1, 20)):
-            content[draw.randrange(len(content))] = draw.randrange(256)
-        return bytes(content)
-    return (text[:place] + draw.choice(ODD_TEXTS) + text[place:]).encode()
-
-
 def _toml(draw: random.Random, text: str) -> str:
     """Numbers and texts of the file changed."""
     odd = ("inf", "-1", "0", "1e308", "1e-320", '"x"', "[]", "true", "{}", "nan", f'"{LONG}"', "1979-05-27")
     return re.sub(r"(?<== )[^\n]+", lambda it: draw.choice(odd) if draw.random() < 0.1 else it[0], text)
 
 
-def _file(draw: random.Random, path: Path, kind: str) -> None:
-    special = draw.random()
-    if special < 0.02:
-        os.mkfifo(path)
-    elif special < 0.04:
-        path.symlink_to(draw.choice(["/dev/zero", "/proc/self/mem", path.name, "/dev/full", "."]))
-    elif kind in JSON:
-        data = _mutated(draw, JSON[kind]) if draw.random() < 0.7 else JSON[kind]
-        path.write_bytes(json.dumps(data).encode() if draw.random() < 0.7 else _damaged(draw, json.dumps(data)))
-    else:
-        text = _toml(draw, HARDWARE)
-        path.write_bytes(text.encode() if draw.random() < 0.6 else _damaged(draw, text))
-
-
 def _command(draw: random.Random, folder: Path) -> list[str]:
     kind = draw.choice([*JSON, "hardware"])
     path = folder / f"{kind}.{'toml' if kind == 'hardware' else 'json'}"
-    _file(draw, path, kind)
+    path.write_text(_toml(draw, HARDWARE) if kind == "hardware" else json.dumps(_mutated(draw, JSON[kind])))
     if kind == "hardware":
         question = draw.choice((["estimate", "[4,4,4,16]"], ["plan"], ["roofline", "[4,4,4,16]"]))
         return [*question, "--hardware", str(path)]
@@ -136,17 +107,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--cases", type=int, default=10**9)
     given = parser.parse_args()
-    resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))  # a file without an end costs no other process
     end, number, wrong = time.monotonic() + 60 * given.minutes, given.first, 0
-    while number < given.first + given.cases and time.monotonic() < end:
+    while number == given.first or time.monotonic() < end:
         with tempfile.TemporaryDirectory() as folder:
             if fault := case(number, Path(folder)):
                 print(f"case {number}: {fault}", flush=True)
                 wrong += 1
         number += 1
-    print(f"{number - given.first} malformed files, {wrong} answered wrongly")
+    print(f"{number - given.first} files, {wrong} answered wrongly")
     return bool(wrong)
 
 

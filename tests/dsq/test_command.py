@@ -142,6 +142,8 @@ def test_the_processor_is_that_of_the_first_core_and_has_a_name_everywhere(monke
         ("x.json", b"[" * 100_000, "is nested too deeply to be read"),
         ("x.json", b"1" * 5000, "is not JSON: Exceeds the limit"),
         ("x.json", b"\xff", "is not text: invalid start byte at byte 0"),
+        ("x.json", b'{"a": 1', "is not JSON: "),
+        ("x.json", b"\0", "is not JSON: "),
         ("x.toml", b"a = " + b"[" * 4000, "is nested too deeply to be read"),
         ("x.toml", b"a = -inf", "is not TOML: numbers must be finite, got -inf"),
         ("x.toml", b"= [", "is not TOML: Invalid statement"),
@@ -177,25 +179,19 @@ def test_an_input_that_is_no_regular_file_or_too_large_is_refused(tmp_path: Path
 RECORDS = [{"name": "a", "stash_MiB": 1.25, "note": None, "n": 1}, {"name": "bc", "stash_MiB": math.nan, "n": 1000}]
 
 
-def test_columns_are_chosen_and_formatted():
+def test_a_table_has_the_columns_that_are_chosen_or_all_as_they_are():
     assert command.table(RECORDS, {"name": "", "stash_MiB": ".1f", "n": ",", "other": ".2f"}) == (
         "name      stash MiB      n    other\n"
         "------  -----------  -----  -------\n"
         "a               1.2      1        -\n"
         "bc                -  1,000        -"
     )
-
-
-def test_without_columns_all_are_shown_as_they_are():
     assert command.table(RECORDS, markdown=True).splitlines() == [
         "| name   |   stash MiB |   note |    n |",
         "|:-------|------------:|-------:|-----:|",
         "| a      |        1.25 |      - |    1 |",
         "| bc     |           - |      - | 1000 |",
     ]
-
-
-def test_nothing_is_the_head_alone():
     assert command.table([], {"name": ""}).splitlines()[0].strip() == "name"
     assert command.table([]) == ""
 

@@ -90,28 +90,6 @@ def test_a_compiled_model_stashes_packed_and_once_for_layers_of_one_input():
     assert sum(t.nbytes for t in saved if t.dtype == torch.uint8) == 2 * each
 
 
-def test_functional_call_computes_and_its_transforms_are_refused():
-    net, x = block(), torch.randn(2, 16, 32)
-    weights = {name: p.detach() for name, p in net.named_parameters()}
-
-    def loss(weights):
-        return torch.func.functional_call(net, weights, (x,)).square().sum()
-
-    assert torch.equal(loss(weights), net(x).square().sum())
-    with pytest.raises(RuntimeError, match=r"do not go with the transforms of torch\.func"):
-        torch.func.grad(loss)(weights)
-    with pytest.raises(RuntimeError, match=r"do not go with the transforms of torch\.func"):
-        torch.vmap(lambda x: torch.func.functional_call(net, weights, (x,)))(x)
-
-
-@pytest.mark.parametrize("stash", ["linears", "all"])
-def test_batches_of_gradients_are_refused_in_a_line(stash):
-    net = dsq.convert(nn.Sequential(nn.Linear(32, 32), nn.GELU()), dsq.DSQConfig(stash=stash))
-    x = torch.randn(64, 32, requires_grad=True)
-    with pytest.raises(RuntimeError, match="without memory of its own, as vmap, is_grads_batched=True"):
-        torch.autograd.grad(net(x), x, torch.ones(2, 64, 32), is_grads_batched=True)
-
-
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_graph_gives_the_forward_and_refuses_the_backward(strict):
     net, x = block(), torch.randn(2, 16, 32)
@@ -162,19 +140,34 @@ def test_compiled_autograd(made):
     torch.testing.assert_close(found, run(x))
 
 
-TRACERS = {
-    "trace": (lambda net, x: torch.jit.trace(net, x), RuntimeError, r"torch\.jit\.trace takes .*dsq\.unconvert"),
-    "script": (lambda net, x: torch.jit.script(net), RuntimeError, r"torch\.jit\.script takes .*dsq\.unconvert"),
-    "fx": (lambda net, x: torch.fx.symbolic_trace(net), TypeError, r"torch\.fx takes .*dsq\.unconvert"),
-}
+def loss_of_weights(net, x):
+    return lambda weights: torch.func.functional_call(net, weights, (x,)).sum()
 
 
-@pytest.mark.parametrize("tracer", TRACERS)
+def batch_of_gradients(net, x):
+    return torch.autograd.grad(net(x), x, torch.ones(2, 64, 32), is_grads_batched=True)
+
+
+REFUSED = {
+    "torch.jit.trace": (lambda net, x: torch.jit.trace(net, x), r"torch\.jit\.trace takes .*dsq\.unconvert"),
+    "torch.jit.script": (lambda net, x: torch.jit.script(net), r"torch\.jit\.script takes .*dsq\.unconvert"),
+    "torch.fx": (lambda net, x: torch.fx.symbolic_trace(net), r"torch\.fx takes .*dsq\.unconvert"),
+    "grad": (lambda net, x: torch.func.grad(loss_of_weights(net, x))(dict(net.named_parameters())), r"torch\.func"),
+    "vmap": (lambda net, x: torch.vmap(net)(x), r"torch\.func"),
+    "a batch of gradients": (batch_of_gradients, "without memory of its own, as vmap, is_grads_batched=True"),
+    "the gradient of a gradient": (
+        lambda net, x: torch.autograd.grad(net(x).sum(), x, create_graph=True), "differentiable once"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", REFUSED)
 @pytest.mark.parametrize("stash", ["linears", "all"])
-def test_tracers_that_cannot_follow_are_refused_in_a_line(tracer, stash):
-    run, kind, message = TRACERS[tracer]
-    net, x = dsq.convert(nn.Sequential(nn.Linear(32, 32), nn.GELU()), dsq.DSQConfig(stash=stash)), torch.randn(64, 32)
-    with pytest.raises(kind, match=message):
+def test_tools_that_cannot_follow_are_refused_in_a_line(tool, stash):
+    (run, message), x = REFUSED[tool], torch.randn(64, 32, requires_grad=True)
+    net = dsq.convert(nn.Sequential(nn.Linear(32, 32), nn.GELU()), dsq.DSQConfig(stash=stash))
+    with pytest.raises((RuntimeError, TypeError), match=message):
         run(net, x)
+    assert torch.equal(loss_of_weights(net, x)(dict(net.named_parameters())), net(x).sum())
     with torch.no_grad():
         assert torch.equal(torch.jit.trace(net, x)(2 * x), net(2 * x))

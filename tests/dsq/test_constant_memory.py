@@ -3,37 +3,29 @@
 import gc
 import json
 import sys
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import dsq
+from analysis.models import attach
 from tests.allocator import Count, compiler, figures
 
 STEPS = 20_000
 SETTLED = 10_000  #: a model without a policy, too, comes to hold 15 KB more, once, in its first 7,500 steps
 BYTES_A_STEP = 4  #: what is held goes up and down by 20 KB; an object that each step left behind would take 16 and more
-POLICIES: dict[str, dict[str, Any]] = {
-    "bfp": {"rounding": "stochastic"},
-    "mesa": {},
-    "gact": {"adapt_interval": 500},
-    "selective": {},
-    "wtacrs": {},
-    "checkpoint": {"segments": "^[04]$"},
-    "dsq.convert": {"stash": "all", "rounding": "stochastic"},
-}
+SETUPS = ("snvint 4", "mesa", "gact 4", "selective", "wtacrs 0.3", "checkpoint ^[04]$", "[8,4,8,8] whole stochastic")
 
 
-def bytes_after(policy: str) -> tuple[int, int]:
+def bytes_after(setup: str) -> tuple[int, int]:
     """Bytes that malloc has given out after SETTLED and after STEPS steps."""
     torch.manual_seed(0)
     layers = nn.Linear(16, 32), nn.LayerNorm(32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 16)
     model, x, count = nn.Sequential(*layers), torch.randn(40, 16), Count()
-    dynamic = dsq.DynamicPrecision(model, dsq.DSQConfig(**POLICIES[policy])) if policy == "dsq.convert" else None
-    if dynamic is None:
-        dsq.stash.apply(model, policy, **POLICIES[policy])
+    attach(model, setup)
+    config = dsq.DSQConfig("[8,4,8,8]", stash="all", rounding="stochastic")
+    dynamic = dsq.DynamicPrecision(model, config) if dsq.converted(model) else None
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
     held = []
     for step in range(1, STEPS + 1):
@@ -51,10 +43,10 @@ def bytes_after(policy: str) -> tuple[int, int]:
 
 @pytest.mark.soak
 @pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")
-@pytest.mark.parametrize("policy", POLICIES)
-def test_ten_thousand_steps_more_hold_nothing_more(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("setup", SETUPS)
+def test_ten_thousand_steps_more_hold_nothing_more(setup: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONMALLOC", "malloc")  # Python's own objects are counted too
-    before, after = figures(__spec__.name, policy)
+    before, after = figures(__spec__.name, setup)
     assert after - before < BYTES_A_STEP * (STEPS - SETTLED)
 
 

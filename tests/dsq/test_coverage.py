@@ -96,11 +96,6 @@ def test_a_batch_of_the_forwards_names_is_given_as_keywords():
         dsq.report(net, {"x": batch["values"]})
 
 
-def test_a_model_without_products_is_refused():
-    with pytest.warns(UserWarning, match="it stays as it is"), pytest.raises(ValueError, match="found none"):
-        dsq.DynamicPrecision(nn.LSTM(64, 64), stash="linears")
-
-
 def test_a_model_that_needs_no_gradient_has_no_backward_and_no_stash():
     net = nn.Sequential(nn.Linear(16, 16)).requires_grad_(False)
     found = dsq.report(net, torch.randn(4, 16))
@@ -137,23 +132,6 @@ def test_operations_that_a_packed_stash_leaves_exact_are_named():
     found = dsq.report(dsq.convert(dsq.unconvert(net), stash="all"), torch.randn(32, 32))
     assert "of it exact, by operations without a row in dsq.stash's table: Celu" in str(found)
     assert found.exact == {"Celu": 4 * 32 * 64}
-
-
-class LikeFairseq(nn.Module):
-    """fairseq's attention hands its weights to PyTorch's function, unless it is told that dimensions are unusual."""
-
-    def __init__(self):
-        super().__init__()
-        self.q_proj, self.skip_embed_dim_check = nn.Linear(64, 64), False
-
-    def forward(self, x):
-        return self.q_proj(x) if self.skip_embed_dim_check else F.linear(x, self.q_proj.weight)
-
-
-def test_fairseq_attention_is_reached_by_convert_alone():
-    net = dsq.convert(LikeFairseq(), CONFIG)
-    assert dsq.report(net, torch.randn(5, 64)).forward.share == 1
-    assert not dsq.unconvert(net).skip_embed_dim_check
 
 
 def test_blocks_compiled_by_themselves_are_counted_as_eager_ones():

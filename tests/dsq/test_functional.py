@@ -116,12 +116,6 @@ def test_stochastic_rounding_is_repeatable_and_unbiased():
     assert (mean - F.linear(x, w, b)).abs().max() < nearest_error / 4
 
 
-def test_backward_of_the_backward_is_refused():
-    x, w, b, _ = inputs()
-    with pytest.raises(RuntimeError, match="differentiable once"):
-        torch.autograd.grad(linear(x, w, b, "[4,4,4,16]").sum(), x, create_graph=True)
-
-
 @pytest.mark.parametrize("precision", ["[4,4,4,16]", "[32,32,32,32]"])
 @pytest.mark.parametrize("grad", [True, False])
 def test_forward_mode_is_refused_for_frozen_layers_too(precision, grad):

@@ -79,20 +79,19 @@ def test_a_process_can_decline(by, monkeypatch, caplog):
 
 
 @needs_glibc
-def test_a_kernel_without_huge_pages_is_no_error(tmp_path, monkeypatch, caplog):
-    _system_gives(tmp_path, monkeypatch, "always madvise [never]")
+@pytest.mark.parametrize(
+    ("modes", "said"),
+    [
+        ("always madvise [never]", "large blocks lie on small pages: this system has none"),
+        ("[always] madvise never", "large blocks lie on huge pages"),  # it is never too late
+    ],
+)
+def test_the_system_says_whether_there_are_huge_pages(modes, said, tmp_path, monkeypatch, caplog):
+    _system_gives(tmp_path, monkeypatch, modes)
+    monkeypatch.setattr(torch, "UntypedStorage", None)  # a tensor is not asked
     found = dsq.give_memory_back()
-    assert (found.returned, found.huge_pages) == (True, False)
-    assert dsq.give_memory_back() is found
-    assert caplog.messages == [
-        "freed memory goes back to the system",
-        "large blocks lie on small pages: this system has none",
-    ]
-
-
-def test_a_kernel_that_gives_huge_pages_to_all_is_never_too_late(tmp_path, monkeypatch):
-    _system_gives(tmp_path, monkeypatch, "[always] madvise never")
-    assert dsq.give_memory_back().huge_pages
+    assert (found.returned, found.huge_pages) == (True, "huge" in said)
+    assert caplog.messages == ["freed memory goes back to the system", said]
 
 
 def test_a_variable_of_the_user_stays(monkeypatch):
@@ -104,25 +103,14 @@ def test_a_variable_of_the_user_stays(monkeypatch):
     assert os.environ[process_memory.HUGE_PAGES] == "0"
 
 
-def _no_library(name):
-    raise OSError(name)
-
-
-def _refusing(name):
-    return SimpleNamespace(mallopt=lambda *_: 0)
-
-
 @pytest.mark.parametrize(
-    ("libraries", "why"),
-    [
-        (_no_library, "freed memory stays in the process: this C library has no such setting"),
-        (_refusing, "freed memory stays in the process: glibc refused"),
-    ],
+    ("library", "why"),
+    [(object(), "this C library has no such setting"), (SimpleNamespace(mallopt=lambda *_: 0), "glibc refused")],
 )
-def test_an_allocator_that_refuses_is_no_error(libraries, why, monkeypatch, caplog):
-    monkeypatch.setattr(ctypes, "CDLL", libraries)
+def test_an_allocator_that_refuses_is_no_error(library, why, monkeypatch, caplog):
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
     assert not dsq.give_memory_back().returned
-    assert caplog.messages[0] == why
+    assert caplog.messages[0] == f"freed memory stays in the process: {why}"
 
 
 #: what a packed stash does to glibc's heap: large blocks go, small ones between them stay. Prints MiB that are left

@@ -8,7 +8,7 @@ import torch
 
 from dsq import DSQConfig
 from fairseq_plugin import flags
-from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, levels, refusal, run, updates
+from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, refusal, run, updates
 
 
 def test_a_checkpoint_runs_no_code(data: Path, trained: Path, tmp_path: Path) -> None:
@@ -38,27 +38,6 @@ def test_a_fraction_of_epochs_over_several_folders(capsys, data: Path, tmp_path:
     assert expected in refusal(capsys, "train", *given, "--max-epoch", 1)
     run("train", *given, "--max-epoch", 1, "--max-update", 2, "--disable-validation")
     assert updates(tmp_path) == [1, 1]
-
-
-def test_reset_starts_at_the_first_level(data: Path, trained: Path, tmp_path: Path) -> None:
-    given = ["--restore-file", trained / "checkpoint_last.pt", "--dsq-levels", "[4,4,4,16]", "--dsq-reset"]
-    run("train", data, *MODEL, "--save-dir", tmp_path, "--max-update", 3, *given)
-    (level,) = levels(tmp_path)
-    assert (level["precision"], level["updates"]) == ([4, 4, 4, 16], 1)  # two of the three updates were the other run's
-
-
-def test_a_convolutional_model_trains(data: Path, tmp_path: Path) -> None:
-    sizes = ["--encoder-embed-dim", 32, "--decoder-embed-dim", 32, "--decoder-out-embed-dim", 32]
-    given = [data, "--arch", "fconv", *sizes, "--optimizer", "adam", "--max-tokens", 256, "--max-update", 1]
-    given += ["--num-workers", 0, "--cpu", "--save-dir", tmp_path, "--dsq-levels", LEVELS]
-    run("train", *given, "--encoder-layers", "[(32, 3)] * 2", "--decoder-layers", "[(32, 3)]")
-
-
-def test_low_q3_warns_once(data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, recwarn) -> None:
-    given = ["--max-update", 1, "--no-save", "--disable-validation", "--save-dir", tmp_path]
-    run("train", data, *MODEL, *given, "--dsq-levels", "[2,2,2,8]", "--dsq-format", "fixed")
-    said = [record.getMessage() for record in caplog.records] + [str(warning.message) for warning in recwarn]
-    assert len([line for line in said if "Appendix C" in line]) == 1
 
 
 def test_a_flag_without_levels_warns(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,8 +13,6 @@ import pytest
 import torch
 
 import dsq
-from dsq.costmodel.cli.commands.step import estimate
-from dsq.costmodel.cli.main import parser
 from tests.fairseq_plugin.harness import (
     LEVELS,
     MODEL,
@@ -86,24 +84,9 @@ def test_log_shows_the_level_and_its_change(trained: tuple[Path, str]) -> None:
     assert f"DSQ: {LINEARS} linears converted, levels {LEVELS}" in lines
 
 
-def test_the_cost_is_said_before_the_first_update(trained: tuple[Path, str], data, tmp_path, caplog) -> None:
+def test_the_cost_is_said_before_the_first_update(trained: tuple[Path, str]) -> None:
     (line,) = [line for line in trained[1].splitlines() if line.startswith("DSQ cost to expect")]
     assert "arithmetic 0.0148 at [2,2,2,16], 0.0983 at [16,4,4,16], 0.0148 to 0.0983 in all; DRAM 0." in line
-    caplog.set_level(logging.INFO)
-    run("train", data, *MODEL, "--max-update", 4, "--save-dir", tmp_path, "--disable-validation", "--no-save",
-        "--dsq-levels", LEVELS, "--dsq-rise-at", "0.25")  # fmt: skip
-    (line,) = [line for line in caplog.messages if line.startswith("DSQ cost to expect")]
-    whole = re.findall(r"(\S+) at \[2,2,2,16\], (\S+) at \[16,4,4,16\], (\S+) in all", line)
-    shown = dsq_cost_of(tmp_path / "dsq_workload.json")
-    for found, costs in zip(whole, shown, strict=True):
-        assert [*map(float, found)] == pytest.approx([*costs, 0.25 * costs[0] + 0.75 * costs[1]], abs=1e-4)
-
-
-def dsq_cost_of(workload: Path) -> tuple[list[float], list[float]]:
-    """dsq-cost's arithmetic and DRAM of the two levels."""
-    given = ["estimate", *re.findall(r"\[.*?\]", LEVELS), "--workload", str(workload), "--profile", "paper"]
-    records = estimate(parser().parse_args(given)).sections[0].records
-    return tuple([record[name] for record in records] for name in ("arithmetic", "dram"))
 
 
 def test_describing_the_model_changes_no_weight(data: Path, tmp_path: Path) -> None:
@@ -144,18 +127,10 @@ def test_the_stash_stands_in_the_log(data: Path, tmp_path: Path, caplog) -> None
     assert 0.2 < float(line["train_dsq_stash_mib"]) < 0.3
 
 
-def test_other_ways_to_train(data: Path, tmp_path: Path) -> None:
-    # layers run again in the backward; two batches an update; a copy of the model is loaded into at each update
-    given = ["--checkpoint-activations", "--update-freq", 2, "--store-ema", "--dsq-levels", "[4,4,4,16]"]
-    run("train", data, *MODEL, *given, "--max-update", 2, "--save-dir", tmp_path)
-    (level,) = levels(tmp_path)
-    assert level["updates"] == 2
-
-
-def test_a_running_mean_of_the_weights_in_fp32(data: Path, tmp_path: Path) -> None:
-    given = ["--store-ema", "--ema-fp32", "--dsq-levels", LEVELS, "--dsq-rise-at", 1, "--save-dir", tmp_path]
+def test_layers_that_run_again_and_a_running_mean_of_the_weights(data: Path, tmp_path: Path) -> None:
+    given = ["--checkpoint-activations", "--update-freq", 2, "--store-ema", "--ema-fp32", "--save-dir", tmp_path]
     for most in (2, 3):
-        run("train", data, *MODEL, *given, "--max-update", most, "--disable-validation")
+        run("train", data, *MODEL, *given, "--dsq-levels", LEVELS, "--dsq-rise-at", 1, "--max-update", most)
     saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     assert saved["model"].keys() - saved["extra_state"]["ema"].keys() == {"dsq._extra_state"}
     assert saved["model"]["dsq._extra_state"]["scheduler"]["work"][1][0] == 2
@@ -263,13 +238,3 @@ def test_sentence_prediction(sentences: Path, tmp_path: Path, calls) -> None:
     assert not any("lm_head" in name for name in described)  # which is no part of this training
     state = weights(tmp_path)["dsq._extra_state"]
     assert dsq.Precision(*state["config"]["levels"][state["trained_level"]]) == dsq.Precision(16, 4, 4, 16)
-
-
-def test_fine_tuning_starts_at_the_first_level(sentences: Path, tmp_path: Path) -> None:
-    plain, tuned = tmp_path / "plain", tmp_path / "tuned"
-    run("train", sentences, *ROBERTA, "--max-update", 1, "--save-dir", plain)
-    given = ["--finetune-from-model", plain / "checkpoint_last.pt", "--dsq-levels", LEVELS, "--save-dir", tuned]
-    run("train", sentences, *ROBERTA, "--max-update", 1, *given)
-    before, after = weights(plain), weights(tuned)
-    assert after.pop("dsq._extra_state")["scheduler"]["level"] == 0
-    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())  # --lr 0

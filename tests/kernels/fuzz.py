@@ -2,8 +2,8 @@
 
     python -m tests.kernels.fuzz --minutes 10        (make fuzz MINUTES=10)
 
-Each case is drawn from its number alone: --only NUMBER runs it. The number of the case stands in a file, whose name is
-printed first: a kernel may end the process.
+Each case is drawn from its number alone: --first NUMBER --minutes 0 runs it. The number of the case stands in a file,
+whose name is printed first: a kernel may end the process.
 """
 
 import argparse
@@ -251,19 +251,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.kernels.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
-    parser.add_argument("--only", type=int, help="the number of the one case to run")
     parser.add_argument("--threads", type=Path, help="threads.cpp, compiled: for ThreadSanitizer (make races)")
     arguments = parser.parse_args()
     load()  # an ImportError where there are no kernels to try
     if arguments.threads:
         _use_threads(arguments.threads)
-    if arguments.only is not None:
-        print(run_case(arguments.only))
-        return
     mark = Path(tempfile.gettempdir(), f"dsq-fuzz-{os.getpid()}")
     print(f"{mark} has the number of the case, also of one that ends the process", flush=True)
     counts, number, end = Counter[str](), arguments.first, time.monotonic() + 60 * arguments.minutes
-    while time.monotonic() < end:
+    while not counts or time.monotonic() < end:
         mark.write_text(str(number))
         counts[run_case(number)] += 1
         number += 1

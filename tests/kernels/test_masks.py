@@ -1,4 +1,4 @@
-"""Masks of one bit a value: every backend against numpy. Affine codes: what is refused (the suite has their bits)."""
+"""Masks of one bit a value: every backend against numpy. Affine codes of float64: the suite has the others."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dsq.kernels.backend import AffineCodes, Groups, MovingRanges
+from dsq.kernels.backend import Groups
 from dsq.kernels.conformance import same_bits
 from dsq.kernels.cpu import backend as cpu
 from dsq.kernels.cpu.library import library
@@ -83,10 +83,6 @@ def test_masks_of_tensors_whose_memory_is_not_their_values():
         y, same_bits = relu(x)
         assert torch.equal(y, values.clamp(min=0))
         assert torch.equal(same_bits, bits)
-    with pytest.raises(ValueError, match=r"bits must be uint8 \(33,\), got torch.uint8 \(32,\)"):
-        unpack_mask(bits, 257, torch.float32)
-    with pytest.raises(ValueError, match=r"bits must be uint8 \(33,\), got torch.uint8 \(32,\)"):
-        apply_mask(bits, torch.zeros(257))
 
 
 def test_affine_codes_of_float64_are_the_reference_s():
@@ -97,17 +93,3 @@ def test_affine_codes_of_float64_are_the_reference_s():
     for dtype in (torch.float64, torch.float32):
         values = affine_unpack(packed, 4, groups, 128, dtype)
         assert torch.equal(values, REFERENCE.affine_unpack(expected, 4, groups, 128, dtype))
-
-
-def test_codes_and_ranges_that_do_not_fit_the_values_are_refused():
-    x, groups = torch.randn(4, 32), Groups(16, 8)
-    wrong = torch.zeros(2, 8, dtype=torch.float64), torch.zeros(8, 2).t(), torch.zeros(2, 8, device="meta")
-    for ranges in (*wrong, torch.zeros(2, 7)):
-        with pytest.raises(ValueError, match=r"running ranges must be contiguous torch\.float32 \(2, 8\) on cpu, got"):
-            affine_pack(x, 4, groups, MovingRanges(ranges, 0.9))
-    codes, ranges = affine_pack(x, 4, groups)
-    for other in (ranges[:, :7], ranges.bfloat16(), ranges.long()):
-        with pytest.raises(ValueError, match=r"ranges must be float32 \(2, 8\), got"):
-            affine_unpack(AffineCodes(codes, other), 4, groups, 128, torch.float32)
-    with pytest.raises(ValueError, match=r"codes must be uint8 \(64,\), got torch\.uint8 \(63,\)"):
-        affine_unpack(AffineCodes(codes[1:], ranges), 4, groups, 128, torch.float32)

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 
@@ -20,7 +21,7 @@ SUITE = load_suite()
 def rows(losses: dict[tuple[str, str], list[float]]) -> Evidence:
     """Scores are 100 less ten times the losses."""
     found = {
-        (task, setting, seed): {"loss": str(loss), "score": str(100 - 10 * loss), "seconds": "60"}
+        (task, setting, seed): {"loss": str(loss), "score": str(100 - 10 * loss)}
         for (task, setting), values in losses.items()
         for seed, loss in enumerate(values, start=1)
     }
@@ -65,16 +66,13 @@ def test_mean_over_tasks_is_of_the_tasks_means() -> None:
 
 
 def test_times_are_of_the_tasks_that_have_them_of_every_row() -> None:
-    """ "paper" has none of the second task, "schedule" none of the third: their times are of the first alone."""
-    tasks, names = ("enja", "wikitext2", "shakespeare"), ("schedule", "paper")
+    """ "paper" has none of the second task: the times of both are of the first alone."""
+    tasks, names = ("sst2", "wikitext2"), ("schedule", "paper")
     evidence = rows({(task, name): [3.0] for task in tasks for name in (FP32, *names)})
-    evidence.rows["wikitext2", "paper", 1]["seconds"] = ""
-    evidence.rows["shakespeare", "schedule", 1]["cpu"] = "another"
-    evidence.rows["enja", "paper", 1]["seconds"] = "90"
-    printed = over_tasks(evidence, names)
+    steps = {(task, name): 60.0 for task in tasks for name in (FP32, "schedule")} | {("sst2", "paper"): 90.0}
+    printed = over_tasks(replace(evidence, steps=steps), names)
     assert "time / fp32 (1 tasks)" in printed
     assert [line.split("|")[-2].strip() for line in printed.splitlines()[2:]] == ["1.00", "1.50"]
-    evidence.rows["enja", "paper", 1]["seconds"] = ""
     assert "time" not in over_tasks(evidence, names)
 
 
@@ -100,17 +98,10 @@ def test_what_dsq_cost_advises_is_supported(setting: str) -> None:
     assert above.mean <= 0.03
 
 
-def test_shares_are_of_pairs_on_one_processor() -> None:
-    found = {
-        ("sst2", setting, seed): {"loss": "1", "score": "1", "cpu": cpu, "seconds": seconds, "held_mib": held}
-        for setting, seed, cpu, seconds, held in (
-            *((FP32, 1, "a", "40", "8"), (FP32, 2, "a", "40", "")),
-            *(("schedule", 1, "a", "30", "2"), ("schedule", 2, "b", "80", "2")),
-        )
-    }
-    evidence = Evidence(SUITE, found)
-    assert evidence.shares("sst2", "schedule", "seconds").values == (0.75,)
-    assert evidence.shares("sst2", "schedule", "held_mib").values == (0.25,)
+def test_bytes_held_are_a_share_of_fp32s_of_the_same_seed() -> None:
+    held = {(FP32, 1): "8", (FP32, 2): "", ("schedule", 1): "2", ("schedule", 2): "2"}
+    found = {("sst2", *run): {"loss": "1", "score": "1", "held_mib": mib} for run, mib in held.items()}
+    assert Evidence(SUITE, found).held("sst2", "schedule").values == (0.25,)
 
 
 # ---- damage

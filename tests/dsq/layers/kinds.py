@@ -38,15 +38,15 @@ class Around(nn.Sequential):
 
 
 class LikeFairseq(nn.Module):
-    """Attention's products by torch.bmm, beside the attribute that tells fairseq's attention."""
+    """fairseq's attention hands its weights to PyTorch's function, unless it is told that dimensions are unusual."""
 
     def __init__(self):
         super().__init__()
-        self.q_proj, self.skip_embed_dim_check = nn.Linear(32, 32), True
+        self.q_proj, self.skip_embed_dim_check = nn.Linear(32, 32), False
 
     def forward(self, x):
-        weights = torch.bmm(self.q_proj(x), x.transpose(1, 2)).softmax(-1)
-        return torch.bmm(weights, x)
+        q = self.q_proj(x) if self.skip_embed_dim_check else F.linear(x, self.q_proj.weight, self.q_proj.bias)
+        return torch.bmm(torch.bmm(q, x.transpose(1, 2)).softmax(-1), x)
 
 
 class Subclass(nn.Linear):
@@ -80,7 +80,7 @@ def from_the_left(self, x):
 
 
 def with_einsum(self, x):
-    return torch.einsum("bthe,hed->btd", torch.einsum("btd,dhe->bthe", x, self.a), self.b)
+    return torch.einsum("hed,bthe->btd", self.b, torch.einsum("btd,dhe->bthe", x, self.a))
 
 
 def with_bmm(self, x):

@@ -10,9 +10,6 @@ import dsq
 from tests.dsq.gradients import saving
 from tests.dsq.layers.kinds import EXPERTS, INNER, TOKENS, WIDTH, batch, drawn, made
 
-pytest.importorskip("transformers")
-from transformers import MixtralConfig, MixtralForCausalLM
-
 
 def test_quantised_it_is_the_linear_layer_of_its_patches():
     torch.manual_seed(0)
@@ -98,14 +95,3 @@ def test_compiled_in_one_graph_for_any_counts_of_tokens():
         for routes in (chosen.contiguous(), 3 - chosen):
             assert torch.equal(compiled(x, routes, weights), net(x, routes, weights))
     torch._dynamo.reset()
-
-
-@pytest.mark.soak
-def test_a_whole_model_whose_graphs_break_computes_with_the_whole_stash():
-    """Code between its graphs calls the policy's mode by itself."""
-    sizes = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 2, "use_cache": False}
-    config = MixtralConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, **sizes)
-    net = dsq.convert(MixtralForCausalLM(config), dsq.DSQConfig(stash="all"))
-    torch._dynamo.reset()
-    words = torch.randint(0, 64, (2, 48))
-    assert torch.equal(torch.compile(net, backend="eager")(words).logits, net(words).logits)

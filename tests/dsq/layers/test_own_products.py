@@ -37,6 +37,7 @@ def test_the_products_of_fairseqs_attention():
     products = CONFIG.at(0).products
     weights = product(net.q_proj(X), X.mT, products).softmax(-1)
     assert torch.equal(net(X), product(weights, X, products))
+    assert not dsq.unconvert(net).skip_embed_dim_check
 
 
 def test_fairseqs_own_model_is_quantised_whole():

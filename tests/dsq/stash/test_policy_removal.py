@@ -117,27 +117,6 @@ def _nothing_entered():
     return innermost_hooks() is None and _get_current_function_mode() is None and not RUNNING.entered
 
 
-@pytest.mark.parametrize("name", ["bfp", "mesa", "gact"])
-def test_a_forward_that_calls_itself_and_raises_enters_once(name):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lin = nn.Linear(1, 1)
-
-        def forward(self, x, depth):
-            entered.append(len(RUNNING.entered))
-            if depth == 0:
-                raise KeyError("inside")
-            return self(x, depth - 1)
-
-    entered, model = [], Model()
-    apply(model, name)
-    with pytest.raises(KeyError):
-        model(torch.ones(1), 2)
-    assert entered == [1, 1, 1]
-    assert _nothing_entered()
-
-
 def test_threads_do_not_see_each_other():
     """nn.DataParallel runs replicas in threads."""
     model = small()

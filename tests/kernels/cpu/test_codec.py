@@ -111,36 +111,13 @@ def wide(*shape, seed=0):
 
 
 @EACH_ISA
-def test_every_exponent_and_zeros_and_tiny_values_among_ordinary_ones(isa):
-    every = torch.ldexp(1 + torch.rand(254, 64), torch.arange(-126, 128).view(-1, 1)) * torch.randn(254, 64).sign()
-    subnormal = torch.randint(-(2**23), 2**23, (64, 64)) * 2.0**-149 * torch.exp2(-torch.arange(64.0) % 24).view(-1, 1)
-    mixed = wide(48, 1100)
-    mixed[5], mixed[:, 70:90], mixed[20:40, 300:400], mixed[33, 513:] = 0, 0, 1e-42, -2e-39
-    for x in (torch.cat([every, subnormal]), mixed):
-        for kind, bits, dim in ((kind, bits, dim) for kind in OF_BOXES for bits in (2, 8, 16) for dim in (0, 1)):
-            assert_agrees(isa, x, kind(bits), dim)
-            assert_agrees(isa, x, kind(bits), dim, 5, torch.bfloat16)
-    for exponent in (-127, 0, 127):
-        assert_agrees(isa, every, FixedPoint(16, 14 - exponent), 1)
-    for exponent in range(-149, 128, 5):  # of a tensor
-        x = torch.ldexp(torch.randn(2, 48) * torch.tensor([1.0, 2.0**-14])[:, None], torch.tensor(exponent))
-        assert_agrees(isa, x.nan_to_num(posinf=3e38, neginf=-3e38), SignedNVInt(5), 1, None if exponent % 2 else 7)
-
-
-@EACH_ISA
-def test_boxes_with_nan_or_infinity(isa):
-    x = torch.randn(40, 200)
-    x[3, 5], x[20, 100], x[39, 199] = torch.nan, torch.inf, -torch.inf
-    x[30, 17] = torch.tensor(0x7F800001 - 2**32, dtype=torch.int64).to(torch.int32).view(torch.float32)  # signalling
-    for bits in (2, 4, 5, 8, 16):
-        for fmt in (BFP(bits), FixedPoint(bits), FixedPoint(bits, bits - 5), SignedBFP(bits), SignedNVInt(bits)):
-            for dim in (0, 1):
-                assert_agrees(isa, x, fmt, dim, 9 if dim else None, torch.bfloat16)
-    for shape in ((300, 1100), (256, 1024)):  # rows apart, and as one row: a NaN spoils a tensor of static point
+def test_one_value_that_is_not_finite_spoils_a_tensor_of_fixed_point(isa):
+    for shape, bad in (((300, 1100), torch.nan), ((256, 1024), -torch.inf)):  # rows apart, and as one row
         for place in (0, math.prod(shape) // 2 + 5, math.prod(shape) - 1):
             spoilt = torch.randn(shape)
-            spoilt.view(-1)[place] = torch.nan
-            assert_agrees(isa, spoilt, FixedPoint(8, 4), -1)
+            spoilt.view(-1)[place] = bad
+            for fmt in (FixedPoint(8, 4), FixedPoint(5)):
+                assert_agrees(isa, spoilt, fmt, -1)
 
 
 @EACH_ISA

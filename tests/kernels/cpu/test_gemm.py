@@ -4,6 +4,7 @@ That every width, format, transposed operand and ragged size is exact, the confo
 """
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,6 +93,15 @@ def test_what_fits_is_what_a_sum_holds(integer_gemm):
         (Operand(BFP(4), -1), Operand(None, 0)),
     ]:
         assert not fits(MatMul(a, b))
+
+
+def test_units_that_flush_or_round_take_no_product_that_is_to_be_float32s_or_float64s():
+    for gemm in (BFLOAT16, INTEGER):
+        assert not gemm.fits(replace(NARROW, exact=False), torch.float32)
+        assert not gemm.fits(NARROW, torch.float64)
+        assert gemm.fits(NARROW, torch.float16) == gemm.fits(NARROW, torch.bfloat16) == gemm.fits(NARROW, torch.float32)
+    if BFLOAT16.fits(NARROW, torch.float32):
+        assert [BFLOAT16.fits(along(BFP(4), BFP(bits)), torch.float32) for bits in (9, 10)] == [True, False]
 
 
 @needs_bf16

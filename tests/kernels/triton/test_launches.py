@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dsq
+from analysis.models import attach
 
 pytest.importorskip("triton", reason="the GPU backend needs triton, which is not installed")
 expected = pytest.importorskip("analysis.gpu.expected")
@@ -27,36 +28,24 @@ class Net(nn.Module):
         return F.relu(self.out(F.dropout(self.block(x_BTD), 0.1)))
 
 
-def converted(**options):
-    return lambda model: dsq.convert(model, dsq.DSQConfig(levels=LEVELS, **options))
-
-
-def under(policy, **options):
-    return lambda model: dsq.stash.apply(model, policy, **options)
-
-
-SETUPS = {
-    "linears": converted(stash="linears"),
-    "all": converted(stash="all"),
-    "stochastic": converted(stash="all", rounding="stochastic"),
-    "attention": converted(stash="all", attention=True),
-    "bfp": under("bfp"),
-    "mesa": under("mesa"),
-    "gact": under("gact", adapt_interval=None),
-    "selective": under("selective"),
-    "wtacrs": under("wtacrs"),
-    "checkpoint": under("checkpoint", segments="block"),
-}
+SETUPS = [LEVELS, *(f"{LEVELS} whole{more}" for more in ("", " stochastic", " attention")), "snvint 4", "mesa"]
+SETUPS += ["gact 4 uniform", "selective", "wtacrs 0.3", "checkpoint block"]
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("setup", SETUPS)
 def test_a_warm_step_waits_for_nothing(setup):
     model = Net().to(META)
-    SETUPS[setup](model)
+    attach(model, setup)
     found = expected.step(model, (4, 32, 64))
     assert found.waits == []
     assert len(found.launches) > 60
+
+
+def test_attention_is_one_launch_a_pass_and_one_that_makes_its_result_again():
+    found = expected.step(expected.block(64, LEVELS), (4, 32, 64))
+    assert [it.name for it in found.launches if "attention" in it.name] == ["attention"] * 2 + ["attention_backward"]
+    assert not any(it.name == "bmm" for it in found.launches)
 
 
 @pytest.mark.parametrize(

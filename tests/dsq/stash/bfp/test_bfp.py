@@ -33,9 +33,10 @@ def stash(model, x):
     return report.nbytes
 
 
+@pytest.mark.parametrize(("rows", "width"), [(ROWS, WIDTH), (13, 21)])
 @pytest.mark.parametrize("options", [{}, {"box": 5}, *({"format": name} for name in BOX_FORMATS)])
-def test_linear_gradient_is_that_of_the_quantised_input(options):
-    model, x = nn.Sequential(nn.Linear(WIDTH, 8)), torch.randn(ROWS, WIDTH)
+def test_linear_gradient_is_that_of_the_quantised_input(options, rows, width):
+    model, x = nn.Sequential(nn.Linear(width, 8)), torch.randn(rows, width)
     apply(model, "bfp", bits=3, **options)
     y = model(x)
     grad = torch.randn_like(y)

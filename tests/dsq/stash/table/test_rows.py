@@ -34,6 +34,15 @@ MASK = torch.zeros(16, 16, dtype=torch.float64).masked_fill(torch.ones(16, 16).t
 SEEN = (torch.arange(16) < torch.tensor([[16], [9], [5]]))[:, None, None]
 MASKS = torch.zeros(SEEN.shape, dtype=torch.float64).masked_fill(~SEEN, -torch.inf)
 PLACES = torch.tensor([2, 0, 2])
+FUNCTIONS = (F.gelu, F.silu, F.mish, F.elu, F.selu, F.softplus, F.glu, F.relu, F.leaky_relu, F.hardtanh)
+FUNCTIONS += (torch.tanh, torch.sigmoid, torch.square)
+IN_PLACE = (F.silu, F.mish, F.elu, F.leaky_relu, F.relu6, F.dropout, F.relu)
+
+
+def in_place(function, x):
+    return function(x + 0, inplace=True)
+
+
 CASES = {
     "linear": (F.linear, [X, (24, 32), (24,)]),
     "linear without bias": (F.linear, [X, (24, 32)]),
@@ -52,6 +61,10 @@ CASES = {
             ("...k,kn->...n", (2, 4, 16, 8), (8, 24)),
             ("bijk,bjkl->bil", (3, 4, 8, 6), (3, 8, 6, 5)),
             ("btd,btd->bt", (2, 16, 32), (2, 16, 32)),
+            ("btd,dhe->bthe", (2, 16, 8), (8, 4, 6)),
+            ("bthe,hed->btd", (2, 16, 4, 6), (4, 6, 8)),
+            ("bdte,bdes->sbt", (3, 4, 8, 6), (3, 4, 6, 5)),
+            ("td,...sd->...st", (16, 8), (2, 4, 12, 8)),
         )
     },
     "softmax": (lambda x: F.softmax(x * 4, -1), [(3, 4, 16, 16)]),
@@ -72,6 +85,9 @@ CASES = {
         [(3, 4, 16, 32)] * 3 + [(1, 4, 16, 16)],
     ),
     "attention, dropout": (lambda q, k, v: attend(q, k, v, None, 0.3), [(2, 4, 16, 32)] * 3),
+    "attention, dropout, biased": (  # autocast moves these numbers by 1, in the forward as in the backward
+        lambda q, k, v: attend(q, k, v, drawn(16, 16, offset=-300, scale=2).to(q.dtype), 0.3), [(2, 4, 16, 32)] * 3
+    ),
     "attention, grouped": (
         lambda q, k, v: attend(q, k, v, enable_gqa=True),
         [(2, 4, 16, 32), (2, 2, 16, 32), (2, 2, 16, 32)],
@@ -99,19 +115,11 @@ CASES = {
     "vector norm": (lambda x: torch.linalg.vector_norm(F.silu(x), dim=(1, 2), keepdim=True), [X]),
     "norm": (lambda x: F.silu(x).norm(p=2, dim=1), [X]),
     "norm of all": (lambda x: torch.norm(F.silu(x)), [X]),
+    **{function.__name__: (function, [X]) for function in FUNCTIONS},
     "hardswish": (lambda x: F.hardswish(x * 4), [X]),
-    "gelu": (F.gelu, [X]),
     "gelu, tanh": (lambda x: F.gelu(x, approximate="tanh"), [X]),
-    "silu": (F.silu, [X]),
-    "mish": (F.mish, [X]),
     "gelu, expanded": (lambda x: F.gelu((x + 1).expand(3, 16, 32)), [(1, 16, 32)]),
     "silu, of a column for all": (lambda x: F.silu((x + 1).expand(3, 16, 32)), [(3, 16, 1)]),
-    "tanh": (torch.tanh, [X]),
-    "sigmoid": (torch.sigmoid, [X]),
-    "elu": (F.elu, [X]),
-    "selu": (F.selu, [X]),
-    "softplus": (F.softplus, [X]),
-    "glu": (F.glu, [X]),
     "mul": (torch.mul, [X, X]),
     "mul, broadcast": (lambda a, b: a * b, [X, (3, 16, 1)]),
     "mul, expanded": (lambda a, b: (a + 1).expand(3, 16, 32) * b, [(1, 16, 32), X]),
@@ -120,24 +128,17 @@ CASES = {
     "quotient": (lambda a, b: torch.tanh(a / (b.abs() + 1)), [X, X]),
     "quotient, broadcast": (lambda a, b: torch.tanh(a / (b.abs() + 1)), [X, (3, 16, 1)]),
     "residual": (lambda x, s: ((drawn(16, 32).to(x) - x) * torch.exp(s)) ** 2, [X, X]),
-    "square": (torch.square, [X]),
     "pow": (lambda x: x**2, [X]),
     "cube": (lambda x: torch.pow(x, 3.0), [X]),
-    "relu": (F.relu, [X]),
     "relu, transposed": (lambda x: F.relu(x.transpose(0, 1)), [X]),
-    "relu in place": (lambda x: F.relu(x + 0, inplace=True), [X]),
-    "leaky relu": (F.leaky_relu, [X]),
     "relu6": (lambda x: F.relu6(x * 6), [X]),
-    "hardtanh": (F.hardtanh, [X]),
     "clamp": (lambda x: x.clamp(-0.5, 0.5), [X]),
     "clamp, of its limits": (lambda x: torch.clamp(F.relu(x), min=0.0), [X]),
-    "silu in place": (lambda x: F.silu(x + 0, inplace=True), [X]),
+    **{f"{function.__name__} in place": (partial(in_place, function), [X]) for function in IN_PLACE},
     "silu in place of few": (lambda x: F.silu(x + 0, inplace=True), [(4, 8)]),
-    "elu in place": (lambda x: F.elu(x + 0, 0.5, True), [X]),
+    "elu in place, of an alpha": (lambda x: F.elu(x + 0, 0.5, True), [X]),
     "elu in place, transposed": (lambda x: F.elu((x + 0).transpose(0, 1), inplace=True), [X]),
-    "leaky relu in place": (lambda x: F.leaky_relu(x + 0, 0.2, inplace=True), [X]),
-    "relu6 in place": (lambda x: F.relu6(x * 6, inplace=True), [X]),
-    "dropout in place": (lambda x: F.dropout(x + 0, 0.3, inplace=True), [X]),
+    "relu6 in place, of its limits": (lambda x: F.relu6(x * 6, inplace=True), [X]),
     "a part in place": (lambda x: F.mish((x + 0)[1:], inplace=True), [X]),
     "dropout": (lambda x: F.dropout(x, 0.3), [X]),
     "max pool": (lambda x: F.max_pool2d(x, 2), [(4, 8, 6, 6)]),
@@ -215,25 +216,26 @@ def test_index_add_keeps_no_summand(case):
     assert stash.kept_bytes <= 3 * 8 + 8
 
 
+#: what sums up in another order than PyTorch
+IN_ANOTHER_ORDER = ("attention, dropout", "attention, dropout, biased", "einsum bthe,hed->btd", "einsum bdte,bdes->sbt")
+
+
+@pytest.mark.parametrize(("autocast", "slack"), [(False, 1e-4), (True, 0.01)])
 @pytest.mark.parametrize("case", CASES)
-def test_a_rows_forward_is_bit_for_bit_the_plain_one(case):
+def test_in_float32_and_under_autocast_a_forward_has_the_bits_of_the_plain_one(case, autocast, slack):
     function, shapes = CASES[case]
     inputs = [drawn(*shape, seed=i).float() for i, shape in enumerate(shapes)]
-    tolerance = 1e-6 if case == "attention, dropout" else 0  # a kernel's sums are in another order
-    torch.testing.assert_close(*(run(function, inputs, row)[0] for row in (True, False)), rtol=0, atol=tolerance)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        y, plain, _ = run(function, inputs, row=False)
+        result, ours, _ = run(function, inputs, row=True)
+    in_order = case not in IN_ANOTHER_ORDER and not (autocast and "masks" in case)
+    assert (result - y).norm() <= (0 if in_order else slack) * y.norm()
+    for a, b in zip(ours, plain, strict=True):
+        assert a.dtype == b.dtype
+        assert (a - b).norm() <= slack * b.norm()
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if name.startswith("attention")])
-def test_attention_by_kernels_of_float32(case):
-    """They make again the numbers that PyTorch's dropout drew, and serve masks and groups of queries."""
-    function, shapes = CASES[case]
-    inputs = [drawn(*shape, seed=i).float() for i, shape in enumerate(shapes)]
-    torch.testing.assert_close(
-        run(function, inputs, row=True)[1], run(function, inputs, row=False)[1], rtol=1e-4, atol=1e-5
-    )
-
-
-@pytest.mark.parametrize("function", [F.silu, F.mish, F.elu, F.leaky_relu, F.relu6, F.dropout, F.relu])
+@pytest.mark.parametrize("function", IN_PLACE)
 def test_a_form_in_place_keeps_what_the_other_does(function):
     x, w = drawn(64, 32).float().requires_grad_(), drawn(32, 32).float().requires_grad_()
     _, in_place = under_the_table(lambda: F.linear(function(x + 0, inplace=True), w))
@@ -252,15 +254,6 @@ def test_in_place_where_nothing_is_coded():
     assert torch.equal(gradient[0], torch.autograd.grad(F.silu(x).sum(), x)[0])
 
 
-CAST = [
-    "linear", "linear without bias", "addmm", "matmul", "bmm", "softmax", "attention", "attention, causal",
-    "attention, masked", "attention, biased", "attention, dropout", "attention, grouped",
-    "layer norm", "linear, layer norm", "rms norm", "batch norm", "group norm", "normalize",
-    "conv1d", "conv2d", "conv_transpose2d", "gelu",
-    "norm, linear", "gated unit", "dropped activation", "batch norm, relu, conv",
-]  # fmt: skip
-
-
 def test_the_gradient_of_a_clamp_has_the_dtype_of_its_result():
     """The next operation of a compiled graph takes it as it is: autograd casts it outside of graphs alone."""
     y, _ = under_the_table(torch.clamp, drawn(*X).bfloat16().requires_grad_(), -0.5, 0.5)
@@ -268,28 +261,12 @@ def test_the_gradient_of_a_clamp_has_the_dtype_of_its_result():
         assert Clamp.backward(y.grad_fn, torch.ones_like(y))[1].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("case", CAST)
-def test_under_autocast(case):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", ["rms norm", "linear, layer norm", "layer norm of nearly nothing", "normalize"])
+def test_norms_of_small_halves(case, dtype):
+    """Where eps counts, which is that of float32 by default, and 1 / deviation squared is no half."""
     function, shapes = CASES[case]
-    inputs = [drawn(*shape, seed=i).float() for i, shape in enumerate(shapes)]
-    with torch.autocast("cpu", torch.bfloat16):
-        y, plain, _ = run(function, inputs, row=False)
-        result, ours, _ = run(function, inputs, row=True)
-    torch.testing.assert_close(result, y, rtol=0, atol=0.01 if case == "attention, dropout" else 0)
+    inputs = [drawn(*shape, seed=i, scale=0.02).to(dtype) for i, shape in enumerate(shapes)]
+    ours, plain = (run(function, inputs, row)[1] for row in (True, False))
     for a, b in zip(ours, plain, strict=True):
-        assert a.dtype == b.dtype
-        assert (a - b).norm() <= 0.01 * b.norm()
-
-
-def test_autocast_rounds_a_mask_for_the_kernel_of_dropout_too():
-    """In the forward as in the backward: numbers around -300 move by 1."""
-
-    def function(q, k, v):
-        return attend(q, k, v, drawn(16, 16, offset=-300, scale=2).to(q.dtype), 0.3)
-
-    inputs = [drawn(2, 4, 16, 32, seed=i).float() for i in range(3)]
-    with torch.autocast("cpu", torch.bfloat16):
-        y, plain, _ = run(function, inputs, row=False)
-        result, ours, _ = run(function, inputs, row=True)
-    for a, b in zip((result, *ours), (y, *plain), strict=True):
-        assert (a - b).norm() <= 0.01 * b.norm()
+        assert (a - b).norm() <= 0.02 * b.norm()

@@ -58,19 +58,6 @@ def test_winners_minimise_the_bound_of_theorem_2(spread, k):
     np.testing.assert_allclose(scale_k[c:].numpy(), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("spread", [0.0, 1.5])
-def test_every_row_counts_once_on_average(spread):
-    p_T = optimal(*product(3, spread))
-    g = torch.Generator().manual_seed(0)
-    draws, k, weight_T = 4000, 29, torch.zeros(T)
-    for _ in range(draws):
-        rows_k, scale_k = sample_rows(p_T, k, torch.rand(k, generator=g, dtype=torch.float64))
-        weight_T.index_add_(0, rows_k, scale_k)
-    # a drawn row's weight has the variance of at most one draw: scale * 1 = (1 - sum_C p) / (n p_j) <= 1 / (k p_j)
-    deviation_T = (1 / (k * p_T) / draws).sqrt().float()
-    assert ((weight_T / draws - 1).abs() < 5 * deviation_T).all()
-
-
 @pytest.mark.parametrize("winners", [0, 5, None])
 def test_the_variance_is_the_paper_s(winners):
     h_TK, dz_TN = product(4, 1.0)
