@@ -48,11 +48,12 @@ def transformer(
     words: int = 1000,
     batch: tuple[int, int] = (8, 128),
     attention: str = "sdpa",
+    dropout: bool = False,
     **fields: Any,
 ) -> tuple[Any, dict[str, Tensor]]:
     """A model of TRANSFORMERS, and the inputs of a batch of (sequences, tokens), labels among them; as many images as
-    have that many patches. Random weights, training mode, no dropout, no cache of keys and values, which is no part of
-    training. ``fields``: of its configuration, before those of the table.
+    have that many patches. Random weights, training mode, no cache of keys and values, which is no part of training.
+    ``dropout``: as the configuration has it; else none. ``fields``: of its configuration, before those of the table.
     """
     import transformers
 
@@ -68,7 +69,7 @@ def transformer(
     kind = getattr(transformers, head)
     config = kind.config_class(attn_implementation=attention, use_cache=False, **fields)
     for field in vars(config):
-        if "drop" in field:
+        if "drop" in field and not dropout:
             setattr(config, field, 0.0)
     return kind(config).train(), inputs
 

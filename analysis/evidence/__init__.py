@@ -6,7 +6,8 @@ __main__.py   the command: run, time, table, one
 ledger.py     the ledger (../results/evidence.csv), and the runs that it lacks, each a process
 steps.py      what a step takes under each setting, in turns (../results/steps.csv)
 loop.py       PyTorch's loop, under one setting
-problems.py   what is trained: a language model, sentences, a pretrained encoder, images; by fairseq's loop, translation
+problems.py   what it trains: a language model, sentences, a pretrained encoder, images
+translations.py  what fairseq's loop trains
 graphs.py     GCN and GAT on citation graphs
 comparison.py the ledger -> docs/evidence.md: differences to fp32 of the same seed, with their intervals
 """

@@ -31,16 +31,16 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     runner = commands.add_parser("run", help="run what the ledger lacks")
     timer = commands.add_parser("time", help="time a step of what the ledger has")
+    prepared = "folder of prepared data and logs (default: runs/evidence)"
     places = "folders in which the tasks' files are looked for (default: data)"
     for command in (runner, timer):
         command.add_argument("--tier", type=int, default=1, metavar="N", help="default: %(default)s")
         command.add_argument("--tasks", nargs="+", metavar="TASK", help="only these")
         command.add_argument("--settings", nargs="+", metavar="SETTING", help="only these")
         command.add_argument("--data", type=Path, nargs="+", default=[ROOT / "data"], metavar="DIR", help=places)
+        command.add_argument("--work", type=Path, default=ROOT / "runs" / "evidence", metavar="DIR", help=prepared)
     runner.add_argument("--seeds", nargs="+", type=int, metavar="N", help="only these")
     timer.add_argument("--rounds", type=count, default=7, metavar="N", help="turns of each setting (default: 7)")
-    prepared = "folder of prepared data and logs (default: runs/evidence)"
-    runner.add_argument("--work", type=Path, default=ROOT / "runs" / "evidence", metavar="DIR", help=prepared)
     runner.add_argument("--jobs", type=count, default=1, metavar="N", help="runs at a time (default: %(default)s)")
     runner.add_argument("--again", action="store_true", help="run what is in the ledger too, in place of its rows")
     writer = commands.add_parser("table", help="write docs/evidence.md from the ledger")
@@ -70,7 +70,7 @@ def time(given: Namespace, suite: Suite) -> None:
     """Time a step of what is asked for and the ledger has."""
     rows = read_rows(given.ledger, suite)
     pairs = dict.fromkeys(one.key[:2] for one in _asked(given, suite) if one.key in rows)
-    time_steps(suite, pairs, given.data, given.rounds)
+    time_steps(suite, pairs, given.data, given.work.resolve(), given.rounds)
 
 
 def _asked(given: Namespace, suite: Suite) -> list[Run]:

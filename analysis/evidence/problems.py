@@ -1,32 +1,27 @@
 """The suite's problems: a language model, a sentence classifier, a pretrained encoder and classifiers of images, which
-PyTorch's loop trains, and a translation model, which fairseq's does.
+PyTorch's loop trains. Translations: translations.py.
 """
 
 import gzip
-import json
 import lzma
-import math
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from analysis.evidence import graphs
+from analysis.evidence import graphs, translations
 from analysis.evidence.loop import Problem, Result, train
 from analysis.evidence.suite import Setting, Task
 from analysis.models import GPT, Classifier, encoder, resnet20
-from analysis.translation import training
-from analysis.translation.text import LabelledSentences, read_labelled, read_pairs, train_bpe
+from analysis.translation.text import LabelledSentences, read_labelled, train_bpe
 
 #: windows, sentences or images of a batch that is judged
 JUDGED = 200
@@ -39,7 +34,7 @@ def run_once(task: Task, setting: Setting, seed: int, files: Sequence[Path], wor
     Raises ValueError where the setting cannot be put on the task's model.
     """
     if task.kind == "translation":
-        return translation(task, setting, seed, files, work)
+        return translations.train(task, setting, seed, files, work)
     results = []
     for repeat in range(task.sizes.get("repeats", 1)):
         torch.manual_seed(100 * seed + repeat)
@@ -271,46 +266,3 @@ def _shuffled(samples: int, size: int, generator: torch.Generator) -> Iterator[T
     while True:
         order = torch.randperm(samples, generator=generator)
         yield from order[: samples // size * size].split(size)
-
-
-# ---- translation, which fairseq's own loop trains
-
-USER = Path(__file__).with_name("fairseq_user") / "dsq_evidence"
-#: the variable of the environment that USER reads
-SETTING = "DSQ_EVIDENCE_SETTING"
-
-
-def translation(task: Task, setting: Setting, seed: int, files: Sequence[Path], work: Path) -> Result:
-    """Train fairseq's model and translate. The text is prepared once, in a folder of ``work``, for all runs on it.
-
-    Autocast and policies act on training and validation; the test text is translated by the trained weights in float32,
-    a converted model's at its last level.
-    """
-    wanted = [task.sizes.get("pairs" if split == "train" else "held_out") for split in training.SPLITS]
-    pairs = {split: read_pairs(file, some) for split, file, some in zip(training.SPLITS, files, wanted, strict=True)}
-    text = training.Text(pairs, task.source, task.target, task.sizes.get("vocab", 4000))
-    binary, user = training.prepare(text, work), {SETTING: json.dumps(asdict(setting))}
-    with tempfile.TemporaryDirectory(dir=work, prefix="fairseq-") as folder, patch.dict(os.environ, user):
-        given = flags(task, setting, seed)
-        found = training.train(text, binary, Path(folder) / "run", setting.levels, given, task.sizes.get("beam", 4))
-    return Result(math.log(2) * found.valid_losses[-1][1], found.bleu)
-
-
-def flags(task: Task, setting: Setting, seed: int) -> list[str]:
-    """The flags of dsq-train, but for its levels."""
-    schedule = {"lr": task.rate, "lr-scheduler": "polynomial_decay", "warmup-updates": task.updates // 3}
-    length = {"total-num-update": task.updates, "max-update": task.updates, "max-epoch": 0}
-    data = {"max-tokens": task.batch, "validate-interval": 1000, "validate-interval-updates": task.updates // 3}
-    given = {"cpu": True, **schedule, **length, **data, "dropout": task.dropout or 0.1, "seed": seed, **task.flags}
-    given |= {f"{name.replace('_', '-')}": value for name, value in task.sizes.items() if "coder" in name}
-    if setting.levels:
-        given |= {f"dsq-{name.replace('_', '-')}": value for name, value in setting.converting.items()}
-    if setting.autocast or setting.policies:
-        given["user-dir"] = USER
-    return _words(given)
-
-
-def _words(given: Mapping[str, Any]) -> list[str]:
-    """Flags as words: True stands for a flag without a value, False for none."""
-    pairs = [(f"--{name}", value) for name, value in given.items() if value is not False]
-    return [word for name, value in pairs for word in ([name] if value is True else [name, str(value)])]

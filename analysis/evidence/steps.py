@@ -1,7 +1,6 @@
 """What a training step of a task takes under each setting: they take turns in one process, on one thread.
 
 The seconds of a run in the ledger hold what else it does, and ran beside another day's load: they are no measure.
-Translations are trained by fairseq's own loop, and are not timed.
 """
 
 import csv
@@ -32,9 +31,9 @@ def _rows(path: Path) -> list[Record]:
 
 
 def time_steps(
-    suite: Suite, asked: Iterable[tuple[str, str]], roots: Sequence[Path], rounds: int, path: Path = STEPS
+    suite: Suite, asked: Iterable[tuple[str, str]], roots: Sequence[Path], work: Path, rounds: int, path: Path = STEPS
 ) -> None:
-    """Time the pairs of task and setting; a task's rows take the place of its earlier ones."""
+    """Time the pairs of task and setting; a task's rows take the place of its earlier ones. ``work``: a folder."""
     import torch
 
     torch.set_num_threads(1)
@@ -42,22 +41,27 @@ def time_steps(
     for task, setting in asked:
         settings.setdefault(task, []).append(setting)
     for task, names in settings.items():
-        if suite.tasks[task].kind != "translation":
-            rows = [row for row in _rows(path) if row["task"] != task]
-            write_text(path, as_csv(rows + _time_task(suite, task, names, roots, rounds)))
+        rows = [row for row in _rows(path) if row["task"] != task]
+        files = locate(suite.tasks[task], roots)
+        write_text(path, as_csv(rows + _time_task(suite, task, names, files, work, rounds)))
 
 
-def _time_task(suite: Suite, task: str, settings: Sequence[str], roots: Sequence[Path], rounds: int) -> list[Record]:
+def _time_task(
+    suite: Suite, task: str, settings: Sequence[str], files: Sequence[Path], work: Path, rounds: int
+) -> list[Record]:
     import torch
 
-    from analysis.evidence.loop import steps
+    from analysis.evidence import loop, translations
     from analysis.evidence.problems import make
     from analysis.timing import in_turns
 
-    of_task, files, calls = suite.tasks[task], locate(suite.tasks[task], roots), {}
+    of_task, calls = suite.tasks[task], {}
     for name in settings:
         torch.manual_seed(SEEDS[0])
-        calls[name] = steps(make(of_task, SEEDS[0], files), of_task, suite.settings[name])
+        if of_task.kind == "translation":
+            calls[name] = translations.steps(of_task, suite.settings[name], SEEDS[0], files, work)
+        else:
+            calls[name] = loop.steps(make(of_task, SEEDS[0], files), of_task, suite.settings[name])
     found = {name: 1000 * median(each) for name, each in in_turns(calls, rounds, 1, _WARM).items()}
     print(task, *(f"{name}: {ms:.1f} ms" for name, ms in found.items()), sep="; ", flush=True)
     about = {"cpu": processor(), "date": date.today().isoformat(), "torch": version("torch")}

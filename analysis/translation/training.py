@@ -107,8 +107,7 @@ def train(text: Text, binary: Path, out: Path, levels: str, flags: Sequence[str]
 
     make_folder(out)
     started, checkpoints = time.perf_counter(), out / "checkpoints"
-    given = [str(binary), "--save-dir", str(checkpoints), *_FIXED.split(), *_DEFAULTS.split()]
-    fairseq("train", [*given, *(["--dsq-levels", levels] if levels else []), *flags], out / "train.log")
+    fairseq("train", [*own_flags(binary, checkpoints, levels), *flags], out / "train.log")
     seconds = time.perf_counter() - started
     best = checkpoints / "checkpoint_best.pt"
     search = ["--beam", str(beam), "--batch-size", "128", "--remove-bpe", "sentencepiece", "--no-progress-bar"]
@@ -122,6 +121,12 @@ def train(text: Text, binary: Path, out: Path, levels: str, flags: Sequence[str]
         translations,
         best,
     )
+
+
+def own_flags(binary: Path, checkpoints: Path, levels: str) -> list[str]:
+    """Return what dsq-train is given before a caller's flags."""
+    given = [str(binary), "--save-dir", str(checkpoints), *_FIXED.split(), *_DEFAULTS.split()]
+    return [*given, *(["--dsq-levels", levels] if levels else [])]
 
 
 def fairseq(command: str, arguments: Sequence[str], log: Path) -> None:

@@ -147,6 +147,7 @@ class Hardware:
     peaks: tuple[Peak, ...]
     sources: dict[str, str]
     memory_bytes: float = 0  #: size of DRAM; 0: not stated
+    cpu: bool = False  #: PyTorch's kernels are those of CPUs
     link: float = 0  #: bytes a second to the other devices, each way; 0: not stated
     host: float = 0  #: bytes a second to the host's memory, each way; 0: not stated
     measured: str = ""  #: when and how; empty: the figures are stated by others
@@ -221,6 +222,7 @@ def _hardware(data: dict[str, Any]) -> Hardware:
         peaks=tuple(_peak(entry, f"peak[{index}]", bool(measured)) for index, entry in enumerate(peaks)),
         sources={part: _source(data, part) for part in stated},
         memory_bytes=1e9 * _number(data, "memory.gb") if "memory" in data else 0,
+        cpu=_field(data, "cpu", bool) if "cpu" in data else False,
         node=int(_number(data, "network.devices")) if "network" in data else 0,
         attention=_efficiency(data, "attention") if "attention" in data else 1,
         efficiency=MEASURED if measured else Efficiency(),
@@ -300,7 +302,7 @@ def _field(data: Any, dotted: str, kind: type) -> Any:
             raise ValueError(f"{dotted} is missing")
         value = value[part]
     if not isinstance(value, kind):
-        names: dict[type, str] = {str: "text", list: "a list of tables ([[peak]])", dict: "a table"}
+        names = {str: "text", list: "a list of tables ([[peak]])", dict: "a table", bool: "true or false"}
         raise ValueError(f"{dotted} must be {names[kind]}, not {value!r}")
     return value
 

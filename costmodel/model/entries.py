@@ -14,9 +14,6 @@ from dsq.costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from dsq.formats import WIDEST, Identity
 from dsq.kept import FEW
 
-#: fp32 tensors where scores with a learned bias are made again: scores, their softmax, the gradients of both
-_SCORES_AGAIN = 4
-
 
 class Category(IntEnum):
     """The purpose of bytes, in the order of tables and pictures."""
@@ -102,24 +99,22 @@ def results_kept(workload: Workload) -> frozenset[str]:
     return frozenset(kept)
 
 
+def by_policy(workload: Workload, policy: CostedPolicy | None) -> Workload:
+    """The workload whose attention, where it is one call, is a policy's, which fuses what PyTorch's kernels refuse."""
+    fuses = policy and policy.bits and any(gemm.on_chip or gemm.beside for gemm in workload.gemms)
+    return workload.fusing_attention() if fuses else workload
+
+
 @lru_cache(maxsize=16)  # devices and ZeRO change nothing here
 def entries_of(
     workload: Workload, setup: Setup, policy: CostedPolicy | None = None, recompute: bool = False
 ) -> list[LedgerEntry]:
-    """An entry for each operation of a step, in order.
-
-    A policy makes attention in one call again; its scores are then fused also where they have a learned bias.
-    """
+    """An entry for each operation of a step, in order."""
     widths = widths_of(setup)
-    if recompute:
-        workload = workload.recomputing_layers()
-    biased = set[str]()
-    if policy and policy.bits and any(gemm.on_chip for gemm in workload.gemms):
-        biased = {gemm.name for gemm in workload.gemms if not gemm.weight and not gemm.on_chip}
-        workload = workload.fusing_attention(biased=True)
+    workload = by_policy(workload.recomputing_layers() if recompute else workload, policy)
     alike: dict[str, Alike] = {}
     for group in workload.groups:
-        alike |= dict.fromkeys(group.names, _alike(group, setup, policy, widths))
+        alike |= dict.fromkeys(group.names, _alike(group, setup, policy, widths, recompute))
     entries = []
     seen: set[tuple[object, ...]] = set() if setup.autocast else {(False, BATCH)}  # the batch is there before the step
     again = made_again(workload, policy) if policy and policy.bits else frozenset[str]()
@@ -127,13 +122,15 @@ def entries_of(
     choosing = {layer_of(op) for op in workload.operations if op.kind == "expert gate"}
     for op in workload.operations:
         entry = LedgerEntry(op, layer_of(op), alike[op.name])
-        if op.name in biased and isinstance(op, Gemm) and op.on_chip == "x":
-            scores = op.batch * op.M * op.K * STATE_BITS / 8
-            entry.alike = replace(entry.alike, temporary=entry.alike.temporary + _SCORES_AGAIN * scores)
         for tensor in entry.alike.kept:
             size, packed = tensor.size, tensor.packed_values
-            if packed and tensor.known_by == "input" and op.input in again:
-                size = 0.0
+            stashed = (
+                tensor.category is Category.STASH and isinstance(op, Gemm) and op.weights == 1
+            )  # experts keep theirs
+            if tensor.known_by == "input" and op.input in again and (packed or stashed):
+                size, packed = 0.0, tensor.values
+                more = entry.alike.entering * stashed  # x itself, made again where else its codes are read
+                entry.alike = replace(entry.alike, temporary=entry.alike.temporary + more)
             if _new(op, tensor, size, seen):
                 entry.kept[tensor.category] += size
                 if packed and not (recompute and entry.layer):
@@ -157,11 +154,13 @@ def _given(entry: LedgerEntry, exact: bool) -> Iterator[tuple[tuple[object, ...]
 
 def made_again(workload: Workload, policy: CostedPolicy) -> frozenset[str]:
     """The inputs of products that a policy makes again of what the operation before keeps, by name."""
-    makers = {op.name: op.kind for op in workload.operations}
-    found, latest = set(), ""
+    makers = dict[str, str]()
+    found, latest, kind = set(), "", ""
     for op in workload.operations:
+        # a dropout's result is made again where what it drops out of is
+        kind = makers[op.name] = op.kind if "dropout" not in op.kind else kind
         if isinstance(op, Pointwise):
-            latest = op.kind if op.cls != "attention" else latest
+            latest = kind if op.cls != "attention" else latest
         elif makers.get(op.input.removesuffix(CAST), latest) in MADE_AGAIN and not policy.samples(op):
             found.add(op.input)
         if isinstance(op, Gemm) and not op.weight:
@@ -180,7 +179,7 @@ def _new(op: Operation, tensor: SizedTensor, size: float, seen: set[tuple[object
     return not there
 
 
-def _alike(group: Group, setup: Setup, policy: CostedPolicy | None, widths: dict[str, int]) -> Alike:
+def _alike(group: Group, setup: Setup, policy: CostedPolicy | None, widths: dict[str, int], recompute: bool) -> Alike:
     op = group.operation
     tensors = list(_sized(group, setup, policy, widths))
     kept = tuple(tensor for tensor in tensors if tensor.stored.kept and _needed(op, tensor.stored))
@@ -189,14 +188,19 @@ def _alike(group: Group, setup: Setup, policy: CostedPolicy | None, widths: dict
     in_codes = entering = given.plain if given else 0.0
     if given and policy and given.values > FEW:
         in_codes = min(entering, given.values * policy.code_bits("boundary") / 8)
-    added = sum(tensor.size for tensor in tensors if tensor.stored.shape == "bias")  # masks are there from step to step
+    # masks are there from step to step
+    added = sum(tensor.size for tensor in tensors if tensor.stored.shape == "bias" or op.kind == "fused bias")
     made = sum(tensor.plain for tensor in packed)  # y besides, where nothing keeps it, and the logits
     made += sum(
         it.plain for it in tensors if it.stored.name == "log p" or (it.stored.name == "y" and not it.stored.kept)
     )
     temporary = _during_backward(op, tensors, setup) + sum(tensor.plain / tensor.stored.times for tensor in packed)
+    if op.kind == "activation" and packed and not recompute:  # whose segments keep what they make as it is
+        temporary -= packed[0].plain  # dx is written over the x that was unpacked
     if policy and policy.bits and op.kind == "tied":
         temporary = 0.0  # a row's gradient is a tensor of its own, to which autograd adds the table's in place
+    if isinstance(op, Gemm) and op.on_chip == "x":
+        made, temporary = (held + op.beside * op.batch * op.M * op.K for held in (made, temporary))
     if isinstance(op, Pointwise) and op.kind == "chunked loss":
         made += sum(tensor.plain for tensor in tensors) * min(1, CHUNK / op.rows)
     if not op.backward:  # nothing keeps its input, and it holds what it needs while y is made

@@ -71,9 +71,10 @@ def _tensors(listed: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Stored, ...
     return found
 
 
-def _uncast(tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
-    """The tensors of an operation that autocast leaves in fp32."""
-    return tuple(replace(stored, width="r") if stored.width == "a" else stored for stored in tensors)
+def of_width(width: str, tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
+    """The tensors at this width in place of the container's; what is fp32 keeps no second copy in fp32."""
+    tensors = tuple(stored for stored in tensors if stored.width != "cast" or width == "r")
+    return tuple(replace(stored, width=width) if stored.width == "a" else stored for stored in tensors)
 
 
 _DATA = read_toml(Path(__file__).with_suffix(".toml"))
@@ -84,13 +85,15 @@ PRODUCTS = _tensors(_DATA["products"])
 POINTWISE = {
     name: listed for name, listed in _tensors(_DATA["parts"] | _DATA["passes"]).items() if name in _DATA["passes"]
 }
-POINTWISE |= {name: _uncast(POINTWISE[name]) for name in ("expert gate", "expert weights")}
+POINTWISE |= {name: of_width("r", POINTWISE[name]) for name in ("expert gate", "expert weights")}
 
 
 def under_autocast(gemm: Gemm, listed: tuple[Stored, ...]) -> tuple[Stored, ...]:
     """The tensors of a layer that casts its weight, and casts its x if x comes in fp32."""
     if gemm.weights > 1:
-        return _uncast(tuple(replace(stored, width="state") if stored.name == "w" else stored for stored in listed))
+        return of_width(
+            "r", tuple(replace(stored, width="state") if stored.name == "w" else stored for stored in listed)
+        )
     cast: list[Stored] = []
     for stored in listed:
         if stored.name == "w":

@@ -19,6 +19,9 @@ from dsq.costmodel.model.traffic import widths_of
 from dsq.formats import WIDEST
 
 Bytes = npt.NDArray[np.float64]
+#: tensors of the residual stream's size that a layer's code names in its forward: its input, attention's result, the
+#: sum of both, that sum's norm
+FRAMES = 4
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,10 @@ def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Bytes, 
     gradients = sum(entry.alike.gradients for entry in entries) * method.accumulates
     # the 16-bit copy that a weight of few bits is multiplied as
     wide = np.array([2.0 * entry.op.parameters * is_base(entry.op, method) for entry in entries])
-    extra = [(gradients, entry.alike.made) for entry in entries] + _beside(entries, method, gradients)
+    sums = [entry.alike.made for entry in entries if entry.op.kind == "residual"] if method.stash else []
+    frames = FRAMES * max(sums, default=0.0)  # where nothing is packed, the graph holds these anyway
+    extra = [(gradients, entry.alike.made + frames * bool(entry.layer)) for entry in entries]
+    extra += _beside(entries, method, gradients)
     rows[:, Category.GRADIENTS], rows[:, Category.TEMPORARY] = np.array([*extra, (extra[-1][0], 0.0)]).T
     rows[:-1, Category.TEMPORARY] += np.concatenate([wide, wide[::-1]])
     return tuple(entry.op.name for entry in entries), rows, left[-1]

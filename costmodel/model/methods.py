@@ -106,8 +106,8 @@ class CostedPolicy:
     def keeps(self, op: Operation, stored: Stored, size: float, values: float) -> float:
         """Bytes that the policy keeps of one tensor, which has ``size`` bytes and so many values."""
         coded = stored.copied if stored.copied and size < values * WIDEST / 8 else stored.coded
-        if coded == "bit":
-            return values / 8 if self.masks else size
+        if coded == "bit":  # no policy sees what PyTorch's attention writes out
+            return values / 8 if self.masks and op.wide != "state" else size
         if isinstance(op, Gemm) and stored.name == "x" and op.weight:
             if self.samples(op):
                 sampled = round(self.ratio * op.M) * op.K

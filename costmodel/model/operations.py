@@ -1,6 +1,7 @@
 """A workload as plain data: the matrix products and pointwise passes of one training step, with their shapes."""
 
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +15,9 @@ CLASSES = ("attention", "fc", "other")
 CHUNK = 1024
 #: input of the layers that read the encoder
 ENCODER_OUT = "encoder.out"
+CPU_DROPOUT = "cpu dropout"
+#: what fused kernels make of attention's scores, bytes each: the gradient of a learned bias, dropout's draws on a CPU
+_BESIDE = {"bias": 4, CPU_DROPOUT: 1}
 #: ends an input that comes in fp32 under autocast, though its maker's output does not
 CAST = " (cast)"
 
@@ -48,6 +52,7 @@ class Gemm:
     on_chip: str = ""  #: the one of "x", "y" that never reaches DRAM (fused attention's scores)
     weights: int = 1  #: weights alike, of which a row meets one (experts, the channels of a depthwise convolution)
     transposed: bool = False  #: the weight is stored (in, out), as transformers' Conv1D has it
+    beside: int = 0  #: bytes a score that a fused kernel of this attention makes for a while; see _BESIDE
     x_values: int = 0  #: values of x as stored, where rows overlap (a convolution) or it is a part; 0: M * K
 
     @property
@@ -56,6 +61,11 @@ class Gemm:
         if self.pairs and self.on_chip:
             return self.batch * self.pairs * (self.K if self.on_chip == "y" else self.N)
         return self.batch * self.M * self.K * self.N
+
+    @property
+    def wide(self) -> str:
+        """The width of attention that PyTorch writes out on a CPU, fp32; else empty."""
+        return "state" if self.beside and not self.on_chip else ""
 
     @property
     def matmuls(self) -> int:
@@ -94,6 +104,9 @@ class Pointwise:
     mask: int = 0  #: values of the mask that it adds to attention's scores, the same in each layer
     bias: int = 0  #: values of the bias that it adds to them
     backward: bool = True  #: there is one: it trains, or something before it does
+    wide: str = (
+        ""  #: width that its tensors have in place of the container's: "state" (fp32), "r" (the residual stream's)
+    )
 
     @property
     def trains(self) -> bool:
@@ -192,23 +205,41 @@ class Workload:
 
         return replace(self, operations=tuple(map(chunk, self.operations)))
 
-    def fusing_attention(self, biased: bool = False) -> "Workload":
+    def on_cpu(self) -> "Workload":
+        """The workload as PyTorch runs it on a CPU, where a dropout keeps a mask of floats."""
+
+        def masked(op: Operation) -> Operation:
+            return replace(op, kind=CPU_DROPOUT) if isinstance(op, Pointwise) and op.kind == "dropout" else op
+
+        return replace(self, operations=tuple(map(masked, self.operations)))
+
+    def fusing_attention(self, cpu: bool = False) -> "Workload":
         """The workload with attention's scores kept on chip and made again in the backward, as fused kernels do.
 
-        biased: also where scores have a learned bias, which no fused kernel takes, but a stash policy does.
+        cpu: by PyTorch's kernels for CPUs, which take neither dropout nor a learned bias: with these PyTorch writes
+        attention out, in fp32. Its kernels for GPUs, and those of dsq.stash, take both.
         """
         operations: list[Operation] = []
         scores = False  # the last product between activations made scores, which the next one consumes
+        beside = defaultdict[str, int](int)
+        for op in self.operations:
+            beside[_module(op)] += _BESIDE.get(op.kind, 0) * (op.cls == "attention")
         for index, op in enumerate(self.operations):
+            if op.cls == "attention" and beside[_module(op)]:
+                if isinstance(op, Gemm):
+                    op = replace(op, beside=beside[_module(op)])
+                if cpu:
+                    operations.append(op if isinstance(op, Gemm) else replace(op, wide="state"))
+                    continue
             if not isinstance(op, Gemm) and op.kind in ("heads", "transposed", "mask"):
                 continue  # a fused kernel takes heads wherever they lie, and needs no mask but its kind
             if isinstance(op, Pointwise):
                 op = replace(op, mask=0, kind="fused bias" if op.kind == "zero bias" else op.kind)
             if isinstance(op, Gemm) and not op.weight and not op.on_chip:
                 if scores:
-                    op, scores = replace(op, on_chip="x"), False
-                elif _softmax_follows(self.operations[index + 1 :], biased):
-                    op, scores = replace(op, on_chip="y", recompute=1), True
+                    op, scores = replace(op, on_chip="x", fused_once=op.fused_once and cpu), False
+                elif _softmax_follows(self.operations[index + 1 :]):
+                    op, scores = replace(op, on_chip="y", recompute=1, fused_once=op.fused_once and cpu), True
             elif scores and not isinstance(op, Gemm):
                 if op.kind != "bias":
                     continue  # scaling, dropout, masking and softmax happen inside the fused kernel
@@ -218,7 +249,7 @@ class Workload:
 
     def recomputing_layers(self) -> "Workload":
         """The workload as recomputed layers run it."""
-        return self._with_gemms(lambda gemm: replace(gemm, on_chip="", recompute=0) if gemm.fused_once else gemm)
+        return self._with_gemms(lambda it: replace(it, on_chip="", recompute=0, beside=4) if it.fused_once else it)
 
     def _with_gemms(self, change: Callable[[Gemm], Gemm]) -> "Workload":
         changed = (change(op) if isinstance(op, Gemm) else op for op in self.operations)
@@ -264,12 +295,13 @@ def _from_the_first_that_trains(operations: list[Operation]) -> list[Operation]:
     return [cut(index, op) for index, op in enumerate(operations)]
 
 
-def _softmax_follows(operations: tuple[Operation, ...], biased: bool) -> bool:
-    """Whether a softmax comes before the next matrix product, and before it no learned bias unless ``biased``."""
-    for op in operations:
-        if isinstance(op, Gemm) or op.kind == "softmax" or (op.kind == "bias" and not biased):
-            return op.kind == "softmax"
-    return False
+def _softmax_follows(operations: tuple[Operation, ...]) -> bool:
+    """Whether a softmax comes before the next matrix product."""
+    return next((op.kind == "softmax" for op in operations if isinstance(op, Gemm) or op.kind == "softmax"), False)
+
+
+def _module(op: Operation) -> str:
+    return op.name.rpartition(".")[0]
 
 
 @dataclass(frozen=True)

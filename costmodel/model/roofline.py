@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from dsq.costmodel.hardware.hardware import Hardware, Rate
 from dsq.costmodel.model.memory import saved_bytes
 from dsq.costmodel.model.methods import Setup, at_width
-from dsq.costmodel.model.operations import CLASSES, Gemm, Group, Workload
+from dsq.costmodel.model.operations import CLASSES, CPU_DROPOUT, Gemm, Group, Workload
 from dsq.costmodel.model.traffic import CostedMatMul, Transfer, arithmetic_cost, matmuls, total_stash_bytes, transfers
 from dsq.formats import WIDEST, Identity
 
@@ -24,7 +24,9 @@ CODED_FORWARD = 8
 COPY_BITS = 16
 #: passes that take what another kind was measured to take
 TIMED_AS = {"bias": "scale", "split": "heads", "late rms": "rms", "loss of fp32": "loss"}
-TIMED_AS |= {"position bias": "embedding"} | dict.fromkeys(("mask", "zero bias", "fused bias"), "scale")
+TIMED_AS |= {"position bias": "embedding", CPU_DROPOUT: "dropout"} | dict.fromkeys(
+    ("mask", "zero bias", "fused bias"), "scale"
+)
 TIMED_AS |= {"expert gate": "gate", "expert weights": "activation"}
 
 
@@ -119,9 +121,11 @@ def step_floor(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hard
 def _measured_pass(group: Group, phase: str, hardware: Hardware, container: int) -> float | None:
     """Seconds of the group's passes as `calibrate` measured them; None: it did not, or the group is a product."""
     op = group.operation
-    if isinstance(op, Gemm) or (TIMED_AS.get(op.kind, op.kind), container, phase) not in hardware.passes:
+    if isinstance(op, Gemm):
         return None
-    return group.count * hardware.passes[TIMED_AS.get(op.kind, op.kind), container, phase].seconds(op.rows * op.width)
+    bits = WIDEST if op.wide == "state" else container
+    found = hardware.passes.get((TIMED_AS.get(op.kind, op.kind), bits, phase))
+    return group.count * found.seconds(op.rows * op.width) if found else None
 
 
 def _beside(matmul: CostedMatMul, hardware: Hardware, container: int) -> float:

@@ -73,6 +73,7 @@ def tensors_of(group: Group, setup: Setup) -> list[Stored]:
         listed, on_chip = ledger.of_gemm(op, packs=not isinstance(setup.format, Identity)), _ON_CHIP[op.on_chip]
         if setup.autocast and op.weight:
             listed = ledger.under_autocast(op, listed)
+    listed = ledger.of_width(op.wide, listed) if op.wide else listed
     listed = listed if op.backward else ledger.forward_alone(listed)
     return [stored for stored in listed if stored.shape != on_chip and (not stored.needs or getattr(op, stored.needs))]
 
@@ -192,7 +193,8 @@ def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
         pairs += [("dw", q.q3 if op.weight else q.q2, q.q1)] if op.w_grad else []
         pairs += [("recompute", q.q0, q.q0)] * op.recompute
         for name, m1, m2 in pairs:
-            widths = (m1, m2, setup.format) if op.quantised else (container, container, Identity())
+            plain = WIDEST if op.wide else container
+            widths = (m1, m2, setup.format) if op.quantised else (plain, plain, Identity())
             listed.append(CostedMatMul(group, op, name, *widths))
     return listed
 

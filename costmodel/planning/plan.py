@@ -82,6 +82,7 @@ class Question(Training):
     accumulate: int = 1  #: batches of a step, on each data-parallel device
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "step", replace(self.step, cpu=self.hardware.cpu))
         for name in ("devices", "tensor", "pipeline", "accumulate"):
             whole_number(name, getattr(self, name), 1, MOST_SEQUENCES)
         if not self.memory:
@@ -277,7 +278,8 @@ class Plan:
             notes.append(f"{', '.join(filter(None, parts))}: memory and time of one device, tokens/s of all together.")
         if any(row.fits_chunked and not row.fits for row in rows):
             notes.append("fits, chunked loss: with --chunked-loss, or a fused kernel of cross-entropy.")
-        notes.append("memory: tensors, without fragmentation, workspaces and the CUDA context (0.5 GB).")
+        beside = "what a process takes beside (up to 0.1 GB)" if question.hardware.cpu else "the CUDA context (0.5 GB)"
+        notes.append(f"memory: tensors, without fragmentation, workspaces and {beside}.")
         units = {peak.datatype for peak in question.hardware.peaks}
         if "fp16" in units and "bf16" not in units:
             notes.append("its units take no bf16: read fp16 with a scaled loss, at the same size and time.")

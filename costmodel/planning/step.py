@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dsq.costmodel.hardware.hardware import Hardware, Pass
-from dsq.costmodel.model.entries import layer_of, results_kept
+from dsq.costmodel.model.entries import by_policy, layer_of, results_kept
 from dsq.costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
 from dsq.costmodel.model.memory import Memory, gradient_bytes, is_base, packed_values, peak_memory, state
 from dsq.costmodel.model.methods import BF16, OPTIMISERS, CostedPolicy, Method
@@ -44,7 +44,7 @@ def step_time(
     """Time of a step of so many batches on each device, whose layers `tensor` devices share. Raises ValueError where
     several devices have no link."""
     setup = BF16 if method.zero == 3 and method.setup.autocast else method.setup  # FSDP's mixed precision casts all
-    method = replace(method, setup=setup)
+    method, workload = replace(method, setup=setup), by_policy(workload, method.stash)
     moved, multiplied = transfers(workload, method.setup), matmuls(workload, method.setup)
     container, updated = method.setup.container_bits, [transfer for transfer in moved if transfer.phase == UPDATE]
     passes = step_floor([t for t in moved if t.phase != UPDATE], multiplied, hardware, container)

@@ -30,11 +30,11 @@ def names() -> list[str]:
     return list(_models())
 
 
-def load_workload(name: str, fused: bool | None = None, **sizes: int) -> Workload:
+def load_workload(name: str, fused: bool | None = None, cpu: bool = False, **sizes: int) -> Workload:
     """A workload by name (completed), from a Hugging Face config.json, or from a workload file. Raises ValueError.
 
-    fused: attention runs in a fused kernel, where one takes it; None: as the model runs it. sizes: sequences,
-    source_length, target_length, where they are not the model's.
+    fused: attention runs in a fused kernel, where one takes it; None: as the model runs it. cpu: on a CPU, else on a
+    GPU. sizes: sequences, source_length, target_length, where they are not the model's.
     """
     loaded = _load(name)
     if not isinstance(loaded, Workload):
@@ -42,7 +42,12 @@ def load_workload(name: str, fused: bool | None = None, **sizes: int) -> Workloa
         loaded, fused = build(model), model.fuses if fused is None else fused
     elif sizes:
         raise ValueError(f"workload file {name} states its own sizes: {', '.join(sizes)} cannot be changed")
-    return loaded.fusing_attention() if fused else loaded
+    return _run(loaded, fused, cpu)
+
+
+def _run(workload: Workload, fused: bool | None, cpu: bool) -> Workload:
+    workload = workload.on_cpu() if cpu else workload
+    return workload.fusing_attention(cpu) if fused else workload
 
 
 def load_shapes(name: str, **sizes: int) -> Transformer:
@@ -110,6 +115,7 @@ class AskedStep:
     lora: int | None = None  #: rank of adapters, which alone are trained
     lora_layers: str = ADAPTED  #: regex of the layers that have them
     chunked_loss: bool = False
+    cpu: bool = False  #: by a CPU's kernels; no option, but the hardware's fact
 
     @lru_cache(maxsize=64)  # noqa: B019 - questions are few
     def build(self, copies: bool = False) -> Workload:
@@ -118,7 +124,7 @@ class AskedStep:
             raise ValueError("lora_layers does nothing without lora: leave it out")
         if self.lora is not None and self.freeze:
             raise ValueError("freeze does nothing beside lora, which trains adapters alone: leave it out")
-        workload = load_workload(self.workload, self._fused, **self._sizes())
+        workload = load_workload(self.workload, self._fused, self.cpu, **self._sizes())
         for change, fault in self._changes(copies):
             before, workload = workload, change(workload)
             if workload == before:
@@ -135,7 +141,7 @@ class AskedStep:
             return (whole,)
         model = load_shapes(self.workload, **self._sizes())
         fuses = model.fuses if self._fused is None else self._fused
-        cut = [stage.fusing_attention() if fuses else stage for stage in stages(model, shard)]
+        cut = [_run(stage, fuses, self.cpu) for stage in stages(model, shard)]
         for change, _ in self._changes(copies):
             cut = [change(stage) for stage in cut]
         return tuple(cut)

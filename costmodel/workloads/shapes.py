@@ -63,6 +63,7 @@ class Stack:
     window: int = 0  #: keys that a query sees, itself one of them; 0: all
     dropout: bool = False  #: after the embeddings and each sublayer
     attention_dropout: bool = False
+    more_dropout: bool = False  #: where there is dropout, also inside an MLP and behind the final norm (T5)
     extra_parameters: int = 0  #: parameters that belong to no operation (a class token)
 
     def __post_init__(self) -> None:

@@ -47,6 +47,8 @@ def _stack(stack: Stack, model: Transformer, length: int) -> list[Operation]:
         ops += _layer(stack, layer, model, length)
     if stack.final_norm:
         ops.append(_norm(f"{stack.name}.final_norm", tokens, stack))
+    if stack.dropout and stack.more_dropout:
+        ops.append(Pointwise(f"{stack.name}.final_dropout", "dropout", tokens, stack.d, wide="r"))
     return ops
 
 
@@ -60,7 +62,7 @@ def _embeddings(stack: Stack, sequences: int, length: int) -> list[Operation]:
     if stack.embedding_norm:
         ops.append(_norm(f"{name}.embedding_norm", tokens, stack))
     if stack.dropout:
-        ops.append(Pointwise(f"{name}.dropout", "dropout", tokens, stack.d))
+        ops.append(Pointwise(f"{name}.dropout", "dropout", tokens, stack.d, wide="r"))
     if stack.extra_parameters:
         ops.append(Pointwise(f"{name}.extra", "parameters", 1, 1, parameters=stack.extra_parameters))
     return ops
@@ -131,6 +133,9 @@ def _mlp(prefix: str, stack: Stack, tokens: int, source: str) -> list[Operation]
     passes = [Pointwise(activated, "gate" if stack.gated else stack.activation, tokens, width)]
     if stack.gated and stack.activation == "gelu_new":  # T5 v1.1: several kernels, and a product
         passes = [Pointwise(f"{prefix}gelu", "gelu_new", tokens, width), Pointwise(activated, "product", tokens, width)]
+    if stack.dropout and stack.more_dropout:
+        activated = f"{prefix}dropout"
+        passes.append(Pointwise(activated, "dropout", tokens, width))
     return [
         *(Gemm(name, tokens, stack.d, width, input=source, **own) for name in up),
         *passes,
@@ -261,7 +266,7 @@ def _products(own: _Attention) -> list[Operation]:
     square = own.query_length * own.key_length
     mask = own.sequences * square if stack.causal or stack.window else 0
     bias = stack.heads * square if position_bias else 0
-    weights = f"{own.prefix}.softmax" if not stack.attention_dropout else ""
+    weights = f"{own.prefix}.{'dropout' if stack.attention_dropout else 'softmax'}"
     return [
         product("scores", stack.head_width, own.key_length),
         on_scores("scale", "bias" if position_bias and not crosses else "scale", mask=mask, bias=bias),

@@ -44,6 +44,7 @@ def measure_hardware(device: torch.device) -> dict[str, Any]:
         name, memory = processor(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "name": name,
+        "cpu": device.type == "cpu",
         "measured": f"{date.today().isoformat()}, {threads}torch {torch.__version__}",
         "bandwidth": {"gb_per_s": 8e-9 * COPIED / copied, "source": "measured: copy of 256 MiB, read and written"},
         "memory": {"gb": memory * 1e-9, "source": "as the machine reports it"},

@@ -33,7 +33,8 @@ _UNITS = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2
 
 def plan(arguments: argparse.Namespace) -> Answer:
     methods = tuple(_asked_methods(arguments))
-    options = {name: getattr(arguments, name) for name in (*vars(AskedStep()), *ASKED, "hardware", "qlora")}
+    known = (*vars(AskedStep()), *ASKED, "hardware", "qlora")
+    options = {name: value for name, value in vars(arguments).items() if name in known}
     budget = parse_bytes(arguments.fit) if arguments.fit else 0
     found = costmodel.plan(**options, fit=budget, methods=methods)
     if arguments.picture or arguments.html:
@@ -93,7 +94,8 @@ def estimate(arguments: argparse.Namespace) -> Answer:
     """A record for each setup, and their mean by the shares of the work that a run does at each."""
     setups = setups_of(arguments, arguments.precision)
     worked = _shares(arguments.rise_at, len(setups))
-    workload = asked(**vars(arguments)).build()
+    hardware = load_hardware(arguments.hardware)
+    workload = asked(**vars(arguments), cpu=hardware.cpu).build()
     units = setups_of(arguments, [arguments.relative_to])
     if len(units) > 1:
         raise ValueError(f"relative_to must be one precision, as [16,4,4,16], got {arguments.relative_to!r}")
@@ -102,7 +104,6 @@ def estimate(arguments: argparse.Namespace) -> Answer:
         records, known, notes = _by_paper(workload, setups, units[0]), facts(workload), []
         title = f"{workload.name}, paper profile, relative to {units[0]}"
     else:
-        hardware = load_hardware(arguments.hardware)
         records = _from_first_principles(workload, setups, units[0], hardware)
         title, known = heading(workload, hardware), facts(workload, hardware)
         meant = (
@@ -167,7 +168,8 @@ _OF_ROOF = (
 
 
 def roofline(arguments: argparse.Namespace) -> Answer:
-    workload, hardware = asked(**vars(arguments)).build(), load_hardware(arguments.hardware)
+    hardware = load_hardware(arguments.hardware)
+    workload = asked(**vars(arguments), cpu=hardware.cpu).build()
     records: list[Record] = []
     notes = []
     for setup in setups_of(arguments, arguments.precision):

@@ -81,7 +81,8 @@ def _unit(rounded: Tensor, inverse: Tensor, axes: tuple[int, ...], eps: float) -
 def _again(centred: Tensor, inverse: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
     """Return 1 / deviation of the rows of x^ itself, where ``inverse`` was that of x."""
     square = (centred * centred).mean(axes, keepdim=True)
-    return (square + eps * inverse.to(square.dtype) ** 2).rsqrt()
+    wide = inverse.to(torch.promote_types(inverse.dtype, torch.float32))  # its square may be too large for a half
+    return (square + eps * wide**2).rsqrt().to(centred.dtype)
 
 
 def _standard(inverse: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,8 +104,8 @@ class RMSNorm(torch.autograd.Function):
     ) -> Tensor:
         axes = tuple(range(-len(shape), 0))
         y = F.rms_norm(x, shape, weight, eps)
-        eps = torch.finfo(y.dtype).eps if eps is None else eps
         wide = x.float() if x.dtype.itemsize < 4 else x
+        eps = torch.finfo(wide.dtype).eps if eps is None else eps  # as PyTorch's, of what it sums in
         inverse = (wide.square().mean(axes, keepdim=True) + eps).rsqrt()
         unit, deviations = (wide * inverse).to(y.dtype), stash.exact(inverse)
         form = stash.restored(unit, "layernorm", lambda u, inverse: u * _again(u, inverse, axes, eps), deviations)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.evidence import graphs, loop, problems
+from analysis.evidence import graphs, loop, problems, translations
 from analysis.evidence.suite import SUITE as SUITE_FILE
 from analysis.evidence.suite import Task, load_suite
 
@@ -202,11 +202,13 @@ def test_translation(tmp_path: Path) -> None:
     assert 0 <= found.score <= 100
     (pieces,) = tmp_path.glob("*/pieces/train.de")
     assert len(pieces.read_text().splitlines()) == 30
+    step = translations.steps(task, SUITE.settings["[8,4,8,8] all"], 1, files, tmp_path)
+    assert all(math.isfinite(step()["loss"]) for _ in range(3))
 
 
 def test_flags_of_a_translation() -> None:
     def given(setting: str) -> dict[str, str]:
-        words = problems.flags(small("enja", updates=900), SUITE.settings[setting], 3)
+        words = translations.flags(small("enja", updates=900), SUITE.settings[setting], 3)
         return {name: words[words.index(name) + 1] for name in words if name.startswith("--") and name != "--cpu"}
 
     fp32 = given("fp32")
@@ -214,7 +216,7 @@ def test_flags_of_a_translation() -> None:
     assert fp32["--seed"] == "3"
     usual = {"--dsq-stash": "all", "--dsq-format": "snvint", "--dsq-rounding": "nearest"}
     assert given("schedule all") == fp32 | usual | {"--dsq-rise-at": "0.8"}
-    assert given("bf16 autocast") == given("gact") == fp32 | {"--user-dir": str(problems.USER)}
+    assert given("bf16 autocast") == given("gact") == fp32
 
 
 @pytest.mark.parametrize("task", PAPER.tasks.values(), ids=lambda task: task.name)
@@ -227,7 +229,7 @@ def test_dsq_train_takes_the_flags_of_the_papers_sizes(task: Task) -> None:
     setting = PAPER.settings["bfp [2,2,2,16] [16,4,4,16]"]
     words = ["data", "--task", "translation", "--arch", "transformer", "--optimizer", "adam"]
     words += ["--criterion", "label_smoothed_cross_entropy", "--dsq-levels", setting.levels]
-    words += problems.flags(task, setting, 1)
+    words += translations.flags(task, setting, 1)
     given = options.parse_args_and_arch(options.get_training_parser(), words)
     config = config_of(given, log=False)
     assert (config.tied, config.patience, config.format) == (True, 5, "bfp")

@@ -50,8 +50,9 @@ BY_HAND = {
         *((68.5 * 4.13 / 8 + 4.2 + 0.207 * 18) / 4 + 2 / 80 * 35.3 + 4.2 + 0.47 + 80 * 512 * 8192 * 2e-9, 0.05),
         *(6 * 68.5e9 * 512 / 66e12 + 2 * 0.75 * 39.5e9 / 25.2e9, 1),
     ),
-    # 14 bytes a weight; 34 s b h of Megatron, and three tensors more of gelu_new; logits
-    "gpt2": (0.1244 * 14 + (34 + 24) * 1024 * 768 * 12e-9 + 1024 * 50257 * 12e-9, 0.05, 6 * 0.124e9 * 1024, None),
+    # 14 bytes a weight; of 4.5 and 6.5 bits: two norms 1.6 s b h, q, k and v 2.4, attention's result 0.6, gelu_new 11,
+    # masks 0.3; logits
+    "gpt2": (0.1244 * 14 + 15.9 * 1024 * 768 * 12e-9 + 1024 * 50257 * 12e-9, 0.05, 6 * 0.124e9 * 1024, None),
     # 14 bytes a weight; 34 s b h; a logit's log-probability and two gradients in 16 bits
     "bert-base": (0.1095 * 14 + 34 * 4096 * 768 * 12e-9 + 4096 * 30522 * 6e-9, 0.05, 6 * 0.1095e9 * 4096, 32.5e12),
     # 18 bytes a weight at the update, which moves 30
@@ -68,8 +69,8 @@ BY_HAND = {
     ),
     # 2 bytes a weight; adapters of 18.5e6 at 18; logits; 63.4 s b h, with an MLP 5.83 times as wide as the model
     "qwen2.5-1.5b": (1.5437 * 2 + 0.0185 * 18 + 1024 * 151936 * 12e-9 + 63.4 * 1024 * 1536 * 28e-9, 0.05, None, None),
-    # 14 bytes a weight; scores of 36 attentions, 12 heads of 512 x 512, in fp32 and 16 bits; as much again in the rest
-    "t5-base": (0.2229 * 14 + 36 * 8 * 12 * 512 * 512 * 6e-9 + 0.5 * 0.2229 * 14, 0.25, None, None),
+    # 14 bytes a weight; 34 s b h, each norm 6 more, an MLP's mask 4; cross-attention 13 and a norm; logits
+    "t5-base": (0.2229 * 14 + (50 + 69) * 8 * 512 * 768 * 12e-9 + 8 * 512 * 32128 * 6e-9, 0.05, None, None),
 }
 
 

@@ -3,7 +3,8 @@
 python -m tests.costmodel.model.running [--measured analysis/results/memory.json]
 
 Saved: what malloc has given out between forward and backward. Peak: the most during both. Every malloc of the process
-is counted (tests.allocator); parameters, gradients and batch are there before. Small models, dropout off.
+is counted (tests.allocator); parameters, gradients and batch are there before. Small models; "with dropout": as their
+configurations have it, else without.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from analysis.models import attach
 from dsq.command import OneLineParser, guarded, table
 from dsq.costmodel.model.memory import peak_memory
-from dsq.costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, POLICIES, Method, Setup
+from dsq.costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, POLICIES, Method, Setup, whole_stash
 from dsq.costmodel.model.operations import Workload
 from dsq.costmodel.workloads.named import load_shapes, load_workload
 from dsq.costmodel.workloads.shapes import Transformer
@@ -51,6 +52,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "vit": {"image_size": 96, "num_labels": 2},
     "mixtral": {"intermediate_size": 352, "num_key_value_heads": 4},
 }
+MODELS |= {f"{name} with dropout": MODELS[name] | {"dropout": True} for name in ("gpt2", "bert", "t5")}
 NAMES = (*MODELS, FAIRSEQ)
 
 
@@ -71,6 +73,7 @@ def checked_model(name: str) -> CheckedModel:
     if name == LARGE:
         model, inputs = transformer("gpt2", 768, 12, 12, 50257, batch, **more)
     else:
+        name = name.split()[0]
         model, inputs = transformer(name, WIDTH, BLOCKS, HEADS, WORDS, batch, **more)
     source, target = {"source_length": BATCH[1]}, {"target_length": BATCH[1]}
     lengths: dict[str, int] = {"vit": {}, "t5": source | target, "bert": source}.get(name, target)
@@ -90,7 +93,7 @@ def workload_of(model: Any, sequences: int, **lengths: int) -> Workload:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(model.config.to_dict() | {"architectures": [type(model).__name__]}))
         fused = None if model.config._attn_implementation == "sdpa" else False
-        return load_workload(str(path), fused, sequences=sequences, **lengths)
+        return load_workload(str(path), fused, cpu=True, sequences=sequences, **lengths)
 
 
 def _fairseq() -> CheckedModel:
@@ -139,6 +142,11 @@ def _dsq(levels: str) -> CheckedMethod:
     return CheckedMethod(f"dsq {levels}", Method("", Setup(DSQ, Precision.parse(levels))), f"bf16 + {levels} tied")
 
 
+def _whole(levels: str) -> CheckedMethod:
+    setup = Setup(DSQ, Precision.parse(levels), container=32)
+    return CheckedMethod(f"dsq {levels} all", Method("", setup, stash=whole_stash(setup)), f"{levels} whole tied")
+
+
 def _policy(name: str, setup: str = "") -> CheckedMethod:
     return CheckedMethod(name, Method("", FP32, stash=POLICIES[name]), setup or name)
 
@@ -151,6 +159,7 @@ METHODS = (
     CheckedMethod("bf16", Method("", BF16), "bf16"),
     CheckedMethod("bf16 autocast", Method("", AUTOCAST), "bf16 autocast"),
     *map(_dsq, ("[16,4,4,16]", "[2,2,2,16]")),
+    _whole("[8,4,8,8]"),
     _policy("bfp 4", "snvint 4"),
     _policy("gact 4", "gact 4 uniform"),
     *map(_policy, ("mesa", "wtacrs 0.3")),
@@ -163,6 +172,7 @@ METHODS = (
 #: place, which autograd forbids of what the functions of mesa and wtacrs put out
 ONLY = {
     LARGE: ["fp32", "bfp 4"],
+    "t5 with dropout": ["fp32", "bf16", "bf16 autocast", "dsq [8,4,8,8] all", "checkpoint"],
     FAIRSEQ: [method.name for method in METHODS if method.name not in ("mesa", "wtacrs 0.3")],
 }
 

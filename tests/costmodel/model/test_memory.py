@@ -9,7 +9,7 @@ import pytest
 
 from dsq.costmodel.model.entries import entries_of
 from dsq.costmodel.model.memory import peak_memory, saved_bytes, state
-from dsq.costmodel.model.methods import BF16, DSQ, FP32, POLICIES, Method, Setup, whole_stash
+from dsq.costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, POLICIES, Method, Setup, whole_stash
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
 from dsq.costmodel.workloads.named import load_workload
 from dsq.costmodel.workloads.shapes import Head, Stack, Transformer
@@ -43,7 +43,33 @@ def test_tied_gradients_are_there_three_times():
     assert peak_memory(workload, Method("", FP32)).peak == memory.peak - 1000 * 64 * 4  # one of them stays
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt2-124m", "llama", "bert", "opt", "t5", "vit", "mixtral"])
+def test_attention_with_dropout_is_written_out_on_a_cpu_unless_a_policy_runs_it():
+    """A layer of 2 heads on 32 sequences of 8 tokens, 16 wide, in 16 bits: PyTorch keeps q, k, v, the weights, what is
+    left of them and the mask, in fp32; a GPU's kernel q, k, v, its result and logarithms; a policy q, k, v in 6.5 bits,
+    and for a while a byte a score."""
+    stack = Stack("encoder", 1, 16, 2, 32, norms=0, attention_dropout=True, heads_copied=True)
+    workload = build(Transformer("dropping", Head("none"), encoder=stack, sequences=32, source_length=8))
+    scores, values = 32 * 2 * 8 * 8, 32 * 8 * 16
+
+    def attention(workload, policy=None):
+        entries = [entry for entry in entries_of(workload, BF16, policy) if entry.op.cls == "attention"]
+        return sum(sum(entry.kept) for entry in entries), entries[-1].alike.temporary
+
+    cpu, gpu = workload.on_cpu().fusing_attention(cpu=True), workload.fusing_attention()
+    assert attention(cpu)[0] == 4 * (3 * values + 3 * scores)
+    assert attention(gpu)[0] == 2 * 4 * values + 4 * 32 * 8 * 2
+    kept, temporary = attention(cpu, POLICIES["bfp 4"])
+    assert (kept, temporary - scores) == attention(gpu, POLICIES["bfp 4"])
+    assert kept == 3 * values * 6.5 / 8
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("gpt2", "gpt2-124m", "llama", "bert", "opt", "t5", "vit", "mixtral"),
+        *(f"{name} with dropout" for name in ("gpt2", "bert", "t5")),
+    ],
+)
 def test_prediction_against_what_malloc_counted(name):
     """The record of running models (running.py): bytes held after the forward, and at the peak."""
     pytest.importorskip("transformers")
@@ -56,24 +82,35 @@ def test_prediction_against_what_malloc_counted(name):
         assert abs(record["peak_off"]) < 0.10, record
 
 
-@pytest.mark.parametrize("ours", ["process.csv", "process_zen4.csv", "process_intel.csv"])
-def test_prediction_against_the_resident_set(tmp_path, ours):
+#: MiB that a process takes beside its tensors: code, blocks that malloc keeps; under autocast a loss in float32
+BESIDE = 96
+
+
+@pytest.mark.parametrize(
+    ("ours", "sequences", "tokens", "dropout"),
+    [*((f"process{of}.csv", 16, 256, 0.0) for of in ("", "_zen4", "_intel")), ("process_dropout.csv", 8, 512, 0.1)],
+)
+def test_prediction_against_the_resident_set(tmp_path, ours, sequences, tokens, dropout):
     """Rows of analysis.bench.process whose freed memory goes back: what a step adds to parameters and moments."""
-    config = {"model_type": "gpt2", "n_embd": 512, "n_layer": 6, "n_head": 8, "vocab_size": 8192, "n_positions": 256}
+    config = {"model_type": "gpt2", "n_embd": 512, "n_layer": 6, "n_head": 8, "vocab_size": 8192, "n_positions": tokens}
     config |= {"tie_word_embeddings": False, "activation_function": "gelu", "architectures": ["GPT2LMHeadModel"]}
+    config |= {"attn_pdrop": dropout, "resid_pdrop": dropout}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
     rows = pd.read_csv(Path("analysis/results") / ours).set_index(["setup", "loss", "setting", "batch"])
     setup = Setup(DSQ, Precision(8, 4, 8, 8), container=32)
-    workload = load_workload(str(path), sequences=16, target_length=256).chunking_loss()
+    workload = load_workload(str(path), cpu=True, sequences=sequences, target_length=tokens).chunking_loss()
     for name, method in (
         ("fp32", Method("", FP32)),
+        ("autocast", Method("", AUTOCAST)),
         ("checkpoint", Method("", FP32, recompute=True)),
+        ("checkpoint + autocast", Method("", AUTOCAST, recompute=True)),
         ("linears", Method("", setup)),
         ("whole", Method("", setup, stash=whole_stash(setup))),
     ):
-        memory, measured = peak_memory(workload, method), rows.loc[name, "in chunks", "first", 16]["above MiB"]
-        assert (memory.peak - state(workload, method).sum()) / 2**20 == pytest.approx(measured, rel=0.12), name
+        memory = peak_memory(workload, method)
+        measured = rows.loc[name, "in chunks", "first", sequences]["above MiB"]
+        assert 0 <= measured - (memory.peak - state(workload, method).sum()) / 2**20 < BESIDE, name
 
 
 @pytest.mark.parametrize("policy", ["bfp 4", "gact 4 uniform", "mesa"])
@@ -121,7 +158,7 @@ def test_a_zero_bias_unfuses_recomputed_cross_attention():
     sides = {"encoder": encoder, "decoder": replace(encoder, name="decoder", cross=True)}
     model = Transformer("t5", Head("none"), **sides, sequences=3, source_length=4, target_length=8)
     plain = replace(model, **{name: replace(stack, position_bias=0) for name, stack in sides.items()})
-    biased, plain = (build(shapes).fusing_attention() for shapes in (model, plain))
+    biased, plain = (build(shapes).fusing_attention(cpu=True) for shapes in (model, plain))
     kept = [op.name for op in biased.recomputing_layers().gemms if not (op.weight or op.on_chip)]
     assert {name.split(".")[3] for name in kept if name.startswith("decoder")} == {"self_attn", "encoder_attn"}
     again = Method("", FP32, recompute=True)

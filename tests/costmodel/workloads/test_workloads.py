@@ -60,12 +60,13 @@ def test_names_are_completed(given, name):
 
 
 def test_attention_is_fused_as_the_model_runs_it():
-    def on_chip(name, fused=None):
-        return {gemm.on_chip for gemm in load_workload(name, fused=fused).gemms if not gemm.weight}
+    def on_chip(name, fused=None, cpu=False):
+        return {gemm.on_chip for gemm in load_workload(name, fused, cpu).gemms if not gemm.weight}
 
     assert on_chip("gpt2") == on_chip("transformer_iwslt_de_en", fused=True) == {"x", "y"}
     assert on_chip("gpt2", fused=False) == on_chip("transformer_iwslt_de_en") == {""}
-    assert on_chip("t5-small") == {"", "x", "y"}  # its learned bias has no kernel; cross-attention has none
+    assert on_chip("t5-small") == on_chip("vit-base", cpu=True) == {"x", "y"}
+    assert on_chip("gpt2", cpu=True) == on_chip("t5-small", cpu=True) == {""}  # no kernel of a CPU takes dropout
 
 
 def test_encoder_decoder_macs_by_hand():

@@ -259,3 +259,14 @@ def test_the_gradient_of_a_clamp_has_the_dtype_of_its_result():
     y, _ = under_the_table(torch.clamp, drawn(*X).bfloat16().requires_grad_(), -0.5, 0.5)
     with torch.no_grad():
         assert Clamp.backward(y.grad_fn, torch.ones_like(y))[1].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", ["rms norm", "linear, layer norm", "layer norm of nearly nothing", "normalize"])
+def test_norms_of_small_halves(case, dtype):
+    """Where eps counts, which is that of float32 by default, and 1 / deviation squared is no half."""
+    function, shapes = CASES[case]
+    inputs = [drawn(*shape, seed=i, scale=0.02).to(dtype) for i, shape in enumerate(shapes)]
+    ours, plain = (run(function, inputs, row)[1] for row in (True, False))
+    for a, b in zip(ours, plain, strict=True):
+        assert (a - b).norm() <= 0.02 * b.norm()
