@@ -35,11 +35,11 @@ class LayerNorm(torch.autograd.Function):
         if _any_autocast() and autocast_dtype(x) is not None:  # which may cast x first
             y = F.layer_norm(x, shape, weight, bias, eps)
             wide = x.to(torch.promote_types(y.dtype, torch.float32))
-            variance, mean = torch.var_mean(wide, axes, correction=0, keepdim=True)
-            inverse = (variance + eps).rsqrt()
+            unit, _, inverse = aten.native_layer_norm(wide, shape, None, None, eps)
         else:
             y, mean, inverse = aten.native_layer_norm(x, shape, weight, bias, eps)
-        unit, deviations = (x - mean).mul_(inverse).to(y.dtype), stash.exact(inverse)
+            unit = (x - mean).mul_(inverse)
+        unit, deviations = unit.to(y.dtype), stash.exact(inverse)
         form = stash.restored(unit, "layernorm", partial(_unit, axes=axes, eps=eps), deviations)
         _keep(ctx, stash, y, (form, deviations), weight, weight, bias)
         ctx.shape = shape
