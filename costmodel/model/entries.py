@@ -111,7 +111,7 @@ def entries_of(
 ) -> list[LedgerEntry]:
     """An entry for each operation of a step, in order."""
     widths = widths_of(setup)
-    workload = by_policy(workload.recomputing_layers() if recompute else workload, policy)
+    workload = by_policy(workload, policy)
     alike: dict[str, Alike] = {}
     for group in workload.groups:
         alike |= dict.fromkeys(group.names, _alike(group, setup, policy, widths, recompute))

@@ -48,7 +48,6 @@ class Gemm:
     w_grad: bool = True  #: the second operand needs a gradient (there is a dw GEMM)
     recompute: int = 0  #: extra forward products the backward runs (fused attention recomputes its scores)
     pairs: int = 0  #: pairs of a row and a key that attention's mask leaves; 0: all. Only a fused kernel skips
-    fused_once: bool = False  #: no fused kernel runs it again in a recomputed layer, where its bias needs a gradient
     on_chip: str = ""  #: the one of "x", "y" that never reaches DRAM (fused attention's scores)
     weights: int = 1  #: weights alike, of which a row meets one (experts, the channels of a depthwise convolution)
     transposed: bool = False  #: the weight is stored (in, out), as transformers' Conv1D has it
@@ -237,19 +236,15 @@ class Workload:
                 op = replace(op, mask=0, kind="fused bias" if op.kind == "zero bias" else op.kind)
             if isinstance(op, Gemm) and not op.weight and not op.on_chip:
                 if scores:
-                    op, scores = replace(op, on_chip="x", fused_once=op.fused_once and cpu), False
+                    op, scores = replace(op, on_chip="x"), False
                 elif _softmax_follows(self.operations[index + 1 :]):
-                    op, scores = replace(op, on_chip="y", recompute=1, fused_once=op.fused_once and cpu), True
+                    op, scores = replace(op, on_chip="y", recompute=1), True
             elif scores and not isinstance(op, Gemm):
                 if op.kind != "bias":
                     continue  # scaling, dropout, masking and softmax happen inside the fused kernel
                 op = replace(op, kind="fused bias", rows=op.bias // op.width)
             operations.append(op)
         return replace(self, operations=tuple(operations))
-
-    def recomputing_layers(self) -> "Workload":
-        """The workload as recomputed layers run it."""
-        return self._with_gemms(lambda it: replace(it, on_chip="", recompute=0, beside=4) if it.fused_once else it)
 
     def _with_gemms(self, change: Callable[[Gemm], Gemm]) -> "Workload":
         changed = (change(op) if isinstance(op, Gemm) else op for op in self.operations)

@@ -273,6 +273,11 @@ class Plan:
             notes.append(lacking)
         if question.step.stores_scores():
             notes.append("attention's scores are stored: with --fused-attention they stay on chip.")
+        if any(gemm.wide for gemm in self.workload.gemms):
+            refused = (
+                "attention with dropout or a learned bias is written out by PyTorch on a CPU, its scores kept in fp32"
+            )
+            notes.append(f"{refused}; policies of dsq.stash keep none of them.")
         if question.devices * question.shard.devices > 1:
             parts = [f"{question.devices} data parallel, ZeRO {question.zero}", str(question.shard)]
             notes.append(f"{', '.join(filter(None, parts))}: memory and time of one device, tokens/s of all together.")

@@ -52,7 +52,7 @@ def step_time(
     updating = max(float(update.seconds), _paging_seconds(workload, method, hardware))
     seconds = float(passes.seconds) + _widening_seconds(workload, method, hardware)
     if method.recompute:
-        seconds += _forward_again(workload.recomputing_layers(), method, hardware, layer_of)
+        seconds += _forward_again(workload, method, hardware, layer_of)
     if method.stash and method.stash.bits:  # which keeps no result of fused attention, and runs it again
         seconds += _forward_again(workload, method, hardware, _is_fused)
     bound = "memory" if (passes + update).memory_bound else "compute"

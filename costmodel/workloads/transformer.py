@@ -257,7 +257,6 @@ def _products(own: _Attention) -> list[Operation]:
 
     def product(name: str, width: int, outputs: int, source: str = "") -> Gemm:
         fields: dict[str, Any] = {"weight": False, "quantised": False, "pairs": pairs, "input": source}
-        fields |= {"fused_once": crosses and position_bias}
         return Gemm(f"{own.prefix}.{name}", rows, width, outputs, batch, "attention", **fields)
 
     def on_scores(name: str, kind: str, **fields: Any) -> Pointwise:

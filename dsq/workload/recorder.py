@@ -226,10 +226,15 @@ def _sum(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
 
 
 def _times(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
-    """A gate, where both sides are activations; dropout's mask is none, and moves nothing."""
+    """A gate, where both sides are activations; dropout's mask is none, and recorded where it is drawn."""
     a, b = args[:2]
     if isinstance(b, Tensor) and a.shape == b.shape and a.requires_grad and b.requires_grad:
         _pass("gate")(recorder, name, args, out)
+
+
+def _dropout(recorder: Recorder, name: str, args: Any, out: Any) -> None:
+    """A GPU's own operator, of x; elsewhere the mask, which is drawn into a tensor like x."""
+    _pass("dropout")(recorder, name, args, args[0])
 
 
 #: what enters a call, by operator
@@ -243,6 +248,7 @@ OPERATIONS: dict[Any, RecordOp] = {
     },
     **dict.fromkeys((aten._softmax, aten._safe_softmax), _pass("softmax", "attention")),
     aten.masked_fill: _pass("scale", "attention"),
+    **dict.fromkeys((aten.native_dropout, aten.bernoulli_), _dropout),
     aten._log_softmax: _pass("loss"),
     **dict.fromkeys((aten.native_layer_norm, aten._fused_rms_norm), _norm),
     aten.embedding: _embedding,

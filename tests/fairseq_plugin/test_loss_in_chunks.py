@@ -36,14 +36,6 @@ def test_the_sums_and_their_gradients_are_those_of_the_whole(size):
         torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-6, check_dtype=False)
 
 
-def test_without_gradients_no_chunk_is_kept():
-    layer, x, target = nn.Linear(6, 11), torch.randn(5, 3, 6), torch.randint(11, (5, 3))
-    with torch.no_grad():
-        loss, _ = sums(losses(layer), 2, x, target, *layer.parameters())
-    assert not loss.requires_grad
-    torch.testing.assert_close(loss, losses(layer)(x, target)[0])
-
-
 def logged(folder: Path, caplog, *flags: object) -> list[float]:
     """The losses and norms of gradients in the log of two updates and a validation."""
     caplog.clear()

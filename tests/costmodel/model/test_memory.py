@@ -152,15 +152,13 @@ def test_under_a_policy_a_block_keeps_what_nothing_makes_again():
     assert [len(entry.again) for entry in entries] == [0, 1, 0, 1, 0, 0]
 
 
-def test_a_zero_bias_unfuses_recomputed_cross_attention():
-    """T5's, with 2 heads, 8 queries and 4 keys: each stack keeps the bias that its recomputed layers are given."""
+def test_recomputed_layers_keep_the_biases_that_they_are_given():
+    """T5's, with 2 heads, 8 queries and 4 keys, of one stack each."""
     encoder = Stack("encoder", 2, 16, 2, 32, position_bias=5)
     sides = {"encoder": encoder, "decoder": replace(encoder, name="decoder", cross=True)}
     model = Transformer("t5", Head("none"), **sides, sequences=3, source_length=4, target_length=8)
     plain = replace(model, **{name: replace(stack, position_bias=0) for name, stack in sides.items()})
     biased, plain = (build(shapes).fusing_attention(cpu=True) for shapes in (model, plain))
-    kept = [op.name for op in biased.recomputing_layers().gemms if not (op.weight or op.on_chip)]
-    assert {name.split(".")[3] for name in kept if name.startswith("decoder")} == {"self_attn", "encoder_attn"}
     again = Method("", FP32, recompute=True)
     more = peak_memory(biased, again).saved - peak_memory(plain, again).saved
     assert more == 4 * 2 * (4 * 4 + 8 * 8 + 8 * 4)  # the encoder's, the decoder's and the zeros

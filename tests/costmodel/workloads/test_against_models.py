@@ -122,6 +122,13 @@ def test_fused_attention_runs_five_products_in_training_and_two_forward():
     assert not [op for op in workload.operations if op.kind == "softmax"]
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_is_traced_where_it_drops(training):
+    model = nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.1)).train(training)
+    dropped = [(op.rows, op.width) for op in traced(model, torch.randn(5, 8)).operations if op.kind == "dropout"]
+    assert dropped == [(5, 4)] * training
+
+
 def test_trace_leaves_the_model_as_it_was():
     class Counting(nn.Linear):
         def __init__(self):
