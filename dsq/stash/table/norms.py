@@ -213,7 +213,7 @@ def group_norm(
     stash: Stash, input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Tensor:
     """Run F.group_norm."""
-    if input.numel() == 0 or autocast_dtype(input) is not None:
+    if input.numel() == 0:
         return F.group_norm(input, num_groups, weight, bias, eps)
     return GroupNorm.apply(stash, input, num_groups, weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -224,10 +224,15 @@ class GroupNorm(torch.autograd.Function):
         ctx: Any, stash: Stash, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor:
         ctx.sizes = x.shape[0], x.shape[1], x.shape[2:].numel(), groups
-        y, mean, inverse = aten.native_group_norm(x.contiguous(), weight, bias, *ctx.sizes, eps)
-        by_group = x.reshape(x.shape[0], groups, -1)
-        unit = (by_group - mean[..., None]).mul_(inverse[..., None]).to(y.dtype).view(x.shape)
-        forms = stash.code(unit, "groupnorm"), stash.exact(inverse)
+        if autocast_dtype(x) is not None:  # which may cast x first
+            y = F.group_norm(x, groups, weight, bias, eps)
+            wide = x.to(torch.promote_types(y.dtype, torch.float32)).contiguous()
+            unit, _, inverse = aten.native_group_norm(wide, None, None, *ctx.sizes, eps)
+        else:
+            y, mean, inverse = aten.native_group_norm(x.contiguous(), weight, bias, *ctx.sizes, eps)
+            by_group = x.reshape(x.shape[0], groups, -1)
+            unit = (by_group - mean[..., None]).mul_(inverse[..., None])
+        forms = stash.code(unit.to(y.dtype).view(x.shape), "groupnorm"), stash.exact(inverse)
         _keep(ctx, stash, y, forms, weight, _channels(weight, x), _channels(bias, x))
         return y  # type: ignore[no-any-return]
 

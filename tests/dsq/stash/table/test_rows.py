@@ -270,3 +270,11 @@ def test_norms_of_small_halves(case, dtype):
     ours, plain = (run(function, inputs, row)[1] for row in (True, False))
     for a, b in zip(ours, plain, strict=True):
         assert (a - b).norm() <= 0.02 * b.norm()
+
+
+@pytest.mark.parametrize("case", ["group norm", "linear, layer norm", "rms norm", "normalize"])
+def test_autocast_takes_no_row_from_a_norm(case):
+    function, shapes = CASES[case]
+    leaves = [drawn(*shape).float().requires_grad_() for shape in shapes]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not measure(lambda: under_the_table(function, *leaves)[0]).exact
