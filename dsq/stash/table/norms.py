@@ -234,7 +234,7 @@ class GroupNorm(torch.autograd.Function):
             unit = (by_group - mean[..., None]).mul_(inverse[..., None])
         forms = stash.code(unit.to(y.dtype).view(x.shape), "groupnorm"), stash.exact(inverse)
         _keep(ctx, stash, y, forms, weight, _channels(weight, x), _channels(bias, x))
-        return y  # type: ignore[no-any-return]
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
