@@ -124,9 +124,8 @@ def entries_of(
         entry = LedgerEntry(op, layer_of(op), alike[op.name])
         for tensor in entry.alike.kept:
             size, packed = tensor.size, tensor.packed_values
-            stashed = (
-                tensor.category is Category.STASH and isinstance(op, Gemm) and op.weights == 1
-            )  # experts keep theirs
+            # experts keep theirs
+            stashed = tensor.category is Category.STASH and isinstance(op, Gemm) and op.weights == 1
             if tensor.known_by == "input" and op.input in again and (packed or stashed):
                 size, packed = 0.0, tensor.values
                 more = entry.alike.entering * stashed  # x itself, made again where else its codes are read

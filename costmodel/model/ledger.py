@@ -91,9 +91,8 @@ POINTWISE |= {name: of_width("r", POINTWISE[name]) for name in ("expert gate", "
 def under_autocast(gemm: Gemm, listed: tuple[Stored, ...]) -> tuple[Stored, ...]:
     """The tensors of a layer that casts its weight, and casts its x if x comes in fp32."""
     if gemm.weights > 1:
-        return of_width(
-            "r", tuple(replace(stored, width="state") if stored.name == "w" else stored for stored in listed)
-        )
+        listed = tuple(replace(stored, width="state") if stored.name == "w" else stored for stored in listed)
+        return of_width("r", listed)
     cast: list[Stored] = []
     for stored in listed:
         if stored.name == "w":

@@ -103,9 +103,8 @@ class Pointwise:
     mask: int = 0  #: values of the mask that it adds to attention's scores, the same in each layer
     bias: int = 0  #: values of the bias that it adds to them
     backward: bool = True  #: there is one: it trains, or something before it does
-    wide: str = (
-        ""  #: width that its tensors have in place of the container's: "state" (fp32), "r" (the residual stream's)
-    )
+    #: width that its tensors have in place of the container's: "state" (fp32), "r" (the residual stream's)
+    wide: str = ""
 
     @property
     def trains(self) -> bool:
