@@ -4,15 +4,13 @@ import json
 import math
 import os
 import tempfile
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from analysis import ROOT
 from analysis.evidence.loop import Result, apply_policies, autocast
 from analysis.evidence.suite import Setting, Task
 from analysis.translation import training
@@ -48,15 +46,14 @@ def _prepared(task: Task, files: Sequence[Path], work: Path) -> tuple[training.T
 
 def steps(task: Task, setting: Setting, seed: int, files: Sequence[Path], work: Path) -> Callable[[], Any]:
     """Return the next step of fairseq's trainer under the setting."""
-    from fairseq import options, tasks, utils
-    from fairseq.data.iterators import GroupedIterator
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-    from fairseq.trainer import Trainer
+    import fairseq_plugin  # noqa: F401 - its shims, before fairseq
 
-    import fairseq_plugin  # noqa: F401 - lets fairseq be imported
+    from fairseq import options, tasks  # isort: skip
+    from fairseq.data.iterators import GroupedIterator  # isort: skip
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf  # isort: skip
+    from fairseq.trainer import Trainer  # isort: skip
 
     binary = _prepared(task, files, work)[1]
-    utils.import_user_module(Namespace(user_dir=str(ROOT / "fairseq_plugin")))
     folder = work / f"{task.name}, {setting.name}, timed"
     make_folder(folder)
     words = [*training.own_flags(binary, folder, setting.levels), *flags(task, setting, seed)]
@@ -73,7 +70,7 @@ def steps(task: Task, setting: Setting, seed: int, files: Sequence[Path], work: 
     criterion.forward = cast
     trainer = Trainer(config, of_fairseq, model, criterion)
     epochs = (GroupedIterator(trainer.get_train_iterator(epoch).next_epoch_itr(), 1) for epoch in count(1))
-    batches = (batch for epoch in epochs for batch in epoch)
+    batches = chain.from_iterable(epochs)
     trainer.begin_epoch(1)
     return lambda: trainer.train_step(next(batches))
 

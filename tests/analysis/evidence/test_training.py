@@ -6,6 +6,7 @@ import lzma
 import math
 import pickle
 import struct
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -187,7 +188,8 @@ def test_the_attention_of_gat_sums_to_one(planetoid: Path) -> None:
 
 
 def test_translation(tmp_path: Path) -> None:
-    pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
+    if find_spec("fairseq") is None:  # fairseq_plugin is for the code to import, before fairseq
+        pytest.skip("fairseq is not installed")
     files = []
     for split, pairs in (("train", 60), ("dev", 6), ("test", 6)):
         files.append(tmp_path / f"tiny.{split}.tsv")
