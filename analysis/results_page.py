@@ -71,14 +71,15 @@ def _evidence(evidence: Evidence, *settings: str) -> str:
 
 def _beside(evidence: Evidence, paper: str, tasks: str, *settings: str) -> str:
     """A cell has what was measured here; then what the paper prints of the model that stands for the task."""
-    papers = [row for row in _rows("papers.csv") if row["paper"] == paper and row["score"]]
-    heads = {row["task"]: f"{row['task']}; paper: {row['model']}, {row['data']}" for row in papers}
+    printed = {
+        (row["task"], row["setting"]): row for row in _rows("papers.csv") if row["paper"] == paper and row["score"]
+    }
+    heads = {task: f"{task}; paper: {one['model']}, {one['data']}" for (task, _), one in printed.items()}
     rows: list[dict[str, Any]] = [{"setting": name} for name in settings]
     for row, task in product(rows, tasks.split(",")):
         held = evidence.held(task, row["setting"])
         here = _less(evidence.scores(task, row["setting"]).text("+.2f"), 1 / held.mean if held.values else None)
-        printed = (one for one in papers if (one["task"], one["setting"]) == (task, row["setting"]))
-        for one in printed:
+        if one := printed.get((task, row["setting"])):
             difference = f"{float(one['score']) - float(one['fp32']):+.2f}"
             here = f"{here or '-'}; {_less(difference, _read(one['times'], '.2f'))}"
         row[heads.get(task, task)] = here

@@ -241,7 +241,7 @@ class FusedLinear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """What attention is asked for besides q (B, H, L, D), k and v (B, H, S, D), whose heads may be fewer than q's."""
+    """Attention's arguments besides q (B, H, L, D), k and v (B, H, S, D), whose heads may be fewer than q's."""
 
     causal: bool = False
     scale: float | None = None  #: of the scores; None: 1 / sqrt(D)

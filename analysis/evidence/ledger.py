@@ -26,14 +26,19 @@ CODE = ("dsq", "kernels", "fairseq_plugin")
 Key = tuple[str, str, int]
 
 
+def read_csv(path: Path) -> list[Record]:
+    """The rows of a file of results; none where there is no file."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def read_rows(path: Path, suite: Suite | None = None) -> dict[Key, Record]:
     """The rows by task, setting and seed; only those that count in ``suite``, if one is given."""
-    if not path.exists():
-        return {}
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = {(row["task"], row["setting"], int(row["seed"])): row for row in csv.DictReader(file)}
+    rows = {(row["task"], row["setting"], int(row["seed"])): row for row in read_csv(path)}
     if suite is None:
-        return dict(rows)
+        return rows
     return {key: row for key, row in rows.items() if suite.definitions.get(key[:2]) == row["definition"]}
 
 

@@ -6,7 +6,7 @@ import gzip
 import lzma
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from analysis.evidence import graphs, translations
+from analysis.evidence import graphs, loop, translations
 from analysis.evidence.loop import Problem, Result, train
 from analysis.evidence.suite import Setting, Task
 from analysis.models import GPT, Classifier, encoder, resnet20
@@ -40,6 +40,13 @@ def run_once(task: Task, setting: Setting, seed: int, files: Sequence[Path], wor
         torch.manual_seed(100 * seed + repeat)
         results.append(train(make(task, 100 * seed + repeat, files), task, setting))
     return Result(fmean(one.loss for one in results), fmean(one.score for one in results), results[0].held_mib)
+
+
+def steps(task: Task, setting: Setting, seed: int, files: Sequence[Path], work: Path) -> Callable[[], Any]:
+    """Return the next step of the task's training under the setting, by the loop that ``run_once`` trains it with."""
+    if task.kind == "translation":
+        return translations.steps(task, setting, seed, files, work)
+    return loop.steps(make(task, seed, files), task, setting)
 
 
 def make(task: Task, seed: int, files: Sequence[Path]) -> Problem:

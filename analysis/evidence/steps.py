@@ -1,9 +1,8 @@
-"""What a training step of a task takes under each setting: they take turns in one process, on one thread.
+"""Times a training step of a task under each setting: settings take turns in one process, on one thread.
 
 The seconds of a run in the ledger hold what else it does, and ran beside another day's load: they are no measure.
 """
 
-import csv
 from collections.abc import Iterable, Sequence
 from datetime import date
 from importlib.metadata import version
@@ -11,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from analysis import ROOT
+from analysis.evidence.ledger import read_csv
 from analysis.evidence.suite import SEEDS, Suite, locate
 from dsq.command import Record, as_csv, processor, write_text
 
@@ -20,14 +20,7 @@ _WARM = 3  #: steps in which kernels are chosen, and a policy measures what it d
 
 def read_steps(path: Path = STEPS) -> dict[tuple[str, str], float]:
     """Milliseconds by task and setting."""
-    return {(row["task"], row["setting"]): float(row["ms"]) for row in _rows(path)}
-
-
-def _rows(path: Path) -> list[Record]:
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return {(row["task"], row["setting"]): float(row["ms"]) for row in read_csv(path)}
 
 
 def time_steps(
@@ -41,7 +34,7 @@ def time_steps(
     for task, setting in asked:
         settings.setdefault(task, []).append(setting)
     for task, names in settings.items():
-        rows = [row for row in _rows(path) if row["task"] != task]
+        rows = [row for row in read_csv(path) if row["task"] != task]
         files = locate(suite.tasks[task], roots)
         write_text(path, as_csv(rows + _time_task(suite, task, names, files, work, rounds)))
 
@@ -51,17 +44,13 @@ def _time_task(
 ) -> list[Record]:
     import torch
 
-    from analysis.evidence import loop, translations
-    from analysis.evidence.problems import make
+    from analysis.evidence import problems
     from analysis.timing import in_turns
 
-    of_task, calls = suite.tasks[task], {}
+    calls = {}
     for name in settings:
         torch.manual_seed(SEEDS[0])
-        if of_task.kind == "translation":
-            calls[name] = translations.steps(of_task, suite.settings[name], SEEDS[0], files, work)
-        else:
-            calls[name] = loop.steps(make(of_task, SEEDS[0], files), of_task, suite.settings[name])
+        calls[name] = problems.steps(suite.tasks[task], suite.settings[name], SEEDS[0], files, work)
     found = {name: 1000 * median(each) for name, each in in_turns(calls, rounds, 1, _WARM).items()}
     print(task, *(f"{name}: {ms:.1f} ms" for name, ms in found.items()), sep="; ", flush=True)
     about = {"cpu": processor(), "date": date.today().isoformat(), "torch": version("torch")}

@@ -50,7 +50,7 @@ from dsq.stash.table import attention, masks, norms, pointwise, products
 Row = Callable[..., Any]
 aten = torch.ops.aten
 _OUTER = (torch.where, torch.add, Tensor.add, Tensor.__add__)
-#: whose rows run without a gradient too: masks want none, and are kept
+#: functions whose rows run without a gradient too: masks want none, and are kept
 OF_MASKS = frozenset((*_OUTER, Tensor.contiguous))
 
 

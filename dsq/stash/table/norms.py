@@ -16,7 +16,6 @@ from dsq.ops.products import autocast_dtype
 from dsq.stash.codes import Kept, Stash, is_weight, keep, kept
 
 aten = torch.ops.aten
-_any_autocast = torch._C._is_any_autocast_enabled
 
 
 def layer_norm(
@@ -32,7 +31,7 @@ class LayerNorm(torch.autograd.Function):
         ctx: Any, stash: Stash, x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor:
         axes = tuple(range(-len(shape), 0))
-        if _any_autocast() and autocast_dtype(x) is not None:  # which may cast x first
+        if autocast_dtype(x) is not None:  # which may cast x first
             y = F.layer_norm(x, shape, weight, bias, eps)
             wide = x.to(torch.promote_types(y.dtype, torch.float32))
             unit, _, inverse = aten.native_layer_norm(wide, shape, None, None, eps)

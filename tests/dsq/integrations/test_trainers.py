@@ -231,7 +231,7 @@ def test_a_callback_of_lightning_serves_one_module_after_another():
 
 
 def validated_in_lightning(folder, **arguments):
-    """The same, in Lightning."""
+    """Lightning does the same."""
     callback = callback_for("lightning", config())
     trainer = lightning_run(folder, callback, validation=loader(False), **arguments)
     return trainer.lightning_module.net, callback.dynamic, trainer

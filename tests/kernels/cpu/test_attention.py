@@ -148,7 +148,7 @@ def test_large_scores(spread):
 
 
 def padding(batches: int, queries: int, keys: int) -> Tensor:
-    """Of the first sequence nothing is seen, of the others all but some keys at the end."""
+    """Nothing of the first sequence is seen, and of the others all but some keys at the end."""
     seen = torch.arange(keys)[None] < torch.tensor([0, *range(keys, keys - batches + 1, -1)])[:, None]
     return seen[:, None, None]
 
