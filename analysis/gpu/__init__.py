@@ -3,7 +3,7 @@
 ``python -m analysis.gpu.check`` runs the trials of each part on a machine.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -37,9 +37,39 @@ class Machine:
 
     def milliseconds(self, calls: Mapping[str, Call]) -> dict[str, float]:
         """The median of each call, which take turns."""
+        return self._medians(calls, self.repeats)
+
+    def device_milliseconds(self, calls: Mapping[str, Call]) -> dict[str, float]:
+        """``milliseconds``, but without the host's part, which takes longer than a small kernel: a turn is one replay
+        of a CUDA graph of REPEATS calls."""
+        if not self.is_gpu:
+            return self.milliseconds(calls)
+        taken = self._medians({name: captured([call] * REPEATS).replay for name, call in calls.items()}, 1)
+        return {name: time / REPEATS for name, time in taken.items()}
+
+    def _medians(self, calls: Mapping[str, Call], repeats: int) -> dict[str, float]:
         clock, warm = (gpu_clock, 2) if self.is_gpu else (wall_clock, 0)
-        seconds = in_turns(calls, self.rounds, self.repeats, warm, clock)
+        seconds = in_turns(calls, self.rounds, repeats, warm, clock)
         return {name: 1000 * median(taken) for name, taken in seconds.items()}
+
+
+#: calls of a CUDA graph
+REPEATS = 5
+
+
+def captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
+    """The calls as a CUDA graph, after one round of them outside of it."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for call in calls:
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return graph
 
 
 def this_machine() -> Machine:

@@ -26,6 +26,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -50,7 +51,7 @@ class Part(NamedTuple):
 
 #: in the order of their worth
 PARTS = {
-    "agreement": Part("agreement:agreement", 0.25, processes=6),
+    "agreement": Part("agreement:agreement", 0.25, processes=12),
     "steps": Part("training:steps", 0.2),
     "bandwidth": Part("speed:bandwidth", 0.15),
     "products": Part("speed:multiply", 0.1),
@@ -100,6 +101,7 @@ def _run(name: str, out: Path, seconds: float, trials: int | None) -> bool:
 
     A process that ends before is begun again, behind the trial that ended it."""
     end = time.monotonic() + seconds
+    shutil.rmtree(out / f"{name}.claims", ignore_errors=True)
     waiting = {worker for worker in range(_workers(name)) if not _is_done(_file(out, name, worker))}
     running: dict[int, subprocess.Popen[bytes]] = {}
     while waiting and time.monotonic() < end:
@@ -138,12 +140,12 @@ def _work(name: str, out: Path, worker: int, trials: int | None) -> None:
     """The trials of one process that have no row yet."""
     torch.set_num_threads(1 if _workers(name) > 1 else torch.get_num_threads())
     file, machine = _file(out, name, worker), this_machine()
-    known = {row["name"] for row in _lines(file) if "name" in row}
+    known = {row["name"] for row in _rows(out, name)}
     for number, trial in enumerate(resolve_name(f"analysis.gpu.{PARTS[name].trials}")(machine)):
-        if number % _workers(name) != worker or trial.name in known:
-            continue
         if trials is not None and number >= trials:
             break
+        if trial.name in known or not _claimed(out, name, number):
+            continue
         _append(file, {"begun": trial.name})
         begun, row = time.perf_counter(), {"name": trial.name, "machine": machine.name}
         try:
@@ -158,6 +160,17 @@ def _work(name: str, out: Path, worker: int, trials: int | None) -> None:
         if "CUDA error" in str(row.get("error")):
             os._exit(1)  # whose context is lost; another process goes on
     _append(file, {"done": True})
+
+
+def _claimed(out: Path, name: str, number: int) -> bool:
+    """Whether this process is the first that takes a trial: some take a thousand times as long as others."""
+    claims = out / f"{name}.claims"
+    claims.mkdir(exist_ok=True)
+    try:
+        (claims / str(number)).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _rehearsed_failure(name: str, number: int) -> None:

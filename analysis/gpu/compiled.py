@@ -179,10 +179,8 @@ def compiling(target: str) -> Iterator[list[Any]]:
             kernel.device_caches.clear()  # by the device's number, whatever the target was
     _target[:] = [target]
 
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        kernel = run(self, *args, grid=grid, warmup=True, **options)
-        compiled.append(kernel)
-        return kernel
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        compiled.append(run(self, *args, grid=grid, warmup=True, **options))
 
     with patch.object(JITFunction, "run", compile_only), patch.object(driver, "_active", _absent_device(target)):
         yield compiled

@@ -1,6 +1,6 @@
 """Print what a step launches on a GPU and what that should take, on paper: no GPU is needed, nothing is measured.
 
-    python -m analysis.gpu.expected [--check build/gpu_check]
+    python -m analysis.gpu.expected [--check build/gpu_check --card h200]
 
 The step runs on PyTorch's meta device, whose tensors have no values: what reads one back raises. A kernel in Triton
 does not run, and notes its tensors; a dispatch mode notes PyTorch's operations, each as one launch. Bytes are those of
@@ -11,7 +11,7 @@ the rate that they reach (dsq-cost's hardware files). With boxes of 16 an int8 p
 three instructions for each box of each sum; with one step for 128 values, which few codes of 8 bits allow, it does
 neither. What codecs compute is left out.
 
-``--check``: rows that analysis.gpu.check measured, beside what the first of CARDS should take.
+``--check``: rows that analysis.gpu.check measured, beside what ``--card``, which it ran on, should take.
 """
 
 import itertools
@@ -303,6 +303,7 @@ def beside(card: Hardware, folder: Path) -> Iterator[Record]:
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m analysis.gpu.expected", description=__doc__)
     parser.add_argument("--check", type=Path, help="folder of analysis.gpu.check's results")
+    parser.add_argument("--card", default=CARDS[0], help="dsq-cost's name of the GPU that the check ran on")
     args = parser.parse_args(argv)
     cards = [load_hardware(name) for name in CARDS]
     print(f"Counted: a linear layer of {WIDTH:,} x {WIDTH:,} at {TOKENS:,} tokens; a block of width 1,024\n")
@@ -313,8 +314,9 @@ def main(argv: list[str] | None = None) -> int:
         won = [wins_from(card, span) for span in (BOX, RUN)]
         print(f"\nint8 beats bf16 from width: a step for 16 values {won[0]}, a step for 128 values {won[1]}")
     if args.check:
-        print(f"\nExpected beside measured: {cards[0].name}\n")
-        print(table(list(beside(cards[0], args.check))))
+        card = load_hardware(args.card)
+        print(f"\nExpected beside measured: {card.name}\n")
+        print(table(list(beside(card, args.check))))
     return 0
 
 

@@ -34,7 +34,8 @@ def bandwidth(machine: Machine) -> Iterator[Trial]:
             for fmt in QUANTISED:
                 yield _codec(machine, "pack", x, dim, fmt, seed=1)
                 yield _codec(machine, "quantize to bfloat16", x, dim, fmt)
-            yield from (_codec(machine, "pack", x, dim, fmt) for fmt in (BFP(5), BFP(4, 128)))
+            for fmt in (BFP(5), SignedNVInt(6), BFP(4, 128)):
+                yield from (_codec(machine, op, x, dim, fmt) for op in ("pack", "unpack"))
         yield _codec(machine, "pack", x, -1, FixedPoint(4))
         yield from _masks(machine, x.view(-1))
 
@@ -42,7 +43,7 @@ def bandwidth(machine: Machine) -> Iterator[Trial]:
 def _timed(machine: Machine, moved: int, call: Call) -> Record:
     source, target = (torch.empty(moved // 2, dtype=torch.uint8, device=machine.device) for _ in range(2))
     source.random_(0, 256)
-    taken = machine.milliseconds({"kernel": call, "copy": partial(target.copy_, source)})
+    taken = machine.device_milliseconds({"kernel": call, "copy": partial(target.copy_, source)})
     return {
         "MB moved": round(moved / 1e6),
         "us": round(1000 * taken["kernel"], 1),
@@ -134,7 +135,7 @@ def _others(x: Tensor, w: Tensor) -> dict[str, Call]:
 
 
 def _product(machine: Machine, calls: dict[str, Call], products: int) -> Record:
-    taken = machine.milliseconds(calls)
+    taken = machine.device_milliseconds(calls)
     row = {"ms": round(taken["product"], 4), "TFLOP/s": round(2 * products / taken["product"] / 1e9, 1)}
     return row | ({"with quantising ms": round(taken["all"], 4)} if "all" in taken else {})
 

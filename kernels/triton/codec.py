@@ -1,8 +1,8 @@
 """Quantise, pack, unpack and masks on a GPU: launches the kernels of codec_kernels."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +33,38 @@ BOXES = frozenset((0, 1, 2, 4, 8, 16, 32, 64, 128))
 PARTS, STRETCH = (1, 16, 256), {"E": 4096, "num_warps": 8}
 #: from here on offsets take 64 bits (a margin below 2**31: a tile may reach beyond the tensor)
 WIDE = 1 << 30
+
+
+#: (kernel, device, what the caller says, alignments) -> a compiled kernel, and its arguments of compile time
+_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+#: of them at most: each size that a tensor may have makes another
+COMPILED = 4096
+
+
+#: makes arguments of compile time
+Options = Callable[[], dict[str, Any]]
+
+
+def launch(kernel: Any, programs: int, args: tuple[Any, ...], options: Options, *key: Hashable) -> None:
+    """Launch ``kernel`` for tensors on one device.
+
+    Triton looks up by all arguments what it compiled, which takes the host longer than the kernel runs. ``key`` says
+    it at once: what ``options`` gives, types and whole numbers must follow from it.
+    """
+    tensors = [x for x in args if x is not None and type(x) not in (int, float)]
+    # Triton compiles another kernel for what is not aligned to 16 bytes
+    known = (kernel.__name__, tensors[0].get_device(), key, *[x.data_ptr() % 16 == 0 for x in tensors])
+    with torch.cuda.device_of(tensors[0]):
+        if (found := _compiled.get(known)) is not None:
+            compiled, last = found
+            compiled[programs, 1, 1](*args, *last)
+            return
+        named = options()
+        compiled = kernel[(programs,)](*args, **named)
+        if compiled is not None:  # it was interpreted
+            if len(_compiled) == COMPILED:
+                _compiled.clear()
+            _compiled[known] = compiled, tuple(named[name] for name in kernel.arg_names[len(args) :])
 
 
 class Wanted(NamedTuple):
@@ -73,13 +105,12 @@ def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: to
     """The values of packed ``codes`` as ``dtype``, shape (outer, rows, columns)."""
     y = torch.empty(layout.outer, layout.rows, layout.columns, dtype=dtype, device=codes.device)
     if y.numel():
-        launch = launch_for(fmt, layout, counted=False)
-        words, word = words_of(codes, fmt.bits, launch.row_bits)
-        with torch.cuda.device_of(y):
-            kernels.decode[launch.programs](
-                words, scales, scales.view(-1)[-1:], integers_for_bfloat16(y), *launch.sizes, launch.row_bits // word,
-                **grid_of(fmt), WORD=word, **launch.options,
-            )  # fmt: skip
+        how = launch_for(fmt, layout, counted=False)
+        words, word = words_of(codes, fmt.bits, how.row_bits)
+        of_tensor = scales.view(-1)[-1:] if fmt.tensor_bytes else None
+        args = words, scales, of_tensor, integers_for_bfloat16(y), *how.sizes, how.row_bits // word
+        options: Options = partial(dict, **grid_of(fmt), WORD=word, **how.options)
+        launch(kernels.decode, how.programs, args, options, fmt, layout, word, dtype)
     return y
 
 
@@ -113,11 +144,10 @@ def _largest(*tensors: Tensor) -> list[Tensor]:
     count = max(t.numel() for t in tensors)
     number = next((it for it in PARTS if it * STRETCH["E"] >= count), PARTS[-1])
     parts = torch.empty(len(tensors), number, dtype=torch.int32, device=x.device)
-    with torch.cuda.device_of(x):
-        kernels.largest[(parts.numel(),)](
-            integers_for_bfloat16(x), None if y is None else integers_for_bfloat16(y), x.numel(),
-            0 if y is None else y.numel(), parts, PARTS=number, WIDE=count >= WIDE, **STRETCH,
-        )  # fmt: skip
+    of_y = (None, 0) if y is None else (integers_for_bfloat16(y), y.numel())
+    args = integers_for_bfloat16(x), of_y[0], x.numel(), of_y[1], parts
+    options: Options = partial(dict, PARTS=number, WIDE=count >= WIDE, **STRETCH)
+    launch(kernels.largest, parts.numel(), args, options, x.dtype, x.numel(), y is not None and y.dtype, of_y[1])
     return list(parts.unbind())
 
 
@@ -128,18 +158,23 @@ def _encode(x: Tensor, wanted: Sequence[Wanted], largest: Tensor | None) -> list
         return [_encode(x, [it], largest)[0] for it in wanted]
     if others and not first.layout.along_rows:
         return _encode(x, wanted[::-1], largest)[::-1]
-    launch = launch_for(first.fmt, first.layout, counted=first.seed is not None)
-    made, given, target = _prepared(x, first, launch.row_bits)
-    found, given_2, target_2, box_2 = [made], [None, None, None, 0, None, 0], None, None
+    how = launch_for(first.fmt, first.layout, counted=first.seed is not None)
+    made, given, word = _prepared(x, first, how.row_bits)
+    found, given_2, word_2 = [made], _NONE, 0
     for other in others:
-        made_2, given_2, target_2 = _prepared(x, other, 8 * other.layout.code_shape(other.fmt.bits)[1])
-        found, box_2 = [made, made_2], other.fmt.box
-    with torch.cuda.device_of(x):
-        kernels.encode[launch.programs](
-            integers_for_bfloat16(x), largest, *launch.sizes, first.layout.columns, *given, *given_2,
-            TO=target, TO_2=target_2, BOX_2=box_2, **launch.options,
-            STOCHASTIC=first.seed is not None, PARTS=0 if largest is None else largest.numel(),
-        )  # fmt: skip
+        made_2, given_2, word_2 = _prepared(x, other, 8 * other.layout.code_shape(other.fmt.bits)[1])
+        found.append(made_2)
+
+    def options() -> dict[str, Any]:
+        to_2, box_2 = (_target(others[0], word_2), others[0].fmt.box) if others else (None, None)
+        parts = 0 if largest is None else largest.numel()
+        named = {"TO": _target(first, word), "TO_2": to_2, "BOX_2": box_2, "PARTS": parts, **how.options}
+        return {**named, "STOCHASTIC": first.seed is not None}
+
+    args = integers_for_bfloat16(x), largest, *how.sizes, first.layout.columns, *given, *given_2
+    key = x.dtype, largest is not None and largest.numel(), word, word_2, given[4] is None, given_2[4] is None
+    said = [(it.fmt, it.layout, it.dtype, it.seed is None) for it in wanted]
+    launch(kernels.encode, how.programs, args, options, *key, *said)
     return found
 
 
@@ -150,8 +185,12 @@ def _go_together(a: Wanted, b: Wanted) -> bool:
     return a.layout.outer == b.layout.outer == 1 and 0 not in (a.fmt.box, b.fmt.box)
 
 
-def _prepared(x: Tensor, wanted: Wanted, row_bits: int) -> tuple[Any, list[Any], Target]:
-    """Memory for what is wanted of ``x``, and the kernel's arguments for it, at run time and at compile time."""
+#: of a second thing that is made of a tensor, where none is
+_NONE = [None, None, None, 0, None, 0]
+
+
+def _prepared(x: Tensor, wanted: Wanted, row_bits: int) -> tuple[Any, list[Any], int]:
+    """Memory for what is wanted of ``x``, the kernel's arguments for it, and the bits of the words of codes."""
     fmt, layout, seed, dtype = wanted
     made: Any
     word, scales = 8, None
@@ -162,10 +201,14 @@ def _prepared(x: Tensor, wanted: Wanted, row_bits: int) -> tuple[Any, list[Any],
     else:
         made = torch.empty_like(x, dtype=dtype)
         out = integers_for_bfloat16(made)
-    of_tensor = None if scales is None else scales.view(-1)[-1:]
-    low, high = _exponents(wanted) or (-1, -1)
-    target = Target(GRIDS[type(fmt)], fmt.bits, fmt.smallest_code, low, high, dtype is None, word)
-    return made, [out, scales, of_tensor, *_seeds(seed, x.device), row_bits // word], target
+    of_tensor = None if scales is None or _exponents(wanted) is None else scales.view(-1)[-1:]
+    return made, [out, scales, of_tensor, *_seeds(seed, x.device), row_bits // word], word
+
+
+def _target(wanted: Wanted, word: int) -> Target:
+    """What is wanted, as the kernel is compiled for it."""
+    fmt, (low, high) = wanted.fmt, _exponents(wanted) or (-1, -1)
+    return Target(GRIDS[type(fmt)], fmt.bits, fmt.smallest_code, low, high, wanted.dtype is None, word)
 
 
 def _seeds(seed: int | Tensor | None, device: torch.device) -> tuple[int, Tensor | None]:
@@ -181,7 +224,7 @@ def _seeds(seed: int | Tensor | None, device: torch.device) -> tuple[int, Tensor
 class Launch:
     """How the kernels walk a tensor."""
 
-    programs: tuple[int]
+    programs: int
     sizes: tuple[int, int, int]  #: outer * rows, rows, columns
     row_bits: int  #: of codes in a row, padded to a byte
     options: dict[str, int | bool]  #: compile-time arguments
@@ -204,7 +247,7 @@ def launch_for(fmt: Format, layout: Layout, counted: bool) -> Launch:
     wide = layout.outer * layout.rows * layout.columns >= WIDE
     options = {"BOX": fmt.box, "ALONG_ROWS": by_rows, "FLAT": flat, "WIDE": wide, **tile}
     sizes = (layout.outer * layout.rows, layout.rows, layout.columns)
-    return Launch((programs,), sizes, 8 * layout.code_shape(fmt.bits)[1], options)
+    return Launch(programs, sizes, 8 * layout.code_shape(fmt.bits)[1], options)
 
 
 def _is_flat(fmt: Format, layout: Layout, counted: bool) -> bool:
@@ -215,9 +258,11 @@ def _is_flat(fmt: Format, layout: Layout, counted: bool) -> bool:
 
 
 def words_of(codes: Tensor, bits: int, row_bits: int) -> tuple[Tensor, int]:
-    """``codes`` as the widest words that hold whole codes and end with the row; and their width in bits."""
+    """``codes`` as the widest words that hold whole codes, of which 32 hold those of 32 codes of up to 8 bits, and end
+    with the row; and their width in bits."""
     for dtype, word in ((torch.int32, 32), (torch.int16, 16)):
-        if word % bits == 0 and row_bits % word == 0 and codes.data_ptr() % dtype.itemsize == 0:
+        whole = word % bits == 0 or (word == 32 and bits < 8)
+        if whole and row_bits % word == 0 and codes.data_ptr() % dtype.itemsize == 0:
             return codes.view(-1).view(dtype), word
     return codes, 8
 
@@ -259,5 +304,6 @@ def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
 def _launch_mask(kernel: Any, count: int, *given: Any, **options: bool) -> None:
     """Launch ``kernel`` for a mask of ``count`` values; the first of what it is given is a tensor."""
     if count:
-        with torch.cuda.device_of(given[0]):
-            kernel[(-(-count // (8 * MASK["B"])),)](*given, WIDE=count >= WIDE, **options, **MASK)
+        named: Options = partial(dict, WIDE=count >= WIDE, **options, **MASK)
+        types = [getattr(x, "dtype", None) for x in given]
+        launch(kernel, -(-count // (8 * MASK["B"])), given, named, count, *types, *options.values())

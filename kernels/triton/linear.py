@@ -6,6 +6,7 @@
 A ``largest`` runs where a format has an exponent for the whole tensor. analysis/gpu/expected.py counts what runs.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from dsq.kernels.reference.backend import TORCH
 from dsq.kernels.triton import codec
 from dsq.kernels.triton.gemm import GEMMS, matmul_bf16
 
+_layout_of = lru_cache(maxsize=256)(Layout.of)
 _BY_NAME = {gemm.name: gemm for gemm in GEMMS}
 
 
@@ -69,7 +71,7 @@ class Passes:
                 codes, scales = x.codes.contiguous(), x.scales.contiguous()  # hooks may have changed their order
                 x_1: Any = codes, scales
                 if not dw_kernel.packed:
-                    fmt, layout = of_dw.b.quantised_to, Layout.of(x.shape, of_dw.b.axis)
+                    fmt, layout = of_dw.b.quantised_to, _layout_of(x.shape, of_dw.b.axis)
                     x_1 = codec.unpack(codes, scales, fmt, layout, dw_kernel.b_dtype or dw_inner).view(x.shape)
                 given = (left.pop(0), dy_TN.shape), (x_1, x.shape)
                 dw_NK = _multiplied(dw_kernel, of_dw, *given, None, seed, dw_inner, dtypes.w)
@@ -91,7 +93,7 @@ def _wanted(kernel: GemmKernel, operand: Operand, x: Tensor, dtype: torch.dtype,
 
 def _packed(operand: Operand, x: Tensor, seed: int | None) -> codec.Wanted:
     own_seed = None if seed is None else seed + operand.seed
-    return codec.Wanted(operand.quantised_to, Layout.of(x.shape, operand.axis), own_seed, None)
+    return codec.Wanted(operand.quantised_to, _layout_of(x.shape, operand.axis), own_seed, None)
 
 
 def _multiplied(
@@ -105,17 +107,19 @@ def _multiplied(
     dtype: torch.dtype,
 ) -> Tensor:
     """The product of what was made of two matrices of these shapes, with the bias, in the result's format."""
-    in_one = kernel.run is matmul_bf16 and bias is not None  # the bias is added, and y rounded to its dtype
-    if bias is not None and not in_one:
-        bias = bias.detach().to(inner if kernel is TORCH else torch.promote_types(inner, torch.float32))
+    left: Any
+    right: Any
     left, right = (
         Codes(made[0], made[1], shape) if kernel.packed else made.mT if operand.transposed else made
         for operand, (made, shape) in ((matmul.a, a), (matmul.b, b))
     )
-    y = kernel.run(matmul, left, right, None if in_one else bias)
-    if bias is not None and in_one:
-        return torch.add(y, bias.detach(), out=y if y.dtype == dtype else torch.empty_like(y, dtype=dtype))
+    if kernel.run is matmul_bf16 and dtype is torch.bfloat16 and matmul.result is None:
+        # PyTorch's product rounds its float32 sums to bfloat16 itself, as autocast has it
+        return torch.mm(left, right) if bias is None else torch.addmm(bias.detach().to(dtype), left, right)
+    if bias is not None:
+        bias = bias.detach().to(inner if kernel is TORCH else torch.promote_types(inner, torch.float32))
+    y = kernel.run(matmul, left, right, bias)
     if matmul.result is None:
         return y.to(dtype)
     own_seed = None if seed is None else seed + matmul.result_seed
-    return codec.quantize(y, matmul.result, Layout.of(y.shape, -1), own_seed, dtype)
+    return codec.quantize(y, matmul.result, _layout_of(y.shape, -1), own_seed, dtype)

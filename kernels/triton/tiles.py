@@ -109,7 +109,11 @@ def store_codes(
     pointer, code_TC, row_T, col0_T, valid_T, row_words,
     BITS: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Pack codes (masked to BITS) into little-endian words of WORD bits; ``row_words`` is a row's number of them."""
+    """Pack codes (masked to BITS) into little-endian words of WORD bits; ``row_words`` is a row's number of them.
+
+    Where a word does not hold whole codes, 32 codes make BITS words, or eight make BITS bytes: P, of which the last are
+    not stored. Triton lays a warp's threads along the first of two axes whose addresses are equally scattered, so the
+    groups come before the rows."""
     if WORD % BITS == 0:
         V: tl.constexpr = WORD // BITS
         W: tl.constexpr = C // V
@@ -118,17 +122,64 @@ def store_codes(
         mask_TW = valid_T[:, None] & (at_TW < row_words)
         word_TW = word_TW.to(pointer.dtype.element_ty)
         tl.store(pointer + row_T[:, None] * row_words + at_TW, word_TW, mask_TW)
-    else:  # eight codes make BITS bytes
-        code_TGV = tl.reshape(code_TC, (T, C // 8, 8))
-        at_TG = (col0_T // 8 * BITS)[:, None] + (BITS * tl.arange(0, C // 8))[None, :]
-        for byte in tl.static_range(BITS):
-            shift_V = BITS * tl.arange(0, 8) - 8 * byte
-            left_V = tl.minimum(tl.maximum(shift_V, 0), 8)
-            right_V = tl.minimum(tl.maximum(-shift_V, 0), 31)
-            part_TGV = (code_TGV << left_V[None, None, :] >> right_V[None, None, :]) & 0xFF
-            mask_TG = valid_T[:, None] & (at_TG + byte < row_words)
-            byte_TG = tl.sum(part_TGV, axis=2).to(tl.uint8)
-            tl.store(pointer + row_T[:, None] * row_words + at_TG + byte, byte_TG, mask_TG)
+    else:
+        GROUP: tl.constexpr = 32 if WORD == 32 else 8
+        P: tl.constexpr = 8 if BITS <= 8 else 16
+        at_P = tl.arange(0, P)[None, None, :]
+        if WORD == 32:
+            word_GTP = _words_of_32(code_TC, BITS, T, C)
+        else:
+            HALF: tl.constexpr = tl.int32 if BITS <= 7 else tl.int64
+            four_TGHF = tl.reshape(code_TC, (T, C // 8, 2, 4)).to(HALF) << (BITS * tl.arange(0, 4))[None, None, None, :]
+            low_TG, high_TG = tl.split(tl.sum(four_TGHF, axis=3))
+            right_P, left_P = tl.maximum(8 * at_P - 4 * BITS, 0), tl.maximum(4 * BITS - 8 * at_P, 0)
+            low_GTP = tl.trans(low_TG)[:, :, None] >> tl.minimum(8 * at_P, HALF.primitive_bitwidth - 1)
+            word_GTP = low_GTP | (tl.trans(high_TG)[:, :, None] >> right_P << left_P)
+        at_GTP = (BITS * tl.arange(0, C // GROUP))[:, None, None] + (col0_T // GROUP * BITS)[None, :, None] + at_P
+        mask_GTP = valid_T[None, :, None] & (at_P < BITS) & (at_GTP < row_words)
+        word_GTP = word_GTP.to(pointer.dtype.element_ty)
+        tl.store(pointer + row_T[None, :, None] * row_words + at_GTP, word_GTP, mask_GTP)
+
+
+@triton.jit
+def _words_of_32(code_TC, BITS: tl.constexpr, T: tl.constexpr, C: tl.constexpr):
+    """The BITS words of each 32 codes of 3 to 7 bits, and zeros up to eight: (C / 32, T, 8)."""
+    four_TQ = tl.sum(tl.reshape(code_TC, (T, C // 4, 4)) << (BITS * tl.arange(0, 4))[None, None, :], axis=2)
+    low_TE, high_TE = tl.split(tl.reshape(four_TQ, (T, C // 8, 2)))
+    eight_TE = low_TE.to(tl.int64) | (high_TE.to(tl.int64) << (4 * BITS))
+    even_TGH, odd_TGH = tl.split(tl.reshape(eight_TE, (T, C // 32, 2, 2)))
+    e0_TG, e2_TG = tl.split(even_TGH)
+    e1_TG, e3_TG = tl.split(odd_TGH)
+    eights = tl.trans(e0_TG), tl.trans(e1_TG), tl.trans(e2_TG), tl.trans(e3_TG)
+    # the last axis that is joined is the lowest bit of a word's place
+    even = tl.join(
+        tl.join(_word(eights, 0, BITS), _word(eights, 4, BITS)), tl.join(_word(eights, 2, BITS), _word(eights, 6, BITS))
+    )
+    odd = tl.join(
+        tl.join(_word(eights, 1, BITS), _word(eights, 5, BITS)), tl.join(_word(eights, 3, BITS), _word(eights, 7, BITS))
+    )
+    return tl.reshape(tl.join(even, odd), (C // 32, T, 8))
+
+
+@triton.jit
+def _word(eights, PLACE: tl.constexpr, BITS: tl.constexpr):
+    """The word of this place, of the 8 * BITS bits of each of four ``eights``."""
+    word = tl.zeros_like(eights[0])
+    for i in tl.static_range(4):
+        word |= _moved(eights[i], 8 * BITS * i - 32 * PLACE)
+    return word.to(tl.int32)
+
+
+@triton.jit
+def _moved(x, LEFT: tl.constexpr):
+    """Shift ``x``, to the right where LEFT is negative, in either direction by any number."""
+    if LEFT > 63 or LEFT < -63:
+        y = tl.zeros_like(x)
+    elif LEFT >= 0:
+        y = x << LEFT
+    else:
+        y = x >> -LEFT
+    return y
 
 
 @triton.jit
@@ -136,20 +187,26 @@ def load_words(
     pointer, row_T, col0_T, valid_T, row_words,
     BITS: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """The words of WORD bits that hold a tile's codes; or, where a word does not hold whole codes, for each code the
-    three bytes from its first bit on."""
+    """What ``split_words`` takes the codes of a tile from: words of WORD bits that hold whole codes; the BITS words of
+    each 32 codes (G, T, P), as ``store_codes`` writes them; or for each code the three bytes from its first bit on."""
     if WORD % BITS == 0:
         V: tl.constexpr = WORD // BITS
         at_TW = (col0_T // V)[:, None] + tl.arange(0, C // V)[None, :]
         mask_TW = valid_T[:, None] & (at_TW < row_words)
         words = tl.load(pointer + row_T[:, None] * row_words + at_TW, mask_TW, other=0)
+    elif WORD == 32:
+        at_P = tl.arange(0, 8)[None, None, :]
+        at_GTP = (BITS * tl.arange(0, C // 32))[:, None, None] + (col0_T // 32 * BITS)[None, :, None] + at_P
+        mask_GTP = valid_T[None, :, None] & (at_P < BITS) & (at_GTP < row_words)
+        words = tl.load(pointer + row_T[None, :, None] * row_words + at_GTP, mask_GTP, other=0)
     else:
-        at_TC = (col0_T // 8 * BITS)[:, None] + (BITS * tl.arange(0, C) // 8)[None, :]
-        at_row_TC = pointer + row_T[:, None] * row_words + at_TC
-        words = tl.zeros_like(at_TC).to(tl.int32)
+        at_CT = (BITS * tl.arange(0, C) // 8)[:, None] + (col0_T // 8 * BITS)[None, :]
+        words_CT = tl.zeros_like(at_CT).to(tl.int32)
         for byte in tl.static_range((BITS + 14) // 8):
-            mask_TC = valid_T[:, None] & (at_TC + byte < row_words)
-            words |= tl.load(at_row_TC + byte, mask_TC, other=0).to(tl.int32) << (8 * byte)
+            mask_CT = valid_T[None, :] & (at_CT + byte < row_words)
+            byte_CT = tl.load(pointer + row_T[None, :] * row_words + at_CT + byte, mask_CT, other=0)
+            words_CT |= byte_CT.to(tl.int32) << (8 * byte)
+        words = tl.trans(words_CT)
     return words
 
 
@@ -160,9 +217,39 @@ def split_words(words, BITS: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, 
         V: tl.constexpr = WORD // BITS
         code_TWV = words.to(tl.int32)[:, :, None] >> (BITS * tl.arange(0, V))[None, None, :]
         code_TC = tl.reshape(code_TWV, (T, C))
+    elif WORD == 32:
+        code_TC = _codes_of_words(words, BITS, T, C)
     else:
         code_TC = words >> (BITS * tl.arange(0, C) % 8)[None, :]
     return code_TC & ((1 << BITS) - 1)
+
+
+@triton.jit
+def _codes_of_words(words_GTP, BITS: tl.constexpr, T: tl.constexpr, C: tl.constexpr):
+    """The codes, with other bits above them, of the words that ``_words_of_32`` makes."""
+    wide_GTP = words_GTP.to(tl.uint32, bitcast=True).to(tl.int64)
+    even, odd = tl.split(tl.reshape(wide_GTP, (C // 32, T, 2, 2, 2)))
+    even_0, even_2 = tl.split(even)
+    odd_1, odd_3 = tl.split(odd)
+    w0, w4 = tl.split(even_0)
+    w2, w6 = tl.split(even_2)
+    w1, w5 = tl.split(odd_1)
+    w3, w7 = tl.split(odd_3)
+    words = w0, w1, w2, w3, w4, w5, w6, w7
+    even_GTH = tl.join(_eight(words, 0, BITS), _eight(words, 2, BITS))
+    odd_GTH = tl.join(_eight(words, 1, BITS), _eight(words, 3, BITS))
+    eight_TE = tl.reshape(tl.permute(tl.join(even_GTH, odd_GTH), (1, 0, 2, 3)), (T, C // 8))
+    code_TEV = eight_TE[:, :, None] >> (BITS * tl.arange(0, 8))[None, None, :]
+    return tl.reshape(code_TEV, (T, C)).to(tl.int32)
+
+
+@triton.jit
+def _eight(words, PLACE: tl.constexpr, BITS: tl.constexpr):
+    """The bits of the eight codes of this place, and others above them, of the words of 32 codes."""
+    eight = tl.zeros_like(words[0])
+    for j in tl.static_range(BITS):
+        eight |= _moved(words[j], 32 * j - 8 * BITS * PLACE)
+    return eight
 
 
 # ---- what a format is to the kernels: a Grid of functions, as kernels/reference/formats.py has a Scaling for it
