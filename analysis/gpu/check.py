@@ -167,10 +167,8 @@ def _work(name: str, out: Path, worker: int, trials: int | None) -> None:
 
 def _claimed(out: Path, name: str, number: int) -> bool:
     """Whether this process is the first that takes a trial: some take a thousand times as long as others."""
-    claims = out / f"{name}.claims"
-    claims.mkdir(exist_ok=True)
     try:
-        (claims / str(number)).touch(exist_ok=False)
+        (out / f"{name}.claims" / str(number)).mkdir(parents=True)
     except FileExistsError:
         return False
     return True
