@@ -7,7 +7,7 @@ import pytest
 from dsq.costmodel.hardware.hardware import MEASURED, Efficiency, FusedUnit, Hardware, Pass, Peak
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
-from dsq.costmodel.model.roofline import floors
+from dsq.costmodel.model.roofline import floors, rates
 from dsq.costmodel.model.traffic import matmuls, transfers
 from dsq.formats import BFP, Identity
 from dsq.precision import Precision
@@ -80,6 +80,16 @@ def test_fused_attention_takes_what_was_measured(mine):
     beside = 2 * 256 * 64 * 1e-9 + 1e-6
     assert whole == pytest.approx(2 * 256 * 64 * 256 / 1e12 + beside)
     assert causal == pytest.approx(0.75 * 2 * 256 * 64 * 256 / 1e12 + beside)
+
+
+def test_classes_and_datatypes(mine):
+    scores = Gemm("s", 4, 4, 4, cls="attention", weight=False, quantised=False)
+    workload = Workload("two", (Gemm("l", 4, 4, 4), scores, Pointwise("n", "norm", 4, 4)), tokens=4)
+    assert list(roofs(workload, Precision(8, 8, 8, 16), mine)) == ["attention", "fc", "other"]
+    found = matmuls(workload, Setup(BFP(32), Precision(8, 8, 8, 16)))
+    assert set(rates(found, "fc", mine)) == {"3 x narrow", "narrow"}
+    assert set(rates(found, "attention", mine)) == {"wide"}
+    assert not rates(found, "other", mine)
 
 
 def test_measured_hardware_takes_what_was_measured(mine):

@@ -70,7 +70,9 @@ def config_of(case):
 def running(case):
     """The model, and its batch."""
     family, name, config = config_of(case)
-    config.use_cache, config._experts_implementation = False, "grouped_mm"
+    config.use_cache = False
+    if case in MIXTURES:
+        config._experts_implementation = "grouped_mm"
     made = getattr(transformers, name)(config).eval()
     if family == "vit":
         return made, {"pixel_values": torch.zeros(SEQUENCES, 3, 32, 32)}
