@@ -120,12 +120,6 @@ def test_pointwise_passes(kind):
     assert sum(by_tensor(of(Pointwise("p", kind, 10, 20))).values()) == PASSES[kind]
 
 
-def test_adam_reads_four_and_writes_three_words_a_parameter_and_a_working_copy_where_products_read_16_bits():
-    update = of(Pointwise("optimiser", "adam", 1000, 1))
-    assert sum(by_tensor(update, Setup(Identity(), Precision(32, 32, 32, 32))).values()) == 28 * 1000
-    assert sum(by_tensor(update).values()) == 30 * 1000
-
-
 def test_arithmetic_counts_each_product_at_its_widths():
     workload = of(Gemm("l", 3, 5, 7))
     found = matmuls(workload, FIXED)
