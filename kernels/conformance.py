@@ -102,6 +102,9 @@ def _cases_of_boxes(format: Callable[..., Format], rows: int, columns: int) -> I
     for bits in (2, 4, 8, 16):
         yield CodecCase(even, -1, format(bits, 16), seed=2**40 + bits)
         yield CodecCase((rows, 8 * columns), -1, format(bits, 8), torch.bfloat16, torch.bfloat16)
+    for dim, before in ((-1, columns // 32 * 32), (-2, 0)):  # rows of whole words of 32 bits that end within 32 codes
+        for bits, last in ((3, 21), (5, 19), (6, 5), (7, 9)):
+            yield CodecCase((rows, before + last), dim, format(bits, 16))
     for box in (1, 2, 5, 8, 12, 32, 64, 100, 128, 200):
         yield CodecCase(ragged, -1, format(4, box), seed=-box)
         yield CodecCase(ragged, -2, format(3, box), torch.bfloat16)

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
@@ -21,14 +20,15 @@ class Trial(NamedTuple):
     call: Callable[[], Record]
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The device, and how often a call is timed on it."""
+#: calls that are timed together on a GPU
+REPEATS = 5
+
+
+class Machine(NamedTuple):
+    """The device, and how a call is timed on it."""
 
     name: str
     device: torch.device
-    rounds: int
-    repeats: int
 
     @property
     def is_gpu(self) -> bool:
@@ -37,7 +37,7 @@ class Machine:
 
     def milliseconds(self, calls: Mapping[str, Call]) -> dict[str, float]:
         """The median of each call, which take turns."""
-        return self._medians(calls, self.repeats)
+        return self._medians(calls, REPEATS if self.is_gpu else 1)
 
     def device_milliseconds(self, calls: Mapping[str, Call]) -> dict[str, float]:
         """``milliseconds``, but without the host's part, which takes longer than a small kernel: a turn is one replay
@@ -48,13 +48,9 @@ class Machine:
         return {name: time / REPEATS for name, time in taken.items()}
 
     def _medians(self, calls: Mapping[str, Call], repeats: int) -> dict[str, float]:
-        clock, warm = (gpu_clock, 2) if self.is_gpu else (wall_clock, 0)
-        seconds = in_turns(calls, self.rounds, repeats, warm, clock)
+        rounds, warm, clock = (9, 2, gpu_clock) if self.is_gpu else (1, 0, wall_clock)
+        seconds = in_turns(calls, rounds, repeats, warm, clock)
         return {name: 1000 * median(taken) for name, taken in seconds.items()}
-
-
-#: calls of a CUDA graph
-REPEATS = 5
 
 
 def captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
@@ -75,6 +71,5 @@ def captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
 def this_machine() -> Machine:
     """The GPU if there is one."""
     if torch.cuda.is_available():
-        return Machine(torch.cuda.get_device_name(), torch.device("cuda"), rounds=9, repeats=5)
-    name = "not run on a GPU (Triton's interpreter on the CPU)"
-    return Machine(name, torch.device("cpu"), rounds=1, repeats=1)
+        return Machine(torch.cuda.get_device_name(), torch.device("cuda"))
+    return Machine("not run on a GPU (Triton's interpreter on the CPU)", torch.device("cpu"))

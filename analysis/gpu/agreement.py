@@ -180,7 +180,6 @@ _SAMPLE = """
 import torch
 from dsq.formats import BFP, Layout
 from dsq.kernels.triton.backend import TRITON
-from dsq.packing import Rounding
 x = torch.randn(37, 300, device="cuda")
 for dim in (0, 1):
     layout = Layout.of(x.shape, dim)

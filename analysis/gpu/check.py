@@ -102,27 +102,31 @@ def _run(name: str, out: Path, seconds: float, trials: int | None) -> bool:
     A process that ends before is begun again, behind the trial that ended it."""
     end = time.monotonic() + seconds
     shutil.rmtree(out / f"{name}.claims", ignore_errors=True)
-    waiting = {worker for worker in range(_workers(name)) if not _is_done(_file(out, name, worker))}
-    running: dict[int, subprocess.Popen[bytes]] = {}
+    waiting, running = _unfinished(out, name), dict[int, subprocess.Popen[bytes]]()
     while waiting and time.monotonic() < end:
         for worker in list(waiting):
             process = running.get(worker)
             if process is None:
+                _append(out, name, worker, {"started": True})
                 running[worker] = _started(name, out, worker, trials)
             elif process.poll() is not None:
                 del running[worker]
-                if _is_done(_file(out, name, worker)):
+                last, status = _last(out, name, worker), f"status {process.returncode}"
+                if "begun" in last:
+                    _append(out, name, worker, {"name": last["begun"], "error": f"ended the process with {status}"})
+                elif "started" in last:  # it did not come as far as a trial: nor would it again
+                    _append(out, name, worker, {"name": name, "error": f"no trial: {status}"})
                     waiting.discard(worker)
-                elif not _close(_file(out, name, worker), f"ended the process with status {process.returncode}"):
-                    waiting.discard(worker)  # it did not come as far as a trial: nor would it again
-                    _append(_file(out, name, worker), {"name": name, "error": f"no trial: status {process.returncode}"})
+                elif "done" in last:
+                    waiting.discard(worker)
         time.sleep(0.05)
     for worker, process in running.items():
         process.kill()
         process.wait()
-        lines = _lines(_file(out, name, worker))
-        if lines and lines.count(lines[-1]) > 1:  # it was given a second try, by another call
-            _close(_file(out, name, worker), "was running, twice, when the time of its part was over")
+        begun = _last(out, name, worker).get("begun")
+        if begun and sum(line.get("begun") == begun for line in _lines(out, name)) > 1:
+            error = "was running, in two calls, when the time of its part was over"
+            _append(out, name, worker, {"name": begun, "error": error})
     return not waiting
 
 
@@ -139,14 +143,13 @@ def _started(name: str, out: Path, worker: int, trials: int | None) -> subproces
 def _work(name: str, out: Path, worker: int, trials: int | None) -> None:
     """The trials of one process that have no row yet."""
     torch.set_num_threads(1 if _workers(name) > 1 else torch.get_num_threads())
-    file, machine = _file(out, name, worker), this_machine()
-    known = {row["name"] for row in _rows(out, name)}
+    machine, known = this_machine(), {row["name"] for row in _rows(out, name)}
     for number, trial in enumerate(resolve_name(f"analysis.gpu.{PARTS[name].trials}")(machine)):
         if trials is not None and number >= trials:
             break
         if trial.name in known or not _claimed(out, name, number):
             continue
-        _append(file, {"begun": trial.name})
+        _append(out, name, worker, {"begun": trial.name})
         begun, row = time.perf_counter(), {"name": trial.name, "machine": machine.name}
         try:
             _rehearsed_failure(name, number)
@@ -156,73 +159,55 @@ def _work(name: str, out: Path, worker: int, trials: int | None) -> None:
             row["error"] = f"{type(error).__name__}: {said[0]}"[:300]
         if not machine.is_gpu:
             row = {key: value for key, value in row.items() if key not in TIMES}
-        _append(file, row | {"seconds": round(time.perf_counter() - begun, 2)})
+        _append(out, name, worker, row | {"seconds": round(time.perf_counter() - begun, 2)})
         if "CUDA error" in str(row.get("error")):
             os._exit(1)  # whose context is lost; another process goes on
-    _append(file, {"done": True})
+    _append(out, name, worker, {"done": True})
 
 
 def _claimed(out: Path, name: str, number: int) -> bool:
     """Whether this process is the first that takes a trial: some take a thousand times as long as others."""
-    claims = out / f"{name}.claims"
-    claims.mkdir(exist_ok=True)
     try:
-        (claims / str(number)).touch(exist_ok=False)
+        (out / f"{name}.claims" / str(number)).mkdir(parents=True)
     except FileExistsError:
         return False
     return True
 
 
 def _rehearsed_failure(name: str, number: int) -> None:
-    """For a test: DSQ_CHECK_FAILS="raise", "kill" or "hang" befalls the second trial of each part."""
+    """For a test: DSQ_CHECK_FAILS="raise", "lost", "kill" or "hang" befalls the second trial of each part."""
     how = os.environ.get("DSQ_CHECK_FAILS")
     if not how or number != 1:
         return
-    if how == "raise":
-        raise RuntimeError(f"rehearsed in {name}")
+    if how in ("raise", "lost"):
+        raise RuntimeError(f"{'CUDA error: ' * (how == 'lost')}rehearsed in {name}")
     if how == "kill":
         os.kill(os.getpid(), 9)
     time.sleep(3600)
 
 
-def _file(out: Path, name: str, worker: int) -> Path:
-    return out / (f"{name}.{worker}.jsonl" if worker else f"{name}.jsonl")
+def _append(out: Path, name: str, worker: int, line: Record) -> None:
+    with (out / f"{name}.jsonl").open("a") as file:  # in one write, so that processes may take turns
+        file.write(json.dumps({"worker": worker, **line}) + "\n")
 
 
-def _append(path: Path, line: Record) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+def _lines(out: Path, name: str) -> list[Record]:
+    path = out / f"{name}.jsonl"
+    whole = path.read_text().split("\n")[:-1] if path.exists() else []  # what is being written has no end yet
+    return [json.loads(line) for line in whole]
 
 
-def _lines(path: Path) -> list[Record]:
-    if not path.exists():
-        return []
-    found = []
-    for line in path.read_text().splitlines():
-        try:
-            found.append(json.loads(line))
-        except ValueError:  # the last of a process that was killed
-            continue
-    return found
-
-
-def _is_done(path: Path) -> bool:
-    return any("done" in line for line in _lines(path))
-
-
-def _close(path: Path, error: str) -> bool:
-    """Give the trial that was begun last a row with ``error``, if it has none; whether it had none."""
-    lines = _lines(path)
-    if not lines or "begun" not in lines[-1]:
-        return False
-    _append(path, {"name": lines[-1]["begun"], "error": error})
-    return True
+def _last(out: Path, name: str, worker: int) -> Record:
+    """What a process wrote last, or was written when it was started."""
+    return [line for line in _lines(out, name) if line["worker"] == worker][-1]
 
 
 def _rows(out: Path, name: str) -> list[Record]:
-    return [
-        line for worker in range(PARTS[name].processes) for line in _lines(_file(out, name, worker)) if "name" in line
-    ]
+    return [line for line in _lines(out, name) if "name" in line]
+
+
+def _unfinished(out: Path, name: str) -> set[int]:
+    return set(range(_workers(name))) - {line["worker"] for line in _lines(out, name) if "done" in line}
 
 
 # ---- the page
@@ -239,10 +224,10 @@ def report(out: Path) -> str:
             page += ["", f"## {name}: not run"]
             continue
         failed = [row for row in rows if "error" in row or row.get("disagree")]
-        done = all(_is_done(_file(out, name, w)) for w in range(PARTS[name].processes) if _file(out, name, w).exists())
-        page += ["", f"## {name}: {len(rows)} rows, {len(failed)} failed{'' if done else ', not finished'}", ""]
+        open_end = ", not finished" if _unfinished(out, name) else ""
+        page += ["", f"## {name}: {len(rows)} rows, {len(failed)} failed{open_end}", ""]
         shown = failed if all("disagree" in row or "error" in row for row in rows) else rows
-        names = dict.fromkeys(key for row in shown for key in row if key not in ("machine", "seconds"))
+        names = dict.fromkeys(key for row in shown for key in row if key not in ("machine", "seconds", "worker"))
         page += [table([{name: row.get(name) for name in names} for row in shown])] if shown else []
     return "\n".join(page) + "\n"
 

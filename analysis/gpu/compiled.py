@@ -55,8 +55,8 @@ TARGETS = {
 WITHOUT_INT8 = ("sm_75",)
 PARTS = ("hot", "edges", "all")
 LARGE = (4096, 4096)
-#: formats of the default levels and of [4,3,3,8], and the paper's own
-HOT = (SignedNVInt(3), SignedNVInt(4), BFP(8), BFP(4))
+#: formats of the default levels, of [4,3,3,8] and of the rest of the stash, and the paper's own
+HOT = (SignedNVInt(3), SignedNVInt(4), SignedNVInt(6), BFP(8), BFP(4))
 #: sizes at which another variant begins: one value, one column, one row, offsets of 64 bits
 EDGES = ((1,), (4096, 1), (1, 4096), (codec.WIDE // 4096 - 1, 4096), (codec.WIDE // 4096, 4096), (codec.WIDE + 1,))
 

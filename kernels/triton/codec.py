@@ -46,15 +46,15 @@ Options = Callable[[], dict[str, Any]]
 
 
 def launch(kernel: Any, programs: int, args: tuple[Any, ...], options: Options, *key: Hashable) -> None:
-    """Launch ``kernel`` for tensors on one device.
+    """Launch ``kernel`` for tensors on one device, of which the first argument is one.
 
     Triton looks up by all arguments what it compiled, which takes the host longer than the kernel runs. ``key`` says
     it at once: what ``options`` gives, types and whole numbers must follow from it.
     """
-    tensors = [x for x in args if x is not None and type(x) not in (int, float)]
-    # Triton compiles another kernel for what is not aligned to 16 bytes
-    known = (kernel.__name__, tensors[0].get_device(), key, *[x.data_ptr() % 16 == 0 for x in tensors])
-    with torch.cuda.device_of(tensors[0]):
+    # Triton compiles another kernel for what is not given, and for what is not aligned to 16 bytes
+    aligned = [x if x is None else x.data_ptr() % 16 == 0 for x in args if type(x) not in (int, float)]
+    known = (kernel.__name__, args[0].get_device(), key, *aligned)
+    with torch.cuda.device_of(args[0]):
         if (found := _compiled.get(known)) is not None:
             compiled, last = found
             compiled[programs, 1, 1](*args, *last)
@@ -62,7 +62,7 @@ def launch(kernel: Any, programs: int, args: tuple[Any, ...], options: Options, 
         named = options()
         compiled = kernel[(programs,)](*args, **named)
         if compiled is not None:  # it was interpreted
-            if len(_compiled) == COMPILED:
+            if len(_compiled) >= COMPILED:  # not ==, which two threads may pass
                 _compiled.clear()
             _compiled[known] = compiled, tuple(named[name] for name in kernel.arg_names[len(args) :])
 
@@ -172,7 +172,7 @@ def _encode(x: Tensor, wanted: Sequence[Wanted], largest: Tensor | None) -> list
         return {**named, "STOCHASTIC": first.seed is not None}
 
     args = integers_for_bfloat16(x), largest, *how.sizes, first.layout.columns, *given, *given_2
-    key = x.dtype, largest is not None and largest.numel(), word, word_2, given[4] is None, given_2[4] is None
+    key = x.dtype, largest is not None and largest.numel(), word, word_2
     said = [(it.fmt, it.layout, it.dtype, it.seed is None) for it in wanted]
     launch(kernels.encode, how.programs, args, options, *key, *said)
     return found

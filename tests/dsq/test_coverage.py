@@ -34,7 +34,13 @@ def test_a_report_of_a_plain_model_says_that_nothing_was_converted():
     text = str(dsq.report(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), torch.randn(2, 8, 16)))
     assert "0 converted" in text
     assert "dsq.DynamicPrecision(model) comes before" in text
-    assert "left: self_attn.out_proj: excluded, an adapter" in text
+    assert "left: self_attn to linear2, 4 modules: excluded, an adapter" in text
+
+
+def test_a_report_has_a_line_for_a_reason_however_many_modules_it_has():
+    net = dsq.convert(nn.Sequential(*(nn.Linear(32, 32) for _ in range(6))), dsq.DSQConfig(exclude=r"[0-4]"))
+    lines = [line for line in str(dsq.report(net, torch.randn(16, 32))).splitlines() if "excluded" in line]
+    assert [line.split(": excluded")[0] for line in lines] == ["  left: 0 to 4, 5 modules"]
 
 
 def test_a_report_counts_quantised_products_names_the_rest_and_changes_nothing():

@@ -31,6 +31,8 @@ def test_a_bad_state_is_refused_and_none_of_it_taken(key, values):
 def test_a_loss_with_a_graph_leaves_a_number():
     scheduler = dsq.PrecisionScheduler(LEVELS, 1)
     scheduler.step(torch.ones((), requires_grad=True) * 2)
+    with pytest.raises(TypeError, match=r"^loss must be a number, got tensor\(\["):
+        scheduler.step(torch.ones(2))
     assert scheduler.state_dict()["best"] == 2.0
     assert type(scheduler.best) is float
 

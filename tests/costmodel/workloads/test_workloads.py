@@ -51,6 +51,9 @@ def test_fairseqs_iwslt_model_has_fairseqs_count():
         ("wmt", "transformer_wmt_en_de"),
         ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"),
         ("openai-community/gpt2", "gpt2"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-8b"),
+        ("mistralai/Mistral-7B-Instruct-v0.1", "mistral-7b"),
+        ("TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
     ],
 )
 def test_names_are_completed(given, name):

@@ -39,7 +39,7 @@ def check(out, *options, fails=""):
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "DSQ_CHECK_FAILS": fails}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     rows = {
-        path.name.partition(".")[0]: [row for line in path.open() if "name" in (row := json.loads(line))]
+        path.stem: [row for line in path.open() if "name" in (row := json.loads(line))]
         for path in sorted(out.glob("*.jsonl"))
     }
     return done, rows
@@ -56,26 +56,49 @@ def test_every_case_agrees_with_the_reference(tmp_path):
     assert torch.cuda.is_available() or "not run on a GPU" in done.stdout
 
 
-def test_a_trial_that_fails_ends_nothing_and_a_second_call_goes_on(tmp_path):
+@pytest.mark.parametrize(
+    ("fails", "error"),
+    [("kill", "ended the process with status -9"), ("lost", "RuntimeError: CUDA error: rehearsed in bandwidth")],
+)
+def test_a_trial_that_fails_ends_nothing_and_a_second_call_goes_on(tmp_path, fails, error):
     parts = "--part", "bandwidth", "--trials", "3"
-    done, rows = check(tmp_path, *parts, fails="kill")
+    done, rows = check(tmp_path, *parts, fails=fails)
     assert done.returncode == 1
-    assert ["error" in row for row in rows["bandwidth"]] == [False, True, False]
-    assert rows["bandwidth"][1]["error"] == "ended the process with status -9"
+    assert [row.get("error") for row in rows["bandwidth"]] == [None, error, None]
     assert "3 rows, 1 failed" in (tmp_path / "report.md").read_text()
     again, same = check(tmp_path, *parts)
     assert same == rows
     assert "bandwidth: 3 rows\n" in again.stdout
 
 
+def test_what_hangs_in_two_calls_has_a_row_whichever_process_ran_it(tmp_path, monkeypatch):
+    from analysis.gpu import check
+
+    takers = [0, 1]
+
+    def hangs(name, out, worker, trials):
+        if worker == takers[0]:
+            check._append(out, name, worker, {"begun": "a trial"})
+        return subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+
+    monkeypatch.setattr(check, "_workers", lambda _: 2)
+    monkeypatch.setattr(check, "_started", hangs)
+    for _ in range(2):
+        assert check._rows(tmp_path, "agreement") == []
+        assert not check._run("agreement", tmp_path, 0.2, None)
+        takers.pop(0)
+    (row,) = check._rows(tmp_path, "agreement")
+    assert row["error"] == "was running, in two calls, when the time of its part was over"
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize("fails", ["", "raise", "kill", "hang"])
+@pytest.mark.parametrize("fails", ["", "raise", "lost", "kill", "hang"])
 def test_a_rehearsal_of_every_part(tmp_path, fails):
     _, rows = check(tmp_path, "--minutes", "6", "--trials", "3", fails=fails)
     ran = [name for name in rows if rows[name]]
     assert {"agreement", "steps", "bandwidth", "products", "graphs", "learning", "batches"} <= set(ran)
     failed = {name: sum("error" in row for row in rows[name]) for name in ran}
-    assert failed == {name: int(fails in ("raise", "kill") and len(rows[name]) > 1) for name in ran}
+    assert failed == {name: int(fails in ("raise", "lost", "kill") and len(rows[name]) > 1) for name in ran}
     if fails == "hang":  # what hung has one more try
         done, rows = check(tmp_path, "--minutes", "6", "--trials", "3")
         assert "not finished" not in done.stdout
