@@ -100,8 +100,16 @@ class Coverage:
         if self.forward.plain.get("aten.bmm", 0) > self.small:
             lines.append("  bmm: attention's products, perhaps: DSQConfig(attention=True), or dsq.functional.matmul in")
             lines.append("    the place of @ and bmm in functions that no module's class holds")
-        lines += [f"  left: {entry.name or '(the model)'}: {entry.why}" for entry in self.left]
-        return "\n".join(lines)
+        whys = list(dict.fromkeys(entry.why for entry in self.left))
+        return "\n".join(
+            lines + [f"  left: {_named([e.name for e in self.left if e.why == why])}: {why}" for why in whys]
+        )
+
+
+def _named(modules: list[str]) -> str:
+    """Return the modules' names, of many the first and the last and how many there are."""
+    first, *others = [name or "(the model)" for name in modules]
+    return ", ".join([first, *others]) if len(others) < 3 else f"{first} to {others[-1]}, {len(modules)} modules"
 
 
 def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **keywords: Any) -> Coverage:
@@ -114,7 +122,8 @@ def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None 
     Parameters, ``.grad``, buffers and random numbers stay as they are. Attention is counted as its two products, all
     positions, whatever the mask. The seconds are the best of three runs; ``dsq-cost`` predicts those of other hardware.
 
-    One batch whose keys are names of the forward's arguments, as Hugging Face's, is given as keywords.
+    One batch whose keys are names of the forward's arguments, as Hugging Face's, is given as keywords; of a tuple of
+    arguments give the parts: ``report(model, *batch)``.
 
     Raises TypeError where ``model`` is no module, or ``loss`` no function of the result.
     """

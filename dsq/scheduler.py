@@ -100,9 +100,13 @@ class PrecisionScheduler:
         """
         if self.rise_at:
             return False
-        if isinstance(loss, str) or not hasattr(loss, "__float__"):
-            raise TypeError(f"loss must be a number, got {loss!r}")
-        loss = _mean_over_processes(float(loss))  # a tensor would bring its graph into the checkpoint
+        try:
+            if isinstance(loss, str):
+                raise TypeError
+            number = float(loss)  # a tensor would bring its graph into the checkpoint
+        except (TypeError, ValueError, RuntimeError):  # as PyTorch says of a tensor of several values
+            raise TypeError(f"loss must be a number, got {loss!r}") from None
+        loss = _mean_over_processes(number)
         margin = self.threshold * abs(self.best) if math.isfinite(self.best) else 0.0
         if math.isfinite(loss) and loss < self.best - margin:
             self.best, self.stale = loss, 0

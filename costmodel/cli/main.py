@@ -5,6 +5,7 @@ Nothing here needs numpy, for --help to be quick.
 """
 
 import argparse
+import difflib
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -33,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.words += unknown  # argparse takes words in one place alone
         unknown = []
     if unknown:  # argparse would blame dsq-cost itself, not the command that does not know them
-        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        near = difflib.get_close_matches(unknown[0], arguments.parser._option_string_actions, n=1, cutoff=0.72)
+        meant = "".join(f"; nearest is {option}" for option in near)
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
     return guarded(f"dsq-cost {arguments.command}", lambda: answer(arguments))
 
 

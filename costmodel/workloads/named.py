@@ -1,6 +1,7 @@
 """Workloads by name (models.toml), from a Hugging Face config.json, or from a workload file; and the
 training step that a user asks about: the sizes of its batch, and what of the model trains."""
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
@@ -18,6 +19,8 @@ from dsq.costmodel.workloads.transformer import Shard, build, stages
 DEFAULT_MODEL = "transformer_iwslt_de_en"
 #: the layers that get adapters unless told: every linear layer of every block
 ADAPTED = r"layers\.\d+\..*(_proj|fc\d)$"
+#: what names on Hugging Face's hub have besides, of models of the same shape: "meta-llama/Meta-", "-Instruct-v0.2"
+_RELEASE = re.compile(r"^([^/]+/)?(meta-)?|(-(instruct|chat|it|hf|deduped|v\d+(\.\d+)*))+$", re.IGNORECASE)
 
 
 @cache
@@ -63,7 +66,7 @@ def _load(name: str) -> Transformer | Workload:
         if not Path(name, "config.json").is_file():
             otherwise = ", or a .json file (a config.json or a workload file), or a folder with a config.json"
             sources = {stated["source"].partition(";")[0].lower(): known for known, stated in _models().items()}
-            found = completed("workload", sources.get(name.lower(), name), names(), otherwise)
+            found = completed("workload", sources.get(name.lower(), _RELEASE.sub("", name)), names(), otherwise)
             return _of_models(found)
         name = str(Path(name, "config.json"))
     data = read_json(Path(name))

@@ -34,7 +34,13 @@ def test_a_report_of_a_plain_model_says_that_nothing_was_converted():
     text = str(dsq.report(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), torch.randn(2, 8, 16)))
     assert "0 converted" in text
     assert "dsq.DynamicPrecision(model) comes before" in text
-    assert "left: self_attn.out_proj: excluded, an adapter" in text
+    assert "left: self_attn to linear2, 4 modules: excluded, an adapter" in text
+
+
+def test_a_report_has_a_line_for_a_reason_however_many_modules_it_has():
+    net = dsq.convert(nn.Sequential(*(nn.Linear(32, 32) for _ in range(6))), dsq.DSQConfig(exclude=r"[0-4]"))
+    lines = [line for line in str(dsq.report(net, torch.randn(16, 32))).splitlines() if "excluded" in line]
+    assert [line.split(": excluded")[0] for line in lines] == ["  left: 0 to 4, 5 modules"]
 
 
 def test_a_report_counts_quantised_products_names_the_rest_and_changes_nothing():
@@ -117,13 +123,6 @@ def test_seconds_are_of_the_model_as_it_is_and_as_it_was(monkeypatch):
     found = dsq.report(net, torch.randn(4, 16))
     assert (found.seconds, found.plain_seconds) == (6, 4)
     assert "4000 ms before, 6000 ms now (1.50 x)" in str(found)
-
-
-def test_the_stash_policy_that_convert_applied_is_back_after():
-    net = dsq.convert(nn.TransformerEncoderLayer(64, 2, 128), dsq.DSQConfig(levels="[4,4,4,16]", stash="all"))
-    found = dsq.report(net, torch.randn(8, 4, 64))
-    assert found.stash_bytes < 0.3 * found.plain_stash_bytes
-    assert list(dsq.stash.controller.applied(net)) == ["bfp"]
 
 
 def test_operations_that_a_packed_stash_leaves_exact_are_named():
