@@ -26,10 +26,6 @@ COMMANDS = [(program, case, line) for program, cases in CASES.items() for case, 
 MODULES = {"dsq-cost": "dsq.costmodel"}
 
 
-def test_there_are_many_cases() -> None:
-    assert len(COMMANDS) + len(EXPRESSIONS) >= 300
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data of no use, and damaged files."""

@@ -125,13 +125,6 @@ def test_seconds_are_of_the_model_as_it_is_and_as_it_was(monkeypatch):
     assert "4000 ms before, 6000 ms now (1.50 x)" in str(found)
 
 
-def test_the_stash_policy_that_convert_applied_is_back_after():
-    net = dsq.convert(nn.TransformerEncoderLayer(64, 2, 128), dsq.DSQConfig(levels="[4,4,4,16]", stash="all"))
-    found = dsq.report(net, torch.randn(8, 4, 64))
-    assert found.stash_bytes < 0.3 * found.plain_stash_bytes
-    assert list(dsq.stash.controller.applied(net)) == ["bfp"]
-
-
 def test_operations_that_a_packed_stash_leaves_exact_are_named():
     net = nn.Sequential(nn.Linear(32, 64), nn.CELU(), nn.Linear(64, 32))
     assert "of it exact" not in str(dsq.report(dsq.convert(net), torch.randn(32, 32)))

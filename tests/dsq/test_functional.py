@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import dsq
 from dsq.functional import linear
@@ -194,19 +193,6 @@ def test_no_input_features():
     y.sum().backward()
     assert torch.equal(y, F.linear(x, w, b))
     assert (x.grad.shape, w.grad.shape) == (x.shape, w.shape)
-
-
-def test_selective_checkpointing_of_layers_that_share_an_input():
-    x, w, _, dy = inputs()
-    other = w.detach().flip(0).requires_grad_()
-
-    def block(x):
-        return linear(x, w, None, "[4,4,4,16]") + linear(x, other, None, "[4,4,4,16]")
-
-    contexts = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
-    y = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
-    got = torch.autograd.grad(y, (x, w, other), dy)
-    assert all(map(torch.equal, got, torch.autograd.grad(block(x), (x, w, other), dy)))
 
 
 class Written(nn.Module):

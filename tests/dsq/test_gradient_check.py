@@ -170,7 +170,6 @@ class Changed(nn.Module):
     ("change", "words"),
     [
         (lambda dy: dy * 20_000, "broken.*error over 0.8: raise q0 and q2; first: error 2e"),
-        (lambda dy: dy * 20, "broken"),
         (lambda dy: dy * 0.02, r"broken.*first: error 0\.98, cosine 1, norm x 0\.02"),
         (lambda dy: dy.flip(0), "broken.*first: error .*cosine"),
         (torch.zeros_like, "broken.*first: error 1, cosine 0, norm x 0"),

@@ -4,22 +4,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-import torch
 
 from dsq import DSQConfig
 from fairseq_plugin import flags
 from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, refusal, run, updates
-
-
-def test_a_checkpoint_runs_no_code(data: Path, trained: Path, tmp_path: Path) -> None:
-    state, ran = torch.load(trained / "checkpoint_last.pt", weights_only=True), tmp_path / "ran"
-    code = f"__import__('pathlib').Path({str(ran)!r}).touch() or [(64, 3)]"
-    vars(state["cfg"]["model"]).update(_name="fconv", arch="fconv", encoder_layers=code)
-    vars(state["cfg"]["model"]).update(encoder_embed_path=None, decoder_embed_path=None)
-    torch.save(state, tmp_path / "checkpoint.pt")
-    with pytest.raises(ValueError, match="a value must be made of numbers and lists"):
-        run("generate", data, "--path", tmp_path / "checkpoint.pt")
-    assert not ran.exists()
 
 
 def test_checkpoint_of_another_architecture(capsys, data: Path, trained: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import random
 import re
 import socket
 from collections import Counter
@@ -17,13 +16,11 @@ from tests.fairseq_plugin.harness import (
     LEVELS,
     MODEL,
     contents,
-    levels,
     resume,
     run,
     same_weights,
     start,
     updates,
-    weights,
 )
 
 LINEARS = 2 * 6 + 2 * 10  # an encoder layer has 4 + 2, a decoder layer 4 + 4 + 2; the output projection is tied
@@ -49,12 +46,6 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     root.setLevel(level)
     stream.close()
     return folder, (folder / "log").read_text()
-
-
-def test_every_linear_of_training_is_quantised(data: Path, tmp_path: Path, calls) -> None:
-    run("train", data, *MODEL, "--max-update", 1, "--disable-validation", "--no-save", "--save-dir", tmp_path,
-        "--dsq-levels", "[4,4,4,16]")  # fmt: skip
-    assert weights_called(calls) == {"[4,4,4,16]": LINEARS}
 
 
 @pytest.mark.parametrize(("checkpoint", "precision"), [("1_2", "[2,2,2,16]"), ("1_3", "[16,4,4,16]")])
@@ -195,46 +186,3 @@ def test_two_workers(data: Path, tmp_path: Path) -> None:
     alone = record["tokens"] - sum(counts)  # the update before; the others count the tokens of both workers
     assert len(counts) == 3
     assert 0 < alone < min(counts)
-
-
-# ---- RoBERTa's sentence_prediction (the GLUE path): its head is quantised too, the level rises, a run resumes
-
-ROBERTA = [
-    *("--arch", "roberta", "--encoder-layers", "2", "--encoder-embed-dim", "32", "--encoder-ffn-embed-dim", "64"),
-    *("--encoder-attention-heads", "2", "--max-positions", "32", "--task", "sentence_prediction", "--num-classes", "2"),
-    *("--criterion", "sentence_prediction", "--init-token", "0", "--separator-token", "2", "--optimizer", "adam"),
-    *("--batch-size", "16", "--lr", "0", "--num-workers", "0", "--no-epoch-checkpoints", "--cpu", "--no-progress-bar"),
-]
-
-
-@pytest.fixture(scope="module")
-def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sentences that are good or bad."""
-    folder, draw = tmp_path_factory.mktemp("glue"), random.Random(0)
-    for name, count in (("train", 64), ("valid", 16)):
-        labels = [draw.choice(["good", "bad"]) for _ in range(count)]
-        lines = [f"{draw.choice(['this', 'that'])} {draw.choice(['film', 'play'])} is {label}" for label in labels]
-        (folder / f"{name}.input0").write_text("\n".join(lines) + "\n")
-        (folder / f"{name}.label").write_text("\n".join(labels) + "\n")
-    for part in ("input0", "label"):
-        prefixes = [f"--{name}pref={folder / name}.{part}" for name in ("train", "valid")]
-        run("preprocess", "--only-source", *prefixes, "--destdir", folder / "bin" / part)
-    return folder / "bin"
-
-
-def test_sentence_prediction(sentences: Path, tmp_path: Path, calls) -> None:
-    given = [sentences, *ROBERTA, "--save-interval-updates", 1, "--dsq-patience", 1, "--save-dir", tmp_path]
-    run("train", *given, "--dsq-levels", LEVELS, "--max-update", 2)
-    assert {str(call.quantizers.precision) for call in calls} == {"[2,2,2,16]"}
-    assert any(call.weight.shape == (2, 32) for call in calls)  # the head's projection to two classes
-    calls.clear()
-    run("train", *given, "--dsq-levels", LEVELS, "--max-update", 3)
-    assert {str(call.quantizers.precision) for call in calls} == {"[16,4,4,16]"}  # raised by the second validation
-
-    first, second = levels(tmp_path)
-    assert (first["updates"], second["updates"]) == (2, 1)
-    described = {entry["name"] for entry in json.loads((tmp_path / "dsq_workload.json").read_text())["operations"]}
-    assert "classification_heads.sentence_classification_head.out_proj" in described
-    assert not any("lm_head" in name for name in described)  # which is no part of this training
-    state = weights(tmp_path)["dsq._extra_state"]
-    assert dsq.Precision(*state["config"]["levels"][state["trained_level"]]) == dsq.Precision(16, 4, 4, 16)

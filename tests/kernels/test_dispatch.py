@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsq.formats import BFP, FixedPoint
 from dsq.kernels import dispatch
@@ -26,22 +25,6 @@ def test_opcheck(fmt, dim, seed):
     torch.library.opcheck(ops.quantize, (x, text, dim, seed, torch.bfloat16))
     torch.library.opcheck(ops.pack, (x, text, dim, seed))
     torch.library.opcheck(ops.unpack, (codes, scales, text, [20, 33], dim, torch.float32))
-
-
-class Seen(TorchDispatchMode):
-    def __init__(self):
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.name())
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_dispatch_mode_sees_the_operators():
-    with Seen() as seen:
-        dispatch.unpack(*dispatch.pack(torch.randn(16, 32), FORMAT, 0), FORMAT, (16, 32), 0, torch.float32)
-        dispatch.quantize(torch.randn(16, 32), FORMAT, 0)
-    assert {"dsq::pack", "dsq::unpack", "dsq::quantize"} <= set(seen.names)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

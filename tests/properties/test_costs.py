@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dsq.costmodel.hardware.hardware import load_hardware
 from dsq.costmodel.model.methods import Setup
-from dsq.costmodel.model.operations import Gemm, Workload
+from dsq.costmodel.model.operations import Gemm
 from dsq.costmodel.model.roofline import evaluate
 from dsq.costmodel.model.traffic import transfers
 from dsq.formats import BFP
@@ -52,11 +52,3 @@ def test_the_update_reads_every_gradient_as_it_was_written(rng: random.Random) -
         elif moved.direction == "read" and (moved.tensor, moved.phase) == ("dw", "update"):
             read += float(moved.total)
     assert written + summed == read == 4 * workload.trained
-
-
-@given(seeds)
-def test_a_model_twice_costs_twice(rng: random.Random) -> None:
-    workload, setup = random_workload(rng), random_setup(rng)
-    twice = Workload(workload.name, workload.operations * 2, workload.tokens, workload.source)
-    one, two = evaluate(workload, setup, A100), evaluate(twice, setup, A100)
-    assert float(two.arithmetic) == pytest.approx(2 * float(one.arithmetic))

@@ -60,12 +60,6 @@ def test_every_command_answers_in_every_form(arguments, capsys, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["out"]  # no temporary left
 
 
-@pytest.mark.parametrize("arguments", [words for words in COMMANDS.values() if words != ["table"]], ids=str)
-def test_no_line_about_a_large_model_is_wider_than_a_terminal(arguments, capsys):
-    _, text, _ = run(capsys, *arguments, "--workload", "opt_1.3b")
-    assert max(map(len, text.splitlines())) < TERMINAL
-
-
 def test_version(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--version"])
@@ -138,13 +132,6 @@ def test_a_folder_with_a_config_is_a_model(capsys, tmp_path):
     _, folder, _ = run(capsys, "plan", str(tmp_path), "--gpus", "2", "--batch-size", "4", "--csv")
     _, file, _ = run(capsys, "plan", str(tmp_path / "config.json"), "--devices", "2", "--sequences", "4", "--csv")
     assert folder == file
-
-
-def test_a_failed_picture_leaves_the_old_one(capsys, tmp_path):
-    path = tmp_path / "old.png"
-    path.write_text("old")
-    assert run(capsys, "roofline", "[16,4,4,16]", "--hardware", "none", "--picture", str(path))[0] == 2
-    assert path.read_text() == "old"
 
 
 @pytest.mark.parametrize("command", ["", *cli.COMMANDS])

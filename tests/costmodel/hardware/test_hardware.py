@@ -50,13 +50,6 @@ def test_a_shipped_profile_runs_fp32_names_its_sources_and_reaches_at_most_the_s
     assert "estimated" in hardware.rates
 
 
-def test_efficiency_of_a_file(tmp_path):
-    half = 'gb_per_s = 100\nefficiency = 0.5\nefficiency_source = "a benchmark"'
-    hardware = read(tmp_path, MINE.replace("gb_per_s = 100", half))
-    assert (hardware.bandwidth, hardware.stated_bandwidth) == (50e9, 100e9)
-    assert hardware.sources["bandwidth"] == "measured; efficiency 0.5: a benchmark"
-
-
 def test_fastest_exact_way(mine):
     def way(m1, m2, template=BFP):
         return str(mine.rate(template(m1), template(m2)))
@@ -138,22 +131,16 @@ def test_a_measured_peak_is_a_kernel(tmp_path):
     "line, replacement, message",
     [
         ('name = "mine"', "", "field name is missing"),
-        ('name = "mine"', "name = 3", "field name must be text"),
         ("gb_per_s = 100", "", r"field bandwidth\.gb_per_s is missing"),
-        ("gb_per_s = 100", 'gb_per_s = "fast"', r"gb_per_s must be a number from 1e-30 to 1e\+30, not 'fast'"),
+        ("gb_per_s = 100", 'gb_per_s = "fast"', r"field bandwidth\.gb_per_s must be a number"),
         ("gb_per_s = 100", "gb_per_s = -1", r"field bandwidth\.gb_per_s must be a number from 1e-30"),
-        ("gb_per_s = 100", "gb_per_s = nan", "is not TOML: numbers must be finite, got nan"),
-        ("gb_per_s = 100", "gb_per_s = 1e300", r"field bandwidth\.gb_per_s must be a number from 1e-30 to 1e\+30"),
         ("tflops = 0.1", "tflops = true", r"field vector\.tflops must be a number from 1e-30"),
-        ("[vector]\ntflops = 0.1", "[vector]", r"field vector\.tflops is missing"),
         ('datatype = "narrow"', "", r"field peak\[1\]\.datatype is missing"),
         ("holds = { bfp = 8 }", "holds = 8", r"field peak\[1\]\.holds must be a table"),
         ("holds = { bfp = 8 }", "holds = { int = 8 }", r"field peak\[1\]\.holds\.int must be"),
-        ("holds = { bfp = 8 }", 'holds = { bfp = "8" }', r"field peak\[1\]\.holds\.bfp must be"),
         ("holds = { bfp = 8 }", "holds = { bfp = [8, 4, 2] }", r"field peak\[1\]\.holds\.bfp must be"),
         ("tflops = 4", "tflops = 4\nefficiency = 2", r"field peak\[1\]\.efficiency must be above 0 and at most 1"),
         ("tflops = 4", "tflops = 4\nefficiency = 0.5", r"field peak\[1\]\.efficiency_source is missing"),
-        ("[bandwidth]", "bandwidth", "is not TOML"),
     ],
 )
 def test_bad_hardware_file_names_the_field(line, replacement, message, tmp_path):

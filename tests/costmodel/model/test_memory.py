@@ -4,17 +4,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from dsq.costmodel.model.entries import entries_of
-from dsq.costmodel.model.memory import peak_memory, saved_bytes, state
-from dsq.costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, POLICIES, Method, Setup, whole_stash
+from dsq.costmodel.model.memory import peak_memory, saved_bytes
+from dsq.costmodel.model.methods import BF16, FP32, POLICIES, Method
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
-from dsq.costmodel.workloads.named import load_workload
 from dsq.costmodel.workloads.shapes import Head, Stack, Transformer
 from dsq.costmodel.workloads.transformer import build
-from dsq.precision import Precision
 
 
 def test_by_hand():
@@ -80,57 +77,6 @@ def test_prediction_against_what_malloc_counted(name):
         missing = abs(record["predicted_MB"] - record["saved_MB"])  # a graph's nodes take 0.15 MB
         assert missing < max(0.05 * record["saved_MB"], 0.15), record
         assert abs(record["peak_off"]) < 0.10, record
-
-
-#: MiB that a process takes beside its tensors: code, blocks that malloc keeps; under autocast a loss in float32
-BESIDE = 96
-
-
-@pytest.mark.parametrize(
-    ("ours", "sequences", "tokens", "dropout"),
-    [*((f"process{of}.csv", 16, 256, 0.0) for of in ("", "_zen4", "_intel")), ("process_dropout.csv", 8, 512, 0.1)],
-)
-def test_prediction_against_the_resident_set(tmp_path, ours, sequences, tokens, dropout):
-    """Rows of analysis.bench.process whose freed memory goes back: what a step adds to parameters and moments."""
-    config = {"model_type": "gpt2", "n_embd": 512, "n_layer": 6, "n_head": 8, "vocab_size": 8192, "n_positions": tokens}
-    config |= {"tie_word_embeddings": False, "activation_function": "gelu", "architectures": ["GPT2LMHeadModel"]}
-    config |= {"attn_pdrop": dropout, "resid_pdrop": dropout}
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config))
-    rows = pd.read_csv(Path("analysis/results") / ours).set_index(["setup", "loss", "setting", "batch"])
-    setup = Setup(DSQ, Precision(8, 4, 8, 8), container=32)
-    workload = load_workload(str(path), cpu=True, sequences=sequences, target_length=tokens).chunking_loss()
-    for name, method in (
-        ("fp32", Method("", FP32)),
-        ("autocast", Method("", AUTOCAST)),
-        ("checkpoint", Method("", FP32, recompute=True)),
-        ("checkpoint + autocast", Method("", AUTOCAST, recompute=True)),
-        ("linears", Method("", setup)),
-        ("whole", Method("", setup, stash=whole_stash(setup))),
-    ):
-        memory = peak_memory(workload, method)
-        measured = rows.loc[name, "in chunks", "first", sequences]["above MiB"]
-        assert 0 <= measured - (memory.peak - state(workload, method).sum()) / 2**20 < BESIDE, name
-
-
-@pytest.mark.parametrize("policy", ["bfp 4", "gact 4 uniform", "mesa"])
-@pytest.mark.parametrize("name", ["llama", "bert", "opt", "gpt_neox", "t5", "mixtral"])
-def test_what_a_policy_keeps_is_what_its_table_keeps(name, policy):
-    """dsq.stash counts the bytes too; it knows neither the loss nor what is looked up."""
-    pytest.importorskip("transformers")
-    from analysis.models import attach
-    from tests.costmodel.model.running import workload_of
-    from tests.models import transformer
-
-    model, inputs = transformer(name, 64, 2, 4, 200, (4, 64))
-    sides = {"t5": ("source_length", "target_length"), "bert": ("source_length",)}.get(name, ("target_length",))
-    (controller,) = attach(model, policy)
-    workload = workload_of(model, 4, **dict.fromkeys(sides, 64))
-    model(**inputs)
-    entries = entries_of(workload, FP32, POLICIES[policy.removesuffix(" uniform")])
-    unseen = ("loss", "loss of fp32", "embedding", "position bias")
-    counted = sum(sum(entry.kept) for entry in entries if entry.op.kind not in unseen)
-    assert counted == pytest.approx(controller.report().kept_bytes, rel=0.04)
 
 
 def test_under_a_policy_a_block_keeps_what_nothing_makes_again():

@@ -82,17 +82,6 @@ def test_fused_attention_takes_what_was_measured(mine):
     assert causal == pytest.approx(0.75 * 2 * 256 * 64 * 256 / 1e12 + beside)
 
 
-def test_bound_changes_at_the_ridge(mine):
-    small, large = (
-        roofs(Workload("one", (Gemm("l", n, n, n),), tokens=n), Precision(8, 8, 8, 8), mine)["fc"] for n in (32, 2048)
-    )
-    assert small.memory_bound
-    assert small.intensity < small.ridge
-    assert not large.memory_bound
-    assert large.intensity > large.ridge
-    assert large.ridge == pytest.approx(4e12 / 100e9)
-
-
 def test_classes_and_datatypes(mine):
     scores = Gemm("s", 4, 4, 4, cls="attention", weight=False, quantised=False)
     workload = Workload("two", (Gemm("l", 4, 4, 4), scores, Pointwise("n", "norm", 4, 4)), tokens=4)

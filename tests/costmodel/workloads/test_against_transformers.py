@@ -11,9 +11,9 @@ import dsq
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.traffic import total_stash_bytes
 from dsq.costmodel.workloads import workload_file
-from dsq.costmodel.workloads.config_json import FAMILIES, transformer_of
+from dsq.costmodel.workloads.config_json import FAMILIES
 from dsq.costmodel.workloads.named import load_workload
-from dsq.formats import BFP, FixedPoint
+from dsq.formats import BFP
 from dsq.precision import Precision
 from dsq.workload.of_transformers import trace_config
 from tests.costmodel.workloads.models import converting_tied
@@ -60,17 +60,6 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert")
 MIXTURES = ("mixtral", "qwen3_moe")
 
 
-SETUPS = (
-    Setup(BFP(32), Precision(16, 4, 4, 16)),
-    Setup(BFP(32), Precision(2, 2, 2, 16)),
-    Setup(BFP(32, box=8), Precision(4, 13, 4, 16)),
-    Setup(BFP(32), Precision(32, 32, 32, 32)),
-    Setup(BFP(32), Precision(8, 3, 8, 16)),
-    Setup(BFP(32), Precision(16, 16, 16, 16)),
-    Setup(FixedPoint(32), Precision(16, 3, 4, 16)),
-)
-
-
 def config_of(case):
     family, (name, fields) = case.split()[0], MODELS[case]
     config = transformers.AutoConfig.for_model(family, vocab_size=101, **fields)
@@ -78,11 +67,12 @@ def config_of(case):
     return family, name, config
 
 
-def running(case, on_data=True):
-    """The model, and its batch. Without data, on the meta device, its masks need a cache, and experts a batch each."""
+def running(case):
+    """The model, and its batch."""
     family, name, config = config_of(case)
-    config.use_cache = not on_data
-    config._experts_implementation = "grouped_mm" if on_data and case in MIXTURES else "batched_mm"
+    config.use_cache = False
+    if case in MIXTURES:
+        config._experts_implementation = "grouped_mm"
     made = getattr(transformers, name)(config).eval()
     if family == "vit":
         return made, {"pixel_values": torch.zeros(SEQUENCES, 3, 32, 32)}
@@ -101,22 +91,10 @@ def named(case, folder):
 
 
 def flops(model, inputs):
-    """Operations of a step; without gradients, of a forward."""
+    """Operations of a step."""
     with FlopCounterMode(display=False) as counter:
-        y = model(**inputs)[0]
-        if y.requires_grad:
-            y.sum().backward()
+        model(**inputs)[0].sum().backward()
     return counter.get_total_flops()
-
-
-@pytest.mark.parametrize("case", MODELS)
-def test_parameters_and_forward_products(case, tmp_path):
-    workload = named(case, tmp_path)
-    with torch.device("meta"), torch.no_grad():
-        model, inputs = running(case, on_data=False)
-        assert workload.parameters == sum(parameter.numel() for parameter in model.parameters())
-        assert workload.trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
-        assert 2 * sum(gemm.macs for gemm in workload.gemms) == flops(model, inputs)
 
 
 @pytest.mark.parametrize(
@@ -142,48 +120,37 @@ def test_no_gradient_runs_before_the_first_layer_that_trains(case, frozen, modul
 @pytest.mark.parametrize("case", MODELS)
 def test_a_trace_of_the_converted_model_has_the_named_products(case, tmp_path):
     """It also has the model's stash bytes; experts stash more, because their last boxes are not full."""
-    found, expected = traced(case, tmp_path, BFP_4), converting_tied(named(case, tmp_path))
+    found, expected = traced(case, tmp_path), converting_tied(named(case, tmp_path))
     assert outputs_by_kind(found) == outputs_by_kind(expected)
     assert found.parameters == expected.parameters
     assert sum(gemm.macs for gemm in found.gemms) == sum(gemm.macs for gemm in expected.gemms)
     model, inputs = running(case)
-    held = dsq.stash.measure(lambda: converted(model, BFP_4)(**inputs)).held
-    stashed = sum(one.nbytes for one in held if one.op == "_LinearBackward")
+    stashed = measured_stash(converted(model), **inputs)
     predicted = total_stash_bytes(found, BFP_4)
     assert predicted == total_stash_bytes(expected, BFP_4)
     assert predicted <= stashed if case in MIXTURES else predicted == stashed
 
 
-@pytest.mark.parametrize("setup", SETUPS, ids=str)
-@pytest.mark.parametrize("case", ["bert", "qwen3", "mt5"])
-def test_stash_bytes_equal_what_the_running_model_stashes(case, setup, tmp_path):
-    model, inputs = running(case)
-    stashed = sum(measured_stash(converted(model, setup), **inputs).values())
-    assert total_stash_bytes(traced(case, tmp_path, setup), setup) == stashed
-    assert total_stash_bytes(converting_tied(named(case, tmp_path)), setup) == stashed
+def converted(model, **options):
+    return dsq.convert(model, dsq.DSQConfig("[4,4,4,16]", format="bfp", tied=True, **options))
 
 
-def converted(model, setup, **options):
-    box = {"box": setup.format.box} if setup.format.box else {}
-    return dsq.convert(model, dsq.DSQConfig((setup.precision,), format=setup.format.name, tied=True, **box, **options))
-
-
-def traced(case, folder, setup, **options):
+def traced(case, folder, **options):
     """The workload of the converted model, by way of a file."""
     model, inputs = running(case)
     path = folder / "traced.json"
-    path.write_text(json.dumps(dsq.workload.trace(converted(model, setup, **options), **inputs)))
+    path.write_text(json.dumps(dsq.workload.trace(converted(model, **options), **inputs)))
     return load_workload(str(path))
 
 
 def test_excluded_layers_are_not_quantised(tmp_path):
-    workload = traced("qwen3", tmp_path, BFP_4, exclude="lm_head|gate")
+    workload = traced("qwen3", tmp_path, exclude="lm_head|gate")
     expected = named("qwen3", tmp_path).excluding("output_projection|gate")
     assert outputs_by_kind(workload) == outputs_by_kind(expected)
 
 
 def test_fusing_attention_of_a_traced_model_is_that_of_its_shapes(tmp_path):
-    plain, shapes = traced("bert", tmp_path, BFP_4), named("bert", tmp_path)
+    plain, shapes = traced("bert", tmp_path), named("bert", tmp_path)
     fused = plain.fusing_attention()
     assert fused.macs - plain.macs == shapes.fusing_attention().macs - shapes.macs > 0
     assert [gemm.on_chip for gemm in fused.gemms if not gemm.weight] == ["y", "x"] * 2
@@ -200,11 +167,6 @@ def outputs_by_kind(workload):
 
 def test_every_family_is_held_against_its_model():
     assert {case.split()[0] for case in MODELS} == set(FAMILIES)
-
-
-def test_a_family_that_is_not_described_is_refused():
-    with pytest.raises(ValueError, match=r"model_type 'gemma2' is not described; nearest is 'gemma'; .*dsq-cost trace"):
-        transformer_of({"model_type": "gemma2"}, "config.json")
 
 
 def test_traced_experts_are_multiplied_in_groups(tmp_path):

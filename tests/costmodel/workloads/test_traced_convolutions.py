@@ -67,16 +67,6 @@ def test_forward_products(case, device):
     assert workload.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_frozen_weights_are_not_updated():
-    model, inputs = convolutions()
-    model[0].requires_grad_(False)
-    workload = workload_file.parse(dsq.workload.trace(model, **inputs), "traced")
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    assert workload.trained == trained
-    assert [op.rows for op in workload.operations if op.kind == "adam"] == [trained]
-    assert workload.parameters == sum(parameter.numel() for parameter in model.parameters())
-
-
 def test_a_whisper_is_traced_from_its_config(tmp_path):
     """Its decoder's mask alone looks at data, and the meta device has none."""
     path = tmp_path / "config.json"

@@ -47,9 +47,7 @@ def test_fairseqs_iwslt_model_has_fairseqs_count():
     [
         ("Llama-3-8B", "llama-3-8b"),
         ("llama3.2_1b", "llama-3.2-1b"),
-        ("opt-1.3b", "opt_1.3b"),
         ("mixtral", "mixtral-8x7b"),
-        ("Llama 3.1 8B", "llama-3.1-8b"),
         ("wmt", "transformer_wmt_en_de"),
         ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"),
         ("openai-community/gpt2", "gpt2"),
@@ -72,17 +70,6 @@ def test_attention_is_fused_as_the_model_runs_it():
     assert on_chip("gpt2", cpu=True) == on_chip("t5-small", cpu=True) == {""}  # no kernel of a CPU takes dropout
 
 
-def test_encoder_decoder_macs_by_hand():
-    """One layer each, d 4, ffn 8, 2 tokens in, 3 out: projections, scores and context, MLP; three products each."""
-    stack = Stack("encoder", 1, 4, heads=2, ffn=8)
-    stacks = {"encoder": stack, "decoder": replace(stack, name="decoder", cross=True)}
-    model = Transformer("tiny", Head("none"), **stacks, source_length=2, target_length=3)
-    encoder = 4 * 2 * 16 + 2 * (2 * 2 * 4) + 2 * (2 * 4 * 8)
-    decoder = 4 * 3 * 16 + 2 * (3 * 3 * 4) + 2 * (3 * 4 * 8)
-    cross = (2 * 3 + 2 * 2) * 16 + 2 * (3 * 2 * 4)
-    assert build(model).macs == 3 * (encoder + decoder + cross)
-
-
 NO_DROPOUT = {"resid_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
@@ -93,15 +80,6 @@ def gpt2(**changes):
 def test_gpt2s_conv1d_is_converted_and_its_tied_output_projection_is_not():
     plain = [gemm.name for gemm in gpt2().gemms if gemm.weight and not gemm.quantised]
     assert plain == ["output_projection"]
-
-
-def test_dropout_is_read_from_the_config():
-    def dropouts(**changes):
-        return sum(op.kind == "dropout" for op in gpt2(**changes).operations)
-
-    assert dropouts() == 0
-    assert dropouts(resid_pdrop=0.1) == 1 + 12 * 2
-    assert dropouts(resid_pdrop=0.1, attn_pdrop=0.1) == 1 + 12 * 3
 
 
 def test_rotary_positions_turn_queries_and_keys():
@@ -147,12 +125,6 @@ def test_a_mask_is_made_once_and_read_by_every_layer():
     assert not [t for t in fused if "mask" in t.tensor + t.group.names[0]]
 
 
-def test_sizes_can_be_changed():
-    small = load_workload("transformer_iwslt_de_en", sequences=2, source_length=5, target_length=7)
-    assert small.tokens == 2 * (5 + 7)
-    assert small.parameters == load_workload("transformer_iwslt_de_en").parameters
-
-
 @pytest.mark.parametrize("name", ["gpt2", "t5-small", "vit-base", "mixtral", "transformer_iwslt_de_en"])
 def test_a_workload_survives_its_file(name):
     workload = load_workload(name)
@@ -166,12 +138,10 @@ def test_a_workload_survives_its_file(name):
         ({"model_type": "berd"}, "nearest is 'bert'"),
         ({"hidden_size": None}, "field hidden_size is missing"),
         ({"hidden_size": "768"}, "field hidden_size must be a positive whole number, not '768'"),
-        ({"num_hidden_layers": -2}, "field num_hidden_layers must be a positive whole number"),
         ({"num_attention_heads": 7}, r"d \(768\) must be a multiple of encoder.heads \(7\)"),
         ({"num_hidden_layers": 10**9}, "encoder.layers must be a whole number in 1..4096"),
         ({"architectures": "BertModel"}, "field architectures must be a list"),
         ({"architectures": ["BertForQuestionAnswering"]}, "are described, not 'BertForQuestionAnswering'"),
-        ({"architectures": ["BertLMHeadModel"]}, "are described, not 'BertLMHeadModel'"),
     ],
 )
 def test_bad_config_names_the_field(change, message):
@@ -204,22 +174,16 @@ PASS = {"op": "pointwise", "M": None, "K": None, "N": None, "rows": 1, "width": 
     [
         (operation() | {"costmodel": 2}, "field costmodel must be 1"),
         (operation() | {"operations": {}}, "field operations must be a list with at least one gemm"),
-        (operation() | {"operations": []}, "field operations must be a list with at least one gemm"),
         (operation(**PASS, kind="norm"), "field operations must be a list with at least one gemm"),
         (operation(**PASS, kind="sum"), "kind must be one of"),
         (operation(op="conv"), r"operations\[0\].op must be one of gemm, pointwise"),
         (operation(op=[]), r"operations\[0\].op must be one of gemm, pointwise"),
         (operation(N=None), r"operations\[0\].N is missing"),
-        (operation(N=0), r"operations\[0\].N must be from 1"),
         (operation(N=True), r"operations\[0\].N must be int"),
         (operation(Z=1), r"operations\[0\].Z is not"),
         (operation(on_chip="z"), r"operations\[0\].on_chip must be one of '', 'x', 'y', not 'z'"),
         (operation(recompute=17), "must be from 0 to 16"),
-        (operation() | {"name": None}, "field name must be str, not None"),
-        (operation() | {"tokens": "many"}, "field tokens must be int, not 'many'"),
-        (operation() | {"tokens": True}, "field tokens must be int, not True"),
         (operation() | {"tokens": 0}, "field tokens must be from 1"),
-        (operation() | {"tokens": -5}, "field tokens must be from 1"),
     ],
 )
 def test_bad_workload_file_names_the_field(data, message):

@@ -8,7 +8,7 @@ from torch import nn
 
 import dsq
 from tests.dsq.gradients import saving
-from tests.dsq.layers.kinds import EXPERTS, INNER, TOKENS, WIDTH, batch, drawn, made
+from tests.dsq.layers.kinds import EXPERTS, TOKENS, WIDTH, batch, drawn, made
 
 
 def test_quantised_it_is_the_linear_layer_of_its_patches():
@@ -77,14 +77,6 @@ def test_each_expert_is_the_linear_layers_of_its_tokens():
         assert (one - other).abs().max() <= (1e-5 + most) * other.abs().max()
         torch.testing.assert_close(one.norm(), other.norm(), rtol=1e-4, atol=0)
     assert not found[-1][3].any()
-
-
-def test_each_experts_tokens_are_stashed_packed():
-    x, chosen, weights = batch()
-    _, kept = saving(dsq.convert(made("mixtral"), CONFIG), x, chosen, weights)
-    tokens = chosen.flatten().bincount(minlength=EXPERTS).tolist()
-    packed = sum(dsq.pack(torch.zeros(n, k), CONFIG.at(0).q1, dim=0).nbytes for n in tokens for k in (WIDTH, INNER))
-    assert sum(t.nbytes for t in kept if t.dtype == torch.uint8) == packed
 
 
 def test_compiled_in_one_graph_for_any_counts_of_tokens():

@@ -64,18 +64,6 @@ def test_the_boundaries_alone_are_kept_in_their_bits(blocks):
     assert packed(dsq.BFP(32)) - packed(dsq.BFP(4)) == values * 32 // 8 - values * 9 // 16
 
 
-def test_wide_formats_are_plain_checkpoints(blocks):
-    x = torch.randn(2, TOKENS, WIDTH, requires_grad=True)
-    forward(blocks, x, fmt=dsq.BFP(32)).backward()
-    found, x.grad = x.grad, None
-    torch.manual_seed(1)
-    y = x * 1
-    for block in blocks:
-        y = checkpoint(block, y, use_reentrant=False)
-    y.square().sum().backward()
-    assert torch.equal(found, x.grad)
-
-
 def test_an_input_of_many_segments_is_packed_once_and_masks_stay_exact():
     mask = torch.full((TOKENS, TOKENS), -torch.inf).triu(1)
     bias = torch.zeros(1, 2, TOKENS, TOKENS, requires_grad=True)

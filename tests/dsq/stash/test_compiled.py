@@ -224,21 +224,6 @@ def test_ranges_go_on_in_one_graph_and_in_graphs_of_one_class():
     assert controller.state_dict()["ranges"].keys() == first.keys()
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_batches_and_lengths_that_vary_are_compiled_with_symbols_for_sizes(dynamic):
-    model = Stack([Rotated(), Rotated()], None)
-    dsq.DynamicPrecision(model)
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=dynamic)
-    for batch, length in ((4, 24), (3, 16), (5, 20), (6, 32)):
-        x, found = torch.randn(batch, length, 32), []
-        for run in (compiled, model):
-            model.zero_grad()
-            run(x).square().mean().backward()
-            found.append(all_gradients(model))
-        assert error(*found) < 0.1
-    assert counters["stats"]["unique_graphs"] == (1 if dynamic else 2)
-
-
 def test_under_autocast_weights_stay_exact():
     plain, eager, compiled = (made("fused attention") for _ in range(3))
     compile_blocks(compiled)

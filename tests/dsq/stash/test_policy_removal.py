@@ -75,19 +75,6 @@ def test_a_model_under_a_policy_refuses_to_be_pickled_and_its_state_does_not(nam
     assert train(pickle.loads(pickle.dumps(model))) == train(model)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_policy_removed_inside_a_forward_ends_with_it(name):
-    model, plain = small(), small()
-    controller = apply(model, name)
-    handle = model[0].register_forward_hook(lambda *_: controller.remove())
-    model(torch.randn(8, 16, 32)).sum().backward()
-    handle.remove()
-    model.zero_grad()
-    assert _nothing_entered()
-    assert snapshot(model) == snapshot(plain)
-    assert train(model) == train(plain)
-
-
 @pytest.mark.parametrize("names", [*((name,) for name in NAMES), *PAIRS], ids="+".join)
 def test_a_forward_that_is_interrupted_is_left(names):
     model, x = small(), torch.randn(8, 16, 32)

@@ -8,11 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from analysis.models import resnet20
 from dsq.stash import apply, measure
 from dsq.stash.controller import applied
 from tests.dsq.gradients import same, step
-from tests.dsq.stash.census import kept_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -55,17 +53,13 @@ LAYERS = {
     "conv1d same, dilated": (nn.Conv1d(4, 6, 4, padding="same", dilation=2), (2, 4, 9)),
     "conv1d unbatched": (nn.Conv1d(4, 6, 3), (4, 9)),
     "conv2d strided, grouped": (nn.Conv2d(4, 8, 3, stride=2, groups=2, bias=False), (2, 4, 9, 9)),
-    "conv2d reflect": (nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"), (2, 4, 9, 9)),
     "conv2d, x and w of one shape": (nn.Conv2d(4, 4, 3, padding=1), (4, 4, 3, 3)),
     "conv2d, weight norm": (nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3)), (2, 4, 9, 9)),
     "conv2d channels last": (nn.Conv2d(4, 4, 3).to(memory_format=torch.channels_last), (2, 4, 9, 9)),
-    "conv3d": (nn.Conv3d(2, 4, 3, padding=1), (2, 2, 5, 5, 5)),
     "transposed 1d": (nn.ConvTranspose1d(4, 6, 3, stride=2, output_padding=1), (2, 4, 9)),
     "transposed 2d": (nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2, padding=1), (2, 4, 9, 9)),
-    "transposed 3d": (nn.ConvTranspose3d(2, 4, 3), (2, 2, 4, 4, 4)),
     "batch norm": (nn.BatchNorm2d(4), (2, 4, 9, 9)),
     "batch norm 1d, eval": (nn.BatchNorm1d(4).eval(), (8, 4)),
-    "batch norm 3d, not affine": (nn.BatchNorm3d(2, affine=False), (2, 2, 4, 4, 4)),
     "batch norm, no running statistics, eval": (nn.BatchNorm2d(4, track_running_stats=False).eval(), (2, 4, 9, 9)),
     "relu": (nn.ReLU(), (5, 7, 9)),
     "relu in place": (seq(nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4), nn.ReLU(inplace=True), nn.Conv1d(4, 4, 1)), (2, 4, 9)),
@@ -135,23 +129,6 @@ def test_kept_bytes_follow_who_needs_a_gradient():
     assert kept(model, x) == full + mask + indices  # the second conv's input
 
 
-@pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("scenario", ["all", "input", "conv", "norm"])
-def test_resnet(scenario, train):
-    plain = resnet20((4, 8, 16)).train(train)
-    x = torch.randn(8, 3, 16, 16, requires_grad=scenario == "input")
-    kinds = {"conv": nn.Conv2d, "norm": nn.BatchNorm2d}
-    for module in plain.modules():
-        for p in module.parameters(recurse=False):
-            p.requires_grad_(scenario == "all" or isinstance(module, kinds.get(scenario, ())))
-    model = copy.deepcopy(plain)
-    apply(model, "selective")
-    assert kept(model, x) <= kept(plain, x) * (33 / 32)  # a bit beside a float that the next layer keeps
-    assert kept_bytes(lambda: model(x).sum()) <= kept_bytes(lambda: plain(x).sum()) * (33 / 32)
-    plain.load_state_dict(model.state_dict())
-    assert same(step(model, x), step(plain, x))
-
-
 def test_infinities_and_nans_pass_as_in_pytorch():
     values = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0, -1.0, 6.0, 0.5]
     x = torch.tensor(values).repeat(64).requires_grad_()  # whole vectors: PyTorch's scalar tail lets a NaN through more
@@ -163,36 +140,3 @@ def test_infinities_and_nans_pass_as_in_pytorch():
         (theirs,) = torch.autograd.grad(model(x).sum(), x)
         apply(model, "selective")
         assert torch.equal(*torch.autograd.grad(model(x).sum(), x), theirs)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("limit", [0.1, 0.2, 0.3, 0.7])
-def test_values_on_a_limit_that_the_type_does_not_hold(dtype, limit):
-    """PyTorch compares 16 bits with the limit in float32: the value nearest to it lies above it, or below."""
-    x = torch.tensor([limit, -limit, 0.0, 1.0], dtype=dtype).repeat(16).requires_grad_()
-    for module in (nn.Hardtanh(-limit, 3.0), nn.Hardtanh(-1.0, limit)):
-        model = seq(module)
-        expected = step(model, x)
-        apply(model, "selective")
-        assert same(step(model, x), expected)
-
-
-def test_in_place_change_of_a_kept_tensor_is_an_error():
-    model = seq(nn.Linear(4, 4), nn.Softmax(-1))
-    apply(model, "selective")
-    y = model(torch.randn(2, 4))
-    y.detach().mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.sum().backward()
-
-
-@pytest.mark.parametrize("kind", [nn.Conv2d, nn.BatchNorm2d])
-def test_autocast(kind):
-    plain = seq(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3))
-    for module in plain:
-        module.requires_grad_(isinstance(module, kind))
-    model = copy.deepcopy(plain)
-    apply(model, "selective")
-    x = torch.randn(2, 3, 8, 8, requires_grad=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert same(step(model, x), step(plain, x))

@@ -112,9 +112,7 @@ def test_follows_the_level_of_a_converted_model_and_leaves_its_codes_alone():
     ("options", "expected"),
     [
         ({}, SignedBFP(4, box=8)),
-        ({"bits": 2}, SignedBFP(2, box=8)),
         ({"bits": 9}, dsq.BFP(9, box=8)),
-        ({"bits": 3}, SignedBFP(3, box=8)),
         ({"bits": 5, "box": 32}, SignedBFP(5, box=32)),
         ({"format": "snvint"}, SignedNVInt(4)),
         ({"bits": 2, "format": "bfp", "box": 32}, dsq.BFP(2, box=32)),

@@ -127,21 +127,6 @@ def test_kept_bytes_of_an_encoder_with_dropout() -> None:
     assert controller.report().kept_bytes == codes(width) * 5 + codes(maps) + width // 8 + maps // 8
 
 
-def test_adaptation_touches_no_grad_no_buffer_and_no_random_stream() -> None:
-    states, gradients, buffers = [], [], []
-    for adapts in (False, True):
-        model = nn.Sequential(make(Encoder, 0.1), nn.BatchNorm1d(5))
-        if adapts:
-            stash.apply(model, "gact", bits=8, adapt_interval=1)
-        torch.manual_seed(0)
-        gradients.append([step(model, tokens(number)) for number in range(4)][-1])
-        states.append(torch.get_rng_state())
-        buffers.append(list(model.buffers()))
-    assert torch.equal(*states)
-    assert all(map(torch.equal, *buffers))
-    assert error(*gradients) < 0.1
-
-
 def test_a_model_whose_gradient_never_came_back_has_one_code_a_tensor() -> None:
     model = make(Encoder)
     controller = stash.apply(model, "gact", adapt_interval=1)
