@@ -143,10 +143,12 @@ def _started(name: str, out: Path, worker: int, trials: int | None) -> subproces
 def _work(name: str, out: Path, worker: int, trials: int | None) -> None:
     """The trials of one process that have no row yet."""
     torch.set_num_threads(1 if _workers(name) > 1 else torch.get_num_threads())
-    machine, known = this_machine(), {row["name"] for row in _rows(out, name)}
+    machine, known, parent = this_machine(), {row["name"] for row in _rows(out, name)}, os.getppid()
     for number, trial in enumerate(resolve_name(f"analysis.gpu.{PARTS[name].trials}")(machine)):
         if trials is not None and number >= trials:
             break
+        if os.getppid() != parent:  # which was killed: the next call begins processes of its own
+            return
         if trial.name in known or not _claimed(out, name, number):
             continue
         _append(out, name, worker, {"begun": trial.name})

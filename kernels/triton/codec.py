@@ -33,16 +33,12 @@ BOXES = frozenset((0, 1, 2, 4, 8, 16, 32, 64, 128))
 PARTS, STRETCH = (1, 16, 256), {"E": 4096, "num_warps": 8}
 #: from here on offsets take 64 bits (a margin below 2**31: a tile may reach beyond the tensor)
 WIDE = 1 << 30
-
-
+#: makes arguments of compile time
+Options = Callable[[], dict[str, Any]]
 #: (kernel, device, what the caller says, alignments) -> a compiled kernel, and its arguments of compile time
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 #: of them at most: each size that a tensor may have makes another
 COMPILED = 4096
-
-
-#: makes arguments of compile time
-Options = Callable[[], dict[str, Any]]
 
 
 def launch(kernel: Any, programs: int, args: tuple[Any, ...], options: Options, *key: Hashable) -> None:

@@ -79,8 +79,6 @@ BOXES = (0, 16, 32, 64, 128)
 VECTORS = 128
 #: vectors of a tile of ``expand``, by whether a row of codes holds one index of the contraction
 EXPAND = {False: {"V": 32, "num_warps": 4}, True: {"V": 128, "num_warps": 8}}
-
-
 #: rows and columns of the product that a program of ``multiply`` computes, and its warps
 TILES = ((128, 128, 8), (128, 64, 4), (64, 64, 4))
 

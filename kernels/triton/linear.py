@@ -114,7 +114,7 @@ def _multiplied(
         for operand, (made, shape) in ((matmul.a, a), (matmul.b, b))
     )
     if kernel.run is matmul_bf16 and dtype is torch.bfloat16 and matmul.result is None:
-        # PyTorch's product rounds its float32 sums to bfloat16 itself, as autocast has it
+        # PyTorch's product rounds to bfloat16 itself, as autocast has it: each part where cuBLAS splits the sums
         return torch.mm(left, right) if bias is None else torch.addmm(bias.detach().to(dtype), left, right)
     if bias is not None:
         bias = bias.detach().to(inner if kernel is TORCH else torch.promote_types(inner, torch.float32))

@@ -91,6 +91,15 @@ def test_what_hangs_in_two_calls_has_a_row_whichever_process_ran_it(tmp_path, mo
     assert row["error"] == "was running, in two calls, when the time of its part was over"
 
 
+def test_a_process_ends_with_the_call_that_began_it(tmp_path, monkeypatch):
+    from analysis.gpu import check
+
+    parents = iter((7, 1))
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    check._work("bandwidth", tmp_path, 0, 3)
+    assert check._lines(tmp_path, "bandwidth") == []
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("fails", ["", "raise", "lost", "kill", "hang"])
 def test_a_rehearsal_of_every_part(tmp_path, fails):
