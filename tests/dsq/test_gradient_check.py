@@ -127,16 +127,6 @@ def test_nothing_of_the_training_changes():
     assert len(fired) == 1
 
 
-def test_a_copy_of_a_model_under_a_policy_is_suspended_too():
-    net = exact()
-    dsq.stash.apply(net, "bfp", bits=4)
-    copied = copy.deepcopy(net)
-    with dsq.stash.controller.suspended():
-        copied(X).sum().backward()
-    assert dsq.stash.controller.applied(net)["bfp"].report().raw_bytes == 0
-    assert compare(copied, loss_of(copied, X)).of_stash > 0.005
-
-
 class Broken(torch.autograd.Function):
     """The gradient is ``change`` of what it would be."""
 

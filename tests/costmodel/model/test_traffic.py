@@ -58,17 +58,6 @@ def test_above_sixteen_bits_the_stash_is_x_itself():
     assert found["stash", "backward", "read"] == 4 * 32 * 64
 
 
-def test_layers_that_share_an_input_stash_it_once():
-    shared = of(*(Gemm(name, 32, 64, 48, input="h") for name in "qkv"))
-    apart = of(*(Gemm(name, 32, 64, 48, input=name) for name in "qkv"))
-    write, read = ("stash", "forward", "write"), ("stash", "backward", "read")
-    owners = [t for t in transfers(shared, SETUP) if (t.tensor, t.direction) == ("stash", "write")]
-    assert sum(t.group.count for t in owners) == 1
-    assert by_tensor(apart)[write] == 3 * owners[0].bytes
-    assert by_tensor(apart)[read] == 3 * owners[0].bytes
-    assert 3 * total_stash_bytes(shared, SETUP) == total_stash_bytes(apart, SETUP)
-
-
 def test_a_frozen_layer_leaves_the_stash_to_those_that_share_its_input():
     shared = of(*(Gemm(name, 32, 64, 48, input="h") for name in "qkv"))
     one = total_stash_bytes(shared, SETUP)
