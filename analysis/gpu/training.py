@@ -35,6 +35,7 @@ class Size(NamedTuple):
 
 
 GPT2 = Size(50304, 1024, 768, 12, 12, 8)  # 124 million parameters
+LARGE = Size(50304, 1024, 2048, 24, 16, 8)  # 1.3 billion, whose kernels take longer than the host takes to launch them
 TINY = Size(64, 16, 32, 1, 2, 2)
 
 
@@ -55,7 +56,10 @@ class Step:
 
     def __init__(self, machine: Machine, name: str, size: Size, batch: int | None = None) -> None:
         torch.manual_seed(0)
-        model = GPT(*size[:5], dropout=0.0)
+        with (
+            machine.device if size == LARGE else torch.device("cpu")
+        ):  # a CPU takes long; small ones are the same on both
+            model = GPT(*size[:5], dropout=0.0)
         setup = setups(machine)[name]
         attach(model, setup)
         if name == FLOAT8:
@@ -81,11 +85,14 @@ class Step:
 
 def steps(machine: Machine) -> Iterator[Trial]:
     """A row a setup: tokens a second and the peak that the allocator held."""
-    return (Trial(name, partial(_step, machine, name)) for name in setups(machine))
+    for name in setups(machine):
+        yield Trial(name, partial(_step, machine, name, GPT2 if machine.is_gpu else TINY))
+    for name in ("bf16", "bf16, checkpoints", *(it for it in setups(machine) if LEVELS[0] in it)):
+        if machine.is_gpu:
+            yield Trial(f"{name}, 1.3 billion", partial(_step, machine, name, LARGE))
 
 
-def _step(machine: Machine, name: str) -> Record:
-    size = GPT2 if machine.is_gpu else TINY
+def _step(machine: Machine, name: str, size: Size) -> Record:
     gc.collect()  # what a trial before kept would count
     with use_backend(TRITON, machine.device.type):
         step = Step(machine, name, size)
