@@ -21,13 +21,17 @@ def trace_config(path: str, sequences: int, tokens: int) -> dict[str, Any]:
         ValueError: the config cannot be read, or the model does not run on the meta device.
     """
     import transformers
+    from huggingface_hub.errors import StrictDataclassError
 
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     file = folder / "config.json" if Path(path).is_dir() else Path(path)
     stated = read_json(file, f"config {file}")
     try:
         # attention is written out, which runs without data; so do experts in one grouped product, of 16 bits alone
-        config = transformers.AutoConfig.for_model(**stated, attn_implementation="eager")
+        # transformers reads what it wrote: {"__float__": "Infinity"} in Mamba-2's
+        config: Any = transformers.AutoConfig.from_pretrained(
+            file, trust_remote_code=False, attn_implementation="eager"
+        )
         name = (stated.get("architectures") or [None])[0]
         config.use_cache = False
         dtype = torch.float32
@@ -36,7 +40,7 @@ def trace_config(path: str, sequences: int, tokens: int) -> dict[str, Any]:
         with torch.device("meta"):
             auto: Any = transformers.AutoModel
             model: Any = (getattr(transformers, name)(config) if name else auto.from_config(config)).to(dtype)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, AssertionError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, AssertionError, StrictDataclassError) as error:
         raise ValueError(f"config {file} is of no model that transformers builds: {error}") from None
     with torch.device("meta"):
         inputs = _inputs(model, config, sequences, tokens)

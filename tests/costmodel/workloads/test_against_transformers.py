@@ -184,3 +184,13 @@ def test_traced_experts_are_multiplied_in_groups(tmp_path):
         "gate_up_proj": (2 * 16 * 2, 64, 2 * 32, 4, True),
         "down_proj": (2 * 16 * 2, 32, 64, 4, True),
     }
+
+
+def test_a_config_that_transformers_wrote_is_read_as_transformers_reads_it(tmp_path):
+    """Mamba-2's has an infinity, which JSON has not; a field of the wrong type ends in a line."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_heads": 8, "head_dim": 8}
+    transformers.Mamba2Config(**sizes, architectures=["Mamba2ForCausalLM"]).save_pretrained(tmp_path)
+    assert trace_config(str(tmp_path), 1, 16)["operations"]
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": "big"}')
+    with pytest.raises(ValueError, match=r"is of no model that transformers builds: .*hidden_size"):
+        trace_config(str(tmp_path), 1, 16)
