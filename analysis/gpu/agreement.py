@@ -47,7 +47,9 @@ def agreement(machine: Machine) -> Iterator[Trial]:
     yield Trial("a seed on the device", partial(_seed_on_device, device))
     for wide in (False, True):
         yield Trial(f"masks{_offsets(wide)}", partial(_all, mask_disagreements(TRITON, device), wide))
-    yield Trial("bytes that no kernel packed", partial(_all, foreign_disagreements(TRITON, device)))
+    for kind in sorted(TRITON.formats, key=lambda kind: kind.name):
+        of_one = replace(TRITON, formats=frozenset({kind}))
+        yield Trial(f"bytes of {kind.name} that no kernel packed", partial(_all, foreign_disagreements(of_one, device)))
     yield from _codec(device, every)
     for product in _products(machine):
         yield Trial(str(product), partial(_told, partial(product_disagreements, TRITON, product, device)))

@@ -52,7 +52,7 @@ def test_every_case_agrees_with_the_reference(tmp_path):
     assert [row for row in found if row.get("disagree") or "error" in row] == []
     for kind in (" bfp:", " sbfp:", " snvint:", " fixed:", "product ", "64-bit offsets"):
         assert sum(kind in row["name"] for row in found) > 5, kind
-    assert {"a seed on the device", "masks", "bytes that no kernel packed"} <= {row["name"] for row in found}
+    assert {"a seed on the device", "masks", "bytes of bfp that no kernel packed"} <= {row["name"] for row in found}
     assert torch.cuda.is_available() or "not run on a GPU" in done.stdout
 
 
