@@ -33,11 +33,11 @@ BOXES = frozenset((0, 1, 2, 4, 8, 16, 32, 64, 128))
 PARTS, STRETCH = (1, 16, 256), {"E": 4096, "num_warps": 8}
 #: from here on offsets take 64 bits (a margin below 2**31: a tile may reach beyond the tensor)
 WIDE = 1 << 30
-#: makes arguments of compile time
+#: a function that makes a kernel's arguments of compile time
 Options = Callable[[], dict[str, Any]]
 #: (kernel, device, what the caller says, alignments) -> a compiled kernel, and its arguments of compile time
 _compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
-#: of them at most: each size that a tensor may have makes another
+#: the compiled kernels that are kept at most: each size that a tensor may have makes another
 COMPILED = 4096
 
 
@@ -57,7 +57,7 @@ def launch(kernel: Any, programs: int, args: tuple[Any, ...], options: Options, 
             return
         named = options()
         compiled = kernel[(programs,)](*args, **named)
-        if compiled is not None:  # it was interpreted
+        if compiled is not None:  # as it is where the kernel is interpreted
             if len(_compiled) >= COMPILED:  # not ==, which two threads may pass
                 _compiled.clear()
             _compiled[known] = compiled, tuple(named[name] for name in kernel.arg_names[len(args) :])
@@ -181,7 +181,7 @@ def _go_together(a: Wanted, b: Wanted) -> bool:
     return a.layout.outer == b.layout.outer == 1 and 0 not in (a.fmt.box, b.fmt.box)
 
 
-#: of a second thing that is made of a tensor, where none is
+#: the kernel's arguments for a second thing, where a tensor is rounded once
 _NONE = [None, None, None, 0, None, 0]
 
 

@@ -6,19 +6,17 @@
 A ``largest`` runs where a format has an exponent for the whole tensor. analysis/gpu/expected.py counts what runs.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dsq.formats import Layout
 from dsq.kernels.backend import BackwardCall, Codes, ForwardCall, GemmKernel, Layer, MatMul, Operand
+from dsq.kernels.dispatch import layout_of
 from dsq.kernels.reference.backend import TORCH
 from dsq.kernels.triton import codec
 from dsq.kernels.triton.gemm import GEMMS, matmul_bf16
 
-_layout_of = lru_cache(maxsize=256)(Layout.of)
 _BY_NAME = {gemm.name: gemm for gemm in GEMMS}
 
 
@@ -71,7 +69,7 @@ class Passes:
                 codes, scales = x.codes.contiguous(), x.scales.contiguous()  # hooks may have changed their order
                 x_1: Any = codes, scales
                 if not dw_kernel.packed:
-                    fmt, layout = of_dw.b.quantised_to, _layout_of(x.shape, of_dw.b.axis)
+                    fmt, layout = of_dw.b.quantised_to, layout_of(x.shape, of_dw.b.axis)
                     x_1 = codec.unpack(codes, scales, fmt, layout, dw_kernel.b_dtype or dw_inner).view(x.shape)
                 given = (left.pop(0), dy_TN.shape), (x_1, x.shape)
                 dw_NK = _multiplied(dw_kernel, of_dw, *given, None, seed, dw_inner, dtypes.w)
@@ -93,7 +91,7 @@ def _wanted(kernel: GemmKernel, operand: Operand, x: Tensor, dtype: torch.dtype,
 
 def _packed(operand: Operand, x: Tensor, seed: int | None) -> codec.Wanted:
     own_seed = None if seed is None else seed + operand.seed
-    return codec.Wanted(operand.quantised_to, _layout_of(x.shape, operand.axis), own_seed, None)
+    return codec.Wanted(operand.quantised_to, layout_of(x.shape, operand.axis), own_seed, None)
 
 
 def _multiplied(
@@ -122,4 +120,4 @@ def _multiplied(
     if matmul.result is None:
         return y.to(dtype)
     own_seed = None if seed is None else seed + matmul.result_seed
-    return codec.quantize(y, matmul.result, _layout_of(y.shape, -1), own_seed, dtype)
+    return codec.quantize(y, matmul.result, layout_of(y.shape, -1), own_seed, dtype)
