@@ -112,10 +112,12 @@ def test_bfloat16_holds_every_value_of_a_narrow_snvint(bits):
 def test_philox_gives_the_published_words():
     # Random123's known answers for philox4x32, 7 and 10 rounds
     zeros, ones = [torch.zeros(1, dtype=torch.int64)] * 4, [torch.tensor([0xFFFFFFFF])] * 4
+    pi = [torch.tensor([word]) for word in (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)]
     for counter, seed, rounds, words in [
         (zeros, 0, 7, "5f6fb709 0d893f64 4f121f81 4f730a48"),
         (zeros, 0, 10, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
         (ones, 2**64 - 1, 10, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        (pi, 0x299F31D0A4093822, 10, "d16cfe09 94fdcceb 5001e420 24126ea1"),
     ]:
         assert " ".join(f"{int(word):08x}" for word in philox(counter, seed, rounds)) == words
 
