@@ -14,7 +14,7 @@ def test_what_differs_is_named(tmp_path: Path, monkeypatch, capsys: pytest.Captu
     old = ["a\ty\t1", "a\tdx\t4", "b\ty\t3", "c\ty\t5"]
     monkeypatch.setattr(revisions, "_digests_of", lambda tree: new if tree == ROOT else old)
     assert revisions.compare(tmp_path) == 2
-    assert capsys.readouterr().out.splitlines() == ["a dx 2", "c error KeyError", "2 cases differ, of 4 digests"]
+    assert capsys.readouterr().out.splitlines() == ["a dx 2", "c error KeyError", "2 setups differ, of 4 digests"]
 
 
 def test_a_digest_is_of_type_shape_and_values() -> None:
