@@ -1,25 +1,24 @@
-"""This tree against another checkout, bit for bit: python -m analysis.revisions OTHER_CHECKOUT
+"""Digests of what small trainings compute, for a change that should change no number: one checkout against another.
 
-For a change that should change no number; it exits 1 if any differs. Both trees need their kernels built. What is
-trained is always this tree's, by public names of dsq. All NaN count as one; an error counts by its type.
+    diff <(cd ONE && python -m analysis.revisions) <(cd OTHER && python -m analysis.revisions)
+
+Both trees need their kernels built. All NaN count as one; an error counts by its type.
 """
 
 import hashlib
 import math
 import os
-import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 import dsq
-from analysis import ROOT
 from analysis.models import attach, encoder, resnet20
 from dsq.command import OneLineParser, guarded
 
@@ -53,6 +52,8 @@ def trained(setup: str) -> Iterator[tuple[str, Any]]:
 
 def digests() -> None:
     """Print a line for each thing that a training under each setup makes: the setup, what, and its digest."""
+    os.environ["DSQ_GEMM"] = "the first"  # that fits: none is timed
+    warnings.simplefilter("ignore")  # of few bits
     torch.set_num_threads(1)
     for setup in SETUPS:
         torch.manual_seed(0)
@@ -74,35 +75,7 @@ def digest(thing: torch.Tensor | int | None) -> str:
     return hashlib.sha256(head + bytes(values.reshape(-1).view(torch.uint8).numpy())).hexdigest()
 
 
-def compare(other: Path) -> int:
-    """Print what differs first under each setup where anything does, and return how many these are."""
-    if not (other / "dsq").is_dir():
-        raise ValueError(f"{other}: no checkout of dsq")
-    old, new = (_digests_of(tree) for tree in (other.resolve(), ROOT))
-    first = {line.split("\t")[0]: line for line in sorted({*old} ^ {*new}, reverse=True)}
-    for line in sorted(first.values()):
-        print(line.expandtabs(1))
-    print(f"{len(first)} setups differ, of {len(new):,} digests")
-    return len(first)
-
-
-def _digests_of(tree: Path) -> list[str]:
-    """Return what ``digests`` prints in a process whose dsq is that of ``tree``, by the first kernel that fits."""
-    code = f"import dsq, sys; sys.path.insert(0, {str(ROOT)!r}); import analysis.revisions as it; it.digests()"
-    environment = {**os.environ, "DSQ_GEMM": "the first", "PYTHONPATH": str(tree)}
-    command = [sys.executable, "-P", "-W", "ignore", "-c", code]  # few bits warn
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise ValueError(f"the process with the dsq of {tree} failed: {done.stderr.strip()[-500:]}")
-    return done.stdout.splitlines()
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = OneLineParser(prog="python -m analysis.revisions", description=__doc__)
-    parser.add_argument("other", type=Path, help="root of the other checkout, its kernels built")
-    given = parser.parse_args(argv)
-    return guarded(parser.prog, lambda: sys.exit(bool(compare(given.other))))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = OneLineParser(prog="python -m analysis.revisions", description=__doc__)
+    parser.parse_args()
+    sys.exit(guarded(parser.prog, digests))
