@@ -63,7 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
 def run(given: Namespace, suite: Suite) -> None:
     """Run what is asked for and the ledger lacks."""
     planned = [one for one in _asked(given, suite) if not given.seeds or one.seed in given.seeds]
-    Session(suite, given.data, given.work, given.ledger).go(planned, given.jobs, given.again)
+    roots = [root.resolve() for root in given.data]
+    Session(suite, roots, given.work.resolve(), given.ledger).go(planned, given.jobs, given.again)
 
 
 def time(given: Namespace, suite: Suite) -> None:
