@@ -21,18 +21,13 @@ _PART_OF = "_dsq_part_of"  #: attribute of a part of a model: the controllers of
 
 @dataclass(frozen=True)
 class Summary:
-    """The work of a policy in the model's latest training forward.
-
-    raw_bytes: bytes of the tensors that came to be saved (unique storages); kept_bytes: bytes kept for them; both 0
-    before a forward. details: the policy's own table, a line each (bits per tensor, budgets, warnings); plain text,
-    for a person.
-    """
+    """The work of a policy in the model's latest training forward; bytes are 0 before one."""
 
     policy: str
     attached: tuple[str, ...] = ()  #: names of the modules it changed; () for a policy that acts on the whole model
-    raw_bytes: int = 0
-    kept_bytes: int = 0
-    details: tuple[str, ...] = ()
+    raw_bytes: int = 0  #: of the tensors that came to be saved (unique storages)
+    kept_bytes: int = 0  #: kept for them
+    details: tuple[str, ...] = ()  #: lines for a person: bits of each tensor, budgets
 
     def __str__(self) -> str:
         head = f"{self.policy}: {f'{len(self.attached)} modules' if self.attached else 'whole model'}"
@@ -207,9 +202,8 @@ def applied(model: nn.Module) -> dict[str, Controller]:
 
 
 def intercept(controller: Controller, model: nn.Module) -> None:
-    """Let calls of ``model`` go through ``controller.call``, until the controller is removed.
-
-    Calls of its parts, which a loss in chunks or a method of the model makes, go through ``controller.call_part``.
+    """Let calls of ``model`` go through ``controller.call``, until the controller is removed, and calls of its parts,
+    which a loss in chunks or a method of the model makes, through ``controller.call_part``.
 
     The classes are set to subclasses of themselves whose ``__call__`` does. Copies and replicas carry it.
     """
@@ -250,8 +244,7 @@ def _release(module: nn.Module, controller: Controller) -> None:
     here, around = applied(module), module.__dict__.get(_PART_OF, [])
     if here.get(controller.name) is controller:
         del here[controller.name]
-    if controller in around:
-        around.remove(controller)
+    around[:] = [other for other in around if other is not controller]
     if here or around:
         return
     for name in (APPLIED, _PART_OF):
