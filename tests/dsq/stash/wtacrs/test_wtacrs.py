@@ -224,10 +224,10 @@ def test_an_unseen_sample_counts_as_the_mean_of_the_others():
     model(torch.randn(2, 12, 16)).backward(torch.cat([torch.ones(1, 12, 8), torch.full((1, 12, 8), 3.0)]))
     controller.set_sample_ids(np.array([1, 2]))
     unit = 8**0.5
-    norms = controller.sampler.cache.lookup("0", torch.device("cpu"))
+    norms = controller.cache.lookup("0", torch.device("cpu"))
     torch.testing.assert_close(norms, torch.tensor([3 * unit, 3 * unit]))
     controller.set_sample_ids([0, 1, 2])
-    norms = controller.sampler.cache.lookup("0", torch.device("cpu"))
+    norms = controller.cache.lookup("0", torch.device("cpu"))
     torch.testing.assert_close(norms, torch.tensor([unit, 3 * unit, 2 * unit]))
 
 
