@@ -24,7 +24,7 @@ class Work:
 
 
 def updates_left(total: int | None, before: int) -> int | None:
-    """Return the updates of a run after the first ``before``, at least one; of a run without a bound ``total`` itself."""
+    """Return the updates of a run after the first ``before``, at least one; ``total`` itself if it is None or 0."""
     return total and max(total - before, 1)
 
 

@@ -59,7 +59,7 @@ def factor(bits: int) -> float:
     return 0.0 if bits == EXACT else (2.0**bits - 1) ** -2
 
 
-Sizes = tuple[int, ...]  #: values of each tensor that one kind of input makes the model save, in order
+Counts = tuple[int, ...]  #: values of each tensor that one kind of input makes the model save, in order
 
 
 @dataclass
@@ -67,15 +67,15 @@ class BitPlan:
     """The average, and what was measured: sensitivities by number of tensors, layouts by key of input."""
 
     bits: float
-    measured: dict[int, tuple[tuple[float, ...], Sizes]] = field(default_factory=dict)  #: c_l, and the sizes then
-    layouts: dict[str, Sizes] = field(default_factory=dict)
+    measured: dict[int, tuple[tuple[float, ...], Counts]] = field(default_factory=dict)  #: c_l, and the sizes then
+    layouts: dict[str, Counts] = field(default_factory=dict)
 
     @property
     def uniform(self) -> int:
         """Return the widest code within the average: a tensor gets it while nothing is known of the tensor."""
         return max(width for width in WIDTHS if width <= self.bits)
 
-    def allocation(self, sizes: Sizes | None) -> tuple[int, ...] | None:
+    def allocation(self, sizes: Counts | None) -> tuple[int, ...] | None:
         """Return the bits of each tensor, within the average. None: unknown."""
         measured = None if sizes is None else self.measured.get(len(sizes))
         if sizes is None or measured is None:
@@ -86,7 +86,9 @@ class BitPlan:
 
 
 @lru_cache(maxsize=64)  # of the kinds of input that training has
-def allocate(sensitivities: tuple[float, ...], sizes: Sizes, budget: float, widths: tuple[int, ...]) -> tuple[int, ...]:
+def allocate(
+    sensitivities: tuple[float, ...], sizes: Counts, budget: float, widths: tuple[int, ...]
+) -> tuple[int, ...]:
     """Minimise sum_l c_l S(b_l) subject to sum_l b_l D_l <= budget.
 
     All tensors start at the narrowest width; then widenings are made, first those that lower the variance most for each
