@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import nn
@@ -36,23 +36,12 @@ class Summary:
         return "\n".join((head, *self.details))
 
 
-class SharedByCopies:
-    """A deep copy of the model (an EMA, say) shares this object with it, which makes the model refuse to be pickled."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        text = "a model under a stash policy cannot be pickled: save its state_dict(), or, where training goes on, "
-        raise TypeError(text + "dsq.unconvert(copy.deepcopy(model)); policies applied by hand need remove() first")
-
-
 @dataclass(eq=False)
-class Controller(SharedByCopies):
-    """A policy at work on one model. Policies subclass it to say what is entered around a forward, and what they keep
-    between steps.
+class Controller:
+    """A policy at work on one model, and on deep copies of the model (an EMA, say), which share the controller.
 
-    state_dict() holds all that a resumed run needs to equal an unbroken one (estimates, caches, seeds).
+    Policies subclass it to say what is entered around a forward, and what they keep between steps. state_dict() holds
+    all that a resumed run needs to equal an unbroken one (estimates, caches, seeds).
     """
 
     by_parts: ClassVar[bool] = False  #: whether it acts on parts of the model that are called by themselves
@@ -63,6 +52,9 @@ class Controller(SharedByCopies):
     attached: tuple[str, ...] = ()
     hooks: list[Any] = field(default_factory=list, repr=False)  #: before forwards; which remove() takes away
     parts: frozenset[int] = frozenset()  #: ids of those that were called by themselves, one after another
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
 
     def around(self, module: nn.Module) -> AbstractContextManager[Any]:
         """Return what is entered around a forward of ``module`` (the model or a copy of it), and around a checkpoint's
@@ -276,7 +268,12 @@ class _Unpicklable(type):
     """The type of classes that are made here: pickle asks for one and gets the refusal of a model under a policy."""
 
 
-copyreg.pickle(_Unpicklable, lambda _: SharedByCopies().__reduce__())
+def _refuse_pickle(_: type) -> NoReturn:
+    text = "a model under a stash policy cannot be pickled: save its state_dict(), or, where training goes on, "
+    raise TypeError(text + "dsq.unconvert(copy.deepcopy(model)); policies applied by hand need remove() first")
+
+
+copyreg.pickle(_Unpicklable, _refuse_pickle)
 
 
 @contextmanager
