@@ -182,24 +182,16 @@ def operand(stash: Stash, x: Tensor, wanted: bool, weight: bool) -> Kept | None:
 def convolution(dimensions: int, transposed: bool) -> Any:
     """Return the row of F.conv{1,2,3}d and F.conv_transpose{1,2,3}d."""
     function = getattr(F, f"conv{'_transpose' if transposed else ''}{dimensions}d")
+    usual = {"stride": 1, "padding": 0}  # in PyTorch's order
+    usual |= {"output_padding": 0, "groups": 1, "dilation": 1} if transposed else {"dilation": 1, "groups": 1}
 
-    def convolve(
-        stash: Stash,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        *rest: Any,
-        **named: Any,
-    ) -> Tensor:
-        names = ("output_padding", "groups", "dilation") if transposed else ("dilation", "groups")
-        options = {"output_padding": 0, "groups": 1, "dilation": 1} | dict(zip(names, rest, strict=False)) | named
-        if input.dim() != dimensions + 2 or isinstance(padding, str):
-            return function(input, weight, bias, stride, padding, *rest, **named)  # type: ignore[no-any-return]
-        tuples = (_tuple(it, dimensions) for it in (stride, padding, options["dilation"]))
-        geometry = (*tuples, transposed, _tuple(options["output_padding"], dimensions), options["groups"])
-        run = partial(function, stride=stride, padding=padding, **{name: options[name] for name in names})
+    def convolve(stash: Stash, input: Tensor, weight: Tensor, bias: Any = None, *rest: Any, **named: Any) -> Tensor:
+        options = usual | dict(zip(usual, rest, strict=False)) | named
+        if input.dim() != dimensions + 2 or isinstance(options["padding"], str):
+            return function(input, weight, bias, *rest, **named)  # type: ignore[no-any-return]
+        tuples = (_tuple(options[name], dimensions) for name in ("stride", "padding", "dilation"))
+        geometry = (*tuples, transposed, _tuple(options.get("output_padding", 0), dimensions), options["groups"])
+        run = partial(function, **options)
         return Convolution.apply(stash, input, weight, bias, run, geometry)  # type: ignore[no-any-return, no-untyped-call]
 
     return convolve
