@@ -168,5 +168,5 @@ def _mean_over_processes(loss: float) -> float:
 
 
 def _scalar(value: Any) -> Any:
-    """Return the number in a tensor of one: a tensor has a graph, would change in states already saved, is no JSON."""
-    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    """Return the number in a tensor or array of one: a tensor has a graph, would change in saved states, is no JSON."""
+    return value.item() if hasattr(value, "item") and math.prod(value.shape) == 1 else value

@@ -85,10 +85,10 @@ class Activation(torch.autograd.Function):
     def forward(
         ctx: Any, stash: Stash, x: Tensor, run: Any, gradient: Any, limits: Any, writes: bool, prepare: Any
     ) -> Tensor:
-        y = run(x)
-        form = stash.code(x, "activation", prepare) if limits is None else stash.bits(x, *limits, nan_is_open=False)
-        keep(ctx, form)
-        stash.derive(y, (form if limits is None else stash.find(x),), run)
+        y: Tensor = run(x)
+        source = stash.code(x, "activation", prepare) if limits is None else stash.find(x)
+        keep(ctx, source if limits is None else stash.bits(x, limits[0], limits[1], nan_is_open=False))
+        stash.derive(y, (source,), run)
         ctx.gradient, ctx.writes = gradient, writes
         return y
 
