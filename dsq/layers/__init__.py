@@ -10,7 +10,6 @@ to take by itself.
 """
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, ClassVar
 
 from torch import nn
@@ -28,10 +27,15 @@ class Mixed:
     _mixin: ClassVar[type["Mixed"]]
 
 
-@cache  # a class is made once
+_made: dict[tuple[type, type], type[nn.Module]] = {}
+
+
 def mixed(mixin: type[Mixed], plain: type[nn.Module]) -> type[nn.Module]:
     """Return the class of modules of ``plain`` with ``mixin`` before it."""
-    return type(f"{mixin.__name__}{plain.__name__}", (mixin, plain), {"plain": plain, "_mixin": mixin})
+    key = mixin, plain
+    if key not in _made:
+        _made[key] = type(f"{mixin.__name__}{plain.__name__}", key, {"plain": plain, "_mixin": mixin})
+    return _made[key]
 
 
 def _new(mixin: type[Mixed], plain: type[nn.Module]) -> nn.Module:
