@@ -1,5 +1,6 @@
 """The registered operators: what torch.compile, modes and autograd see, and the way past the dispatcher."""
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -61,9 +62,13 @@ def test_float64_is_rounded_to_float32_first(out):
 
 @pytest.mark.parametrize("x", [torch.randn(32, 8).t(), torch._neg_view(torch.randn(8, 32))])
 def test_tensors_whose_memory_is_not_their_values(x):
-    plain = torch.empty(8, 32).copy_(x)
-    assert torch.equal(dispatch.quantize(x, FORMAT, -1), dispatch.quantize(plain, FORMAT, -1))
-    assert torch.equal(dispatch.pack(x, FORMAT, -1)[0], dispatch.pack(plain, FORMAT, -1)[0])
+    plain, limits = torch.empty(8, 32).copy_(x), (0.0, math.nan, True)
+    bits = dispatch.pack_mask(plain, *limits)
+    for call in (
+        lambda x: [dispatch.quantize(x, FORMAT, -1), *dispatch.pack(x, FORMAT, -1)],
+        lambda x: [*dispatch.relu(x), dispatch.pack_mask(x, *limits), dispatch.apply_mask(bits, x)],
+    ):
+        assert all(map(torch.equal, call(x), call(plain)))
 
 
 @pytest.mark.parametrize("backend", [None, REFERENCE])

@@ -40,14 +40,18 @@ def test_fsdp_computes_in_16_bits_what_autocast_leaves_in_32():
 
 
 @pytest.mark.parametrize(("setup", "word"), [(FP32, 4), (BF16, 2), (AUTOCAST, 4)])
-def test_weights_are_gathered_as_wide_as_they_are_kept_and_frozen_ones_where_they_are_shared_out(setup, word):
+def test_what_no_device_has_whole_is_sent_for_each_micro_batch_as_wide_as_it_is_kept(setup, word):
+    """Under ZeRO-2 the gradients of each, under ZeRO-3 its weights too, for the forward and for the backward, and those
+    that are frozen."""
     workload = load_workload("roberta_base_mnli").freezing("fc")
     assert 0 < workload.trained < workload.parameters
-    for zero in (1, 2, 3):
-        sent = communication_bytes(workload, Method("", setup, devices=8, zero=zero))
-        weights = 2 * workload.parameters if zero == 3 else workload.trained
-        wide = 2 if zero == 3 and setup.autocast else word
-        assert sent == pytest.approx(7 / 8 * (4 * workload.trained + wide * weights))
+    gradients, weights = 4 * workload.trained, word * workload.trained
+    gathered = 2 * (2 if setup.autocast else word) * workload.parameters
+    for batches in (1, 8):
+        sent = [2 * gradients, gradients + weights, batches * gradients + weights, batches * (gradients + gathered)]
+        for zero, whole in enumerate(sent):
+            method = Method("", setup, devices=8, zero=zero)
+            assert communication_bytes(workload, method, batches) == pytest.approx(7 / 8 * whole)
 
 
 def test_zero_shares_out_the_update():

@@ -32,9 +32,11 @@ def measured_stash(model, *inputs, **named):
     return sum(one.nbytes for one in held if one.op == "_LinearBackward")
 
 
-def flops(model, *inputs):
+def flops(model, *inputs, **named):
+    """Operations of a step."""
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model(*inputs).sum().backward()
+        y = model(*inputs, **named)
+        (y if isinstance(y, torch.Tensor) else y[0]).sum().backward()
     return counter.get_total_flops()
 
 

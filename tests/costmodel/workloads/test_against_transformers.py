@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
 from dsq.costmodel.model.methods import Setup
@@ -17,7 +16,7 @@ from dsq.formats import BFP
 from dsq.precision import Precision
 from dsq.workload.of_transformers import trace_config
 from tests.costmodel.workloads.models import converting_tied
-from tests.costmodel.workloads.test_against_models import measured_stash
+from tests.costmodel.workloads.test_against_models import flops, measured_stash
 
 transformers = pytest.importorskip("transformers")
 
@@ -90,13 +89,6 @@ def named(case, folder):
     return load_workload(str(path), fused=False, sequences=SEQUENCES, **lengths)
 
 
-def flops(model, inputs):
-    """Operations of a step."""
-    with FlopCounterMode(display=False) as counter:
-        model(**inputs)[0].sum().backward()
-    return counter.get_total_flops()
-
-
 @pytest.mark.parametrize(
     ("case", "frozen", "modules"),
     [
@@ -112,7 +104,7 @@ def test_no_gradient_runs_before_the_first_layer_that_trains(case, frozen, modul
     workload = workload.freezing(frozen) if frozen else workload
     for module in modules:
         model.get_submodule(module).requires_grad_(False)
-    assert 2 * workload.macs == flops(model, inputs)
+    assert 2 * workload.macs == flops(model, **inputs)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     assert [op.rows for op in workload.operations if op.kind == "adam"] == [workload.trained] == [trained]
 

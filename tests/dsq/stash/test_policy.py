@@ -1,4 +1,4 @@
-"""The policies and their pairs, refusals in a line, and parts of a model that a loop calls by themselves."""
+"""Which policies go together, and parts of a model that a loop calls by themselves."""
 
 import pytest
 import torch
@@ -6,23 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from dsq.stash import apply, measure
-from dsq.stash.controller import applied
 from tests.dsq.gradients import all_gradients
-from tests.dsq.stash.every_policy import NAMES, PAIRS, small, snapshot, train
-
-
-@pytest.mark.parametrize("pair", PAIRS, ids="+".join)
-def test_pairs(pair):
-    for order in (pair, pair[::-1]):
-        model = small()
-        before = snapshot(model)
-        controllers = [apply(model, name) for name in order]
-        losses = train(model)
-        assert losses[-1] < losses[0]
-        for controller in controllers:
-            controller.remove()
-        assert snapshot(model) == before
-        assert applied(model) == {}
+from tests.dsq.stash.every_policy import NAMES, PAIRS, small
 
 
 def test_pairs_of_policies_are_those_that_share_no_tensors():

@@ -1,4 +1,4 @@
-"""Training under every policy: a plain loop, honest bytes, gradients, seeds and resumed runs."""
+"""Training under every policy and pair of policies: a plain loop, honest bytes, gradients, seeds and resumed runs."""
 
 import copy
 import gc
@@ -11,28 +11,31 @@ import torch
 from torch import nn
 
 from dsq.stash import apply, measure, policy
-from dsq.stash.controller import RUNNING
+from dsq.stash.controller import RUNNING, applied
 from tests.dsq.gradients import all_gradients, error, gradient
 from tests.dsq.stash.census import kept_bytes, left_bytes
-from tests.dsq.stash.every_policy import NAMES, NEAR, Checkpointed, small, snapshot, train
+from tests.dsq.stash.every_policy import NAMES, NEAR, PAIRS, Checkpointed, small, snapshot, train
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_defaults_work_in_a_plain_loop(name):
-    model, plain = small(), small()
-    before, keys = snapshot(model), list(model.state_dict())
-    controller = apply(model, name)
-    losses, reference = train(model), train(plain)
-    assert losses[-1] < losses[0]
-    assert losses == pytest.approx(reference, rel=0.05)
-    assert name in str(controller.report())
-    assert list(model.state_dict()) == keys
-    controller.load_state_dict(copy.deepcopy(controller.state_dict()))
-    controller.remove()
-    assert snapshot(model) == before
-    controller.remove()
-    twin = copy.deepcopy(model)
-    assert train(model) == train(twin)
+@pytest.mark.parametrize("names", [*((name,) for name in NAMES), *PAIRS], ids="+".join)
+def test_defaults_work_in_a_plain_loop(names):
+    for order in {names, names[::-1]}:
+        model, plain = small(), small()
+        before, keys = snapshot(model), list(model.state_dict())
+        controllers = [apply(model, name) for name in order]
+        losses, reference = train(model), train(plain)
+        assert losses[-1] < losses[0]
+        assert losses == pytest.approx(reference, rel=0.05)
+        assert list(model.state_dict()) == keys
+        for name, controller in zip(order, controllers, strict=True):
+            assert name in str(controller.report())
+            controller.load_state_dict(copy.deepcopy(controller.state_dict()))
+            controller.remove()
+        assert snapshot(model) == before
+        assert applied(model) == {}
+        controllers[0].remove()
+        twin = copy.deepcopy(model)
+        assert train(model) == train(twin)
 
 
 @pytest.mark.parametrize("name", NAMES)
