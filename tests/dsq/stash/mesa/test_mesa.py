@@ -156,18 +156,6 @@ def test_a_convolutions_input_is_grouped_by_channel_whoever_made_it() -> None:
     assert {key: tuple(value.shape) for key, value in ranges.items()} == {"conv:3:0": (2, 1), "conv:16:0": (2, 4)}
 
 
-def test_autocast_keeps_codes_of_bfloat16_and_no_copy_of_a_weight() -> None:
-    x, model = batch(), block()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        true = gradient(model, x)
-    stash.apply(model, "mesa")
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = gradient(model, x)
-        held = measure(lambda: model(x)).held
-    assert error(got, true) < 0.03
-    assert not {h.shape for h in held} & {(WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)}
-
-
 @pytest.mark.parametrize("style", ["matmul", "sdpa", "bmm", "module"])
 def test_a_batch_of_any_size_moves_the_same_ranges_and_evaluation_none(style: str) -> None:
     model = block(style)
