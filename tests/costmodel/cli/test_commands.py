@@ -1,9 +1,11 @@
-"""dsq-cost as a user meets it: answers in three forms, pictures, and one clear line for bad input."""
+"""dsq-cost as a user meets it: answers in three forms, one clear line for bad input; and the commands and ten answers of
+docs/cost-model.md, as they stand there."""
 
 import csv
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from dsq.costmodel.cli import main as cli
-from dsq.costmodel.cli.main import main
+from dsq.costmodel.cli.commands.step import plan
+from dsq.costmodel.cli.main import main, parser
 from dsq.costmodel.hardware.hardware import load_hardware
 from dsq.costmodel.model.methods import DSQ, Setup
 from dsq.costmodel.model.roofline import evaluate
@@ -152,3 +155,36 @@ def test_no_query_imports_torch_or_pandas():
         code += "print(sorted({'torch', 'pandas', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
         done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
         assert done.stderr.strip() == "[]"
+
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/cost-model.md").read_text()
+QUESTIONS, _ = PAGE.split("On this machine", 1)
+DOCUMENTED = [command for command in re.findall("`dsq-cost (.*?)`", QUESTIONS) if not command.startswith("calibrate")]
+SMALL_GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 1000, "n_positions": 128}
+
+
+@pytest.mark.parametrize("command", DOCUMENTED)
+def test_a_documented_command_answers_within_a_terminals_width(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "analysis").symlink_to(ROOT / "analysis")
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_GPT2 | {"n_embd": 64, "n_layer": 2, "n_head": 4}))
+    assert main(shlex.split(command)) == 0
+    answer = capsys.readouterr().out
+    assert len(answer.splitlines()) > 3
+    assert max(map(len, answer.splitlines())) < 100
+
+
+# ---- the ten questions
+
+ROWS = re.findall(r"^\| `(.*?)` \| (.*?) \|$", PAGE.split("| `dsq-cost plan` | answer |")[1], re.MULTILINE)[:10]
+
+
+@pytest.mark.parametrize(("question", "stated"), ROWS, ids=[question.split()[0] for question, _ in ROWS])
+def test_an_answer_is_the_pages(question, stated):
+    answer = plan(parser().parse_args(["plan", *shlex.split(question)]))
+    best = next(record for record in answer.sections[0].records if record["method"] == answer.facts["best"])
+    method, gigabytes, milliseconds = re.match(r"(.*): ([\d.,]+) GB, .*?; ([\d,]+) ms", stated).groups()
+    assert method == best["method"]
+    assert float(gigabytes) == pytest.approx(best["peak_GB"], abs=0.06)
+    assert float(milliseconds.replace(",", "")) == pytest.approx(best["step_ms"], rel=0.01, abs=0.6)

@@ -21,13 +21,14 @@ def gpt(blocks):
     return transformer("gpt2", 32, blocks, 2, words=64, n_positions=16)[0]
 
 
+def arguments(folder, kind=transformers.TrainingArguments, **options):
+    usual = {"max_steps": 4, "logging_steps": 1, "per_device_train_batch_size": 4, "report_to": [], "use_cpu": True}
+    return kind(str(folder), disable_tqdm=True, save_strategy="no", **usual | options)
+
+
 def trained(folder, callback, blocks=2, **options):
-    arguments = transformers.TrainingArguments(
-        str(folder), **{"max_steps": 4, "logging_steps": 1} | options, per_device_train_batch_size=4, report_to=[],
-        use_cpu=True, disable_tqdm=True, save_strategy="no",
-    )  # fmt: skip
     model = gpt(blocks)
-    trainer = transformers.Trainer(model, arguments, train_dataset=ROWS, callbacks=[callback])
+    trainer = transformers.Trainer(model, arguments(folder, **options), train_dataset=ROWS, callbacks=[callback])
     trainer.train()
     return model, trainer
 
@@ -62,14 +63,11 @@ def test_torch_compile_is_made_again_once_a_level(tmp_path):
 
 
 def test_a_model_that_is_compiled_before_the_callback_sees_it_is_refused(tmp_path):
-    arguments = transformers.TrainingArguments(
-        str(tmp_path), max_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no",
-        torch_compile=True, torch_compile_backend="aot_eager",
-    )  # fmt: skip
+    given = arguments(tmp_path, max_steps=1, torch_compile=True, torch_compile_backend="aot_eager")
     callback = PrecisionCallback()
     makes = [lambda: gpt(1), lambda: dsq.convert(gpt(1), callback.config)]
     plain, converted = (
-        transformers.Trainer(args=arguments, model_init=it, train_dataset=ROWS, callbacks=[callback]) for it in makes
+        transformers.Trainer(args=given, model_init=it, train_dataset=ROWS, callbacks=[callback]) for it in makes
     )
     with pytest.raises(ValueError, match=r"let model_init return dsq.convert\(model, callback.config\)"):
         plain.train()
@@ -82,13 +80,10 @@ def test_trl_trains_with_the_same_line(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(64)}, unk_token="0"))
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="1", pad_token="2")
-    arguments = trl.SFTConfig(
-        str(tmp_path), max_steps=2, per_device_train_batch_size=4, report_to=[], use_cpu=True, bf16=False,
-        disable_tqdm=True, save_strategy="no", logging_steps=1, max_length=16,
-    )  # fmt: skip
+    given = arguments(tmp_path, trl.SFTConfig, max_steps=2, bf16=False, max_length=16)
     model, data = gpt(2), datasets.Dataset.from_dict({"input_ids": IDS.tolist()})
     trainer = trl.SFTTrainer(
-        model, arguments, train_dataset=data, processing_class=tokenizer, callbacks=[PrecisionCallback()]
+        model, given, train_dataset=data, processing_class=tokenizer, callbacks=[PrecisionCallback()]
     )
     trainer.train()
     assert trainer.state.log_history[0]["dsq/stash_mib"] > 0

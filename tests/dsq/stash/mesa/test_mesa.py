@@ -1,7 +1,6 @@
 """mesa: exact forwards, gradients true up to 8 bits, ranges by the equations, bytes."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,16 +12,9 @@ from dsq import stash
 from dsq.stash.meter import measure
 from tests.dsq.gradients import error
 from tests.dsq.stash.census import peak_bytes
-from tests.dsq.stash.every_policy import SelfAttention
+from tests.dsq.stash.every_policy import Of, SelfAttention
 
 HEADS, WIDTH = 4, 32
-
-
-class Of(nn.Module):
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.forward = function
-        self.inner = nn.Identity()  # a model without parameters or children has nothing to stash
 
 
 class Bmm(nn.Module):
