@@ -1,5 +1,5 @@
-"""dsq-cost as a user meets it: answers in three forms, one clear line for bad input; and the commands and ten answers of
-docs/cost-model.md, as they stand there."""
+"""dsq-cost as a user meets it: answers in three forms, one clear line for bad input; the commands and ten answers
+of docs/cost-model.md, as they stand there."""
 
 import csv
 import io

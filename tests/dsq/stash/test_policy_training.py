@@ -1,5 +1,5 @@
-"""Training under every policy and pair of policies: a plain loop, honest bytes, gradients, seeds, resumed runs; which go
-together; and parts of a model that a loop calls by themselves."""
+"""Training under every policy and pair of policies: a plain loop, honest bytes, gradients, seeds, resumed runs;
+which go together; and parts of a model that a loop calls by themselves."""
 
 import copy
 import gc
