@@ -295,3 +295,7 @@ def test_parts_that_follow_one_another_are_one_forward():
     for _ in range(2):
         parts(model)
         assert 0.8 * of_all < controller.report().raw_bytes <= of_all + 2 * 2 * X.nbytes
+    before = controller.report()
+    with torch.no_grad():
+        parts(model)
+    assert controller.report() == before
