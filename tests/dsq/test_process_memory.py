@@ -81,18 +81,24 @@ def test_a_process_can_decline(by, monkeypatch, caplog):
 
 @needs_glibc
 @pytest.mark.parametrize(
-    ("modes", "said"),
-    [
-        ("always madvise [never]", "large blocks lie on small pages: this system has none"),
-        ("[always] madvise never", "large blocks lie on huge pages"),  # it is never too late
-    ],
+    ("modes", "lacks"),
+    [("always madvise [never]", "this system has none"), ("[always] madvise never", "")],  # it is never too late
 )
-def test_the_system_says_whether_there_are_huge_pages(modes, said, tmp_path, monkeypatch, caplog):
+def test_the_system_says_whether_there_are_huge_pages_and_without_them_a_packed_stash_sets_nothing(
+    modes, lacks, tmp_path, monkeypatch, caplog
+):
     _system_gives(tmp_path, monkeypatch, modes)
     monkeypatch.setattr(torch, "UntypedStorage", None)  # a tensor is not asked
+    process_memory.suit_a_packed_stash()
+    goes_back = "freed memory goes back to the system"
+    stays = f"freed memory stays in the process, as huge pages are missing: {lacks}"
+    assert caplog.messages[0] == (stays if lacks else goes_back)
+    caplog.clear()
+    process_memory._set.cache_clear()
     found = dsq.give_memory_back()
-    assert (found.returned, found.huge_pages) == (True, "huge" in said)
-    assert caplog.messages == ["freed memory goes back to the system", said]
+    assert (found.returned, found.huge_pages) == (True, not lacks)
+    pages = f"small pages: {lacks}" if lacks else "huge pages"
+    assert caplog.messages == [goes_back, f"large blocks lie on {pages}"]
 
 
 def test_a_variable_of_the_user_stays(monkeypatch):
@@ -179,21 +185,3 @@ def test_a_model_that_is_packed_too_late_says_what_to_do(monkeypatch):
     monkeypatch.setattr(process_memory, "_missing_huge_pages", lambda: process_memory._TOO_LATE)
     with pytest.warns(UserWarning, match="import dsq before them, or start Python with THP_MEM_ALLOC_ENABLE=1"):
         dsq.DynamicPrecision(torch.nn.Linear(32, 32))
-
-
-@needs_glibc
-@pytest.mark.parametrize(("modes", "returned"), [("always [madvise] never", True), ("always madvise [never]", False)])
-def test_a_packed_stash_gives_memory_back_where_huge_pages_make_it_cheap(
-    modes, returned, tmp_path, monkeypatch, caplog
-):
-    _system_gives(tmp_path, monkeypatch, modes)
-    monkeypatch.delitem(sys.modules, "torch")  # before it is imported
-    made = []
-    monkeypatch.setattr(process_memory, "_map_large_blocks", lambda: made.append(1) or "")
-    process_memory.suit_a_packed_stash()
-    assert bool(made) == returned
-    assert caplog.messages[0] == (
-        "freed memory goes back to the system"
-        if returned
-        else "freed memory stays in the process, as huge pages are missing: this system has none"
-    )

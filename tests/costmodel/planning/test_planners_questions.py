@@ -1,4 +1,4 @@
-"""Answers to people who plan hardware, beside sums by hand: parameters, products, times, bytes kept, sent and packed."""
+"""Answers to people who plan hardware, beside sums by hand: parameters, products, times, bytes kept, sent, packed."""
 
 import json
 import re
