@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer and TRL's with transformers' own models: saved, compiled, their stash; and converted models that
+"""Hugging Face's Trainer and TRL's with transformers' own models: saved, compiled, their stash; converted models that
 PEFT or transformers change."""
 
 import pytest
