@@ -90,8 +90,9 @@ def test_plots_are_an_extra_and_a_gpu_alone_needs_triton():
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert not {"pandas", "matplotlib"} & set(needed)
     block = "import sys; sys.modules.update(dict.fromkeys(('pandas', 'matplotlib', 'transformers', 'fairseq')));"
-    use = "import torch, dsq; dsq.convert(torch.nn.Sequential(torch.nn.Linear(4, 4)));"
-    done = run("-c", f"{block} {use} assert 'triton' not in sys.modules; print(dsq.__version__)")
+    use = "import torch, dsq; assert 'triton' not in sys.modules;"
+    use += "dsq.convert(torch.nn.Sequential(torch.nn.Linear(4, 4))); print(dsq.__version__)"
+    done = run("-c", f"{block} {use}")
     assert done.stdout.strip() == dsq.__version__, done.stderr
     command = "from dsq.costmodel.cli.main import main; sys.exit(main(sys.argv[1:]))"
     question = ("[16,4,4,16]", "--workload", "roberta_base_mnli", "--hardware", "h100")

@@ -118,7 +118,7 @@ def test_a_run_that_counts_its_updates_anew_begins_with_dsq_anew(data: Path, tra
 
 @pytest.mark.parametrize("flags", [["--finetune-from-model"], ["--dsq-reset", "--restore-file"]])
 def test_a_run_without_dsq_from_a_checkpoint_with_it(data: Path, trained: Path, tmp_path: Path, flags) -> None:
-    given = [*MODEL, "--disable-validation", "--max-update", 3, "--lr", 0, "--save-dir", tmp_path]
+    given = [*MODEL, "--disable-validation", "--max-update", 4, "--lr", 0, "--save-dir", tmp_path]
     run("train", data, *given, *flags, trained / "checkpoint_last.pt")
     before, after = weights(trained), weights(tmp_path)
     assert before.keys() - after.keys() == {"dsq._extra_state"}
@@ -128,8 +128,11 @@ def test_a_run_without_dsq_from_a_checkpoint_with_it(data: Path, trained: Path, 
 def test_a_reset_starts_at_the_first_level_and_is_of_the_training_alone(data: Path, trained: Path, tmp_path) -> None:
     given = ["--restore-file", trained / "checkpoint_last.pt", "--dsq-reset", "--dsq-levels", "[4,4,4,16] [8,4,4,16]"]
     given += ["--dsq-rise-at", 1]
-    run("train", data, *MODEL, "--disable-validation", "--max-update", 4, "--save-dir", tmp_path, *given)
-    assert [(it["precision"][0], it["updates"]) for it in levels(tmp_path)] == [(4, 1), (8, 1)]  # two were made before
+    run("train", data, *MODEL, "--disable-validation", "--max-update", 5, "--save-dir", tmp_path, *given)
+    assert [(it["precision"][0], it["updates"]) for it in levels(tmp_path)] == [
+        (4, 1),
+        (8, 1),
+    ]  # three were before
     # as fairseq-validate and the Python interface load it: the task has the flags of the training
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "checkpoint_last.pt")])
     assert model.dsq.trained_level == 1

@@ -67,10 +67,10 @@ class Stack(nn.Module):
 
 MODELS = {
     "fused attention": lambda: Stack(encoder(2, 32, 4, 64, sdpa=True)[:2]),
-    "written attention": lambda: Stack(encoder(2, 32, 4, 64)[:2]),
+    "written attention": lambda: Stack(encoder(1, 32, 4, 64)[:1]),
     "converted": lambda: Stack(dsq.convert(encoder(2, 32, 4, 64, sdpa=True)[:2])),
-    "rotations": lambda: Stack([Rotated(), Rotated()], torch.zeros(24, 24).triu(1) * -4.0),
-    "graph breaks": lambda: Stack([Broken(), Broken()]),
+    "rotations": lambda: Stack([Rotated()], torch.zeros(24, 24).triu(1) * -4.0),
+    "graph breaks": lambda: Stack([Broken()]),
 }
 #: chooses what to save as inductor does, without its compiler
 PARTITIONED = "aot_eager_decomp_partition"
@@ -197,14 +197,13 @@ class Unpacked(TorchDispatchMode):
 
 
 def test_one_graph_unpacks_a_tensor_when_it_is_used():
-    model = Stack(encoder(4, 32, 4, 64, sdpa=True)[:4])
-    compiled = torch.compile(model, backend=DIVIDED, fullgraph=True)
+    compiled = torch.compile(made("fused attention"), backend=DIVIDED, fullgraph=True)
     apply(compiled, "bfp")
     loss(compiled).backward()
     value = loss(compiled)
     with Unpacked() as unpacked:
         value.backward()
-    assert unpacked.all >= 4 * 8
+    assert unpacked.all >= 2 * 8
     assert unpacked.most <= 6  # what attention was given and gave, and its neighbours
 
 
