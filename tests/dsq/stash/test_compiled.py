@@ -68,7 +68,7 @@ class Stack(nn.Module):
 MODELS = {
     "fused attention": lambda: Stack(encoder(2, 32, 4, 64, sdpa=True)[:2]),
     "written attention": lambda: Stack(encoder(1, 32, 4, 64)[:1]),
-    "converted": lambda: Stack(dsq.convert(encoder(2, 32, 4, 64, sdpa=True)[:2])),
+    "converted": lambda: Stack(dsq.convert(encoder(1, 32, 4, 64, sdpa=True)[:1])),
     "rotations": lambda: Stack([Rotated()], torch.zeros(24, 24).triu(1) * -4.0),
     "graph breaks": lambda: Stack([Broken()]),
 }
