@@ -17,9 +17,11 @@ from importlib.metadata import version
 from pathlib import Path
 from resource import struct_rusage
 
+from filelock import FileLock
+
 from analysis import ROOT
 from analysis.evidence.suite import FP32, IN_NATS, SEEDS, Run, Suite, Task, locate
-from dsq.command import Record, as_csv, make_folder, processor, turn_at, write_text
+from dsq.command import Record, as_csv, make_folder, processor, write_text
 
 LEDGER = ROOT / "analysis" / "results" / "evidence.csv"
 #: what decides a run's numbers, but for the suite
@@ -45,7 +47,7 @@ def read_rows(path: Path, suite: Suite | None = None) -> dict[Key, Record]:
 
 def enter(path: Path, row: Record) -> None:
     """Put a row into the ledger, in place of an earlier one of the same run. Processes take turns."""
-    with turn_at(path.parent):
+    with FileLock(path.parent / ".turn"):
         rows = read_rows(path)
         rows[row["task"], row["setting"], row["seed"]] = row
         write_text(path, as_csv(list(rows.values())))

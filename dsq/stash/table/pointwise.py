@@ -23,11 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.codes import Kept, Prepare, Stash, is_made_of_others, keep, kept, spare
+from dsq.stash.codes import Kept, Stash, is_made_of_others, keep, kept, spare
 
 aten = torch.ops.aten
-
-
 #: an input at which what saturates has all but the gradient of an infinite one: 1e-7 of a sigmoid, 0 of a tanh
 SATURATED = 16.0
 
@@ -85,19 +83,12 @@ class Activation(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        stash: Stash,
-        x: Tensor,
-        run: Callable[[Tensor], Tensor],
-        gradient: Callable[[Tensor, Tensor], Tensor],
-        limits: tuple[float, float] | None,
-        writes: bool = False,
-        prepare: Prepare | None = None,
+        ctx: Any, stash: Stash, x: Tensor, run: Any, gradient: Any, limits: Any, writes: bool, prepare: Any
     ) -> Tensor:
-        y = run(x)
-        form = stash.code(x, "activation", prepare) if limits is None else stash.bits(x, *limits, nan_is_open=False)
-        keep(ctx, form)
-        stash.derive(y, (form if limits is None else stash.find(x),), run)
+        y: Tensor = run(x)
+        source = stash.code(x, "activation", prepare) if limits is None else stash.find(x)
+        keep(ctx, source if limits is None else stash.bits(x, limits[0], limits[1], nan_is_open=False))
+        stash.derive(y, (source,), run)
         ctx.gradient, ctx.writes = gradient, writes
         return y
 
@@ -261,7 +252,7 @@ def vector_norm(
     run = partial(torch.linalg.vector_norm, ord=ord, dim=dim, keepdim=keepdim, dtype=dtype)
     if ord != 2 or dtype is not None or stash.find(input) is None:
         return run(input)
-    return Activation.apply(stash, input, run, partial(_norm_backward, dim=dim), None)  # type: ignore[no-untyped-call]
+    return Activation.apply(stash, input, run, partial(_norm_backward, dim=dim), None, False, None)  # type: ignore[no-untyped-call]
 
 
 def _norm_backward(dy: Tensor, x: Tensor, dim: Any) -> Tensor:
