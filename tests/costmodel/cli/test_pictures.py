@@ -1,6 +1,7 @@
 """A picture names each place once, and no name covers another."""
 
 import itertools
+import re
 import shutil
 import subprocess
 
@@ -14,8 +15,9 @@ from dsq import costmodel
 from dsq.costmodel.cli.main import main
 from dsq.costmodel.cli.pictures.figure import around, name_points, new_figure
 from dsq.costmodel.cli.pictures.plan import front
-from dsq.costmodel.cli.pictures.roofline import coinciding, roofs
+from dsq.costmodel.cli.pictures.roofline import MARKERS, roofs
 from dsq.costmodel.hardware.hardware import load_hardware
+from dsq.costmodel.model.operations import CLASSES
 
 
 def names_on(axes, points, taken):
@@ -35,12 +37,19 @@ def test_names_cover_nothing_and_are_left_out_where_there_is_no_room():
     assert len(names_on(axes, [(5, 5)], [axes.bbox])) == len(points)
 
 
-def test_dots_in_one_place_share_a_name():
-    def dot(name, setup, intensity, share):
-        return {"class": name, "setup": setup, "flop_per_byte": intensity, "tflops": 5.0, "of_time": share}
+def test_the_key_of_a_roofline_names_every_class_of_every_setup(tmp_path):
+    path = tmp_path / "roofline.svg"
+    assert main(["roofline", "[16,4,4,16]", "[2,2,2,16]", "--picture", str(path)]) == 0
+    drawn = path.read_text()
+    for setup in ("[16,4,4,16]", "[2,2,2,16]"):
+        assert all(
+            re.search(rf"<!-- .*{re.escape(setup)}, {name}: \d+% of .*, \d+% of time -->", drawn) for name in CLASSES
+        )
 
-    dots = [dot("fc1", "a", 2, 0.2), dot("fc2", "b", 2.01, 0.5), dot("softmax", "a", 8, 0.3)]
-    assert [[dot["class"] for dot in group] for group in coinciding(dots)] == [["fc2", "fc1"], ["softmax"]]
+
+def test_each_class_of_operations_has_a_mark_of_its_own():
+    assert list(MARKERS) == list(CLASSES)
+    assert len(set(MARKERS.values())) == len(CLASSES)
 
 
 def test_roofs_of_about_one_rate_share_a_label():
