@@ -10,9 +10,6 @@ from typing import Any
 
 from dsq.command import as_csv, read_toml, table
 from dsq.costmodel.hardware.hardware import Hardware
-from dsq.costmodel.model.methods import Setup, parse_setups
-from dsq.costmodel.model.operations import Workload
-from dsq.costmodel.model.roofline import Floor
 
 Record = dict[str, Any]
 _COLUMNS: dict[str, dict[str, str]] = read_toml(Path(__file__).with_name("columns.toml"))
@@ -80,11 +77,6 @@ def _narrow(section: Section) -> str:
 # ---- what the arguments of several commands describe
 
 
-def setups_of(arguments: argparse.Namespace, texts: Iterable[str]) -> list[Setup]:
-    """The precisions, each in its own format, or in that of the options. Raises ValueError."""
-    return [setup for text in texts for setup in parse_setups(text, vars(arguments))]
-
-
 def refuse_idle(arguments: argparse.Namespace, names: Iterable[str], where: str) -> None:
     """Raises ValueError for an option of ``names`` that was given; they do nothing ``where``."""
     for name in names:
@@ -92,30 +84,7 @@ def refuse_idle(arguments: argparse.Namespace, names: Iterable[str], where: str)
             raise ValueError(f"--{name.replace('_', '-')} does nothing {where}: leave it out")
 
 
-def facts(workload: Workload, hardware: Hardware | None = None) -> Record:
-    known: Record = {"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters}
-    known |= {"macs": workload.macs, "source": workload.source}
-    return known | hardware_facts(hardware) if hardware else known
-
-
-def named(setup: Setup) -> Record:
-    return {"setup": str(setup), "format": setup.format.name, "precision": str(setup.precision)}
-
-
 def hardware_facts(hardware: Hardware) -> Record:
     return {"hardware": hardware.name, "rates": hardware.rates, "hardware_sources": hardware.sources} | {
         "peaks": {peak.datatype: {"tflops": peak.flops / 1e12, "source": peak.source} for peak in hardware.peaks}
     }
-
-
-def heading(workload: Workload, hardware: Hardware) -> str:
-    return (
-        f"{workload.name}: {workload.parameters:,} parameters, {workload.tokens:,} tokens a step, "
-        f"{workload.macs / 1e9:,.1f} GMAC a step; on {hardware.name}"
-    )
-
-
-def floor_record(floor: Floor) -> Record:
-    record: Record = {"gflop": floor.flops / 1e9, "flop_per_byte": floor.intensity}
-    record |= {"ridge": floor.ridge if floor.compute_seconds else None}
-    return record | {"bound": "memory" if floor.memory_bound else "compute", "floor_ms": floor.seconds * 1e3}

@@ -15,7 +15,7 @@ from dsq.costmodel.model.ledger import Stored
 from dsq.costmodel.model.operations import Gemm, Operation
 from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity
 from dsq.kept import FEW, GACT_GROUP, LEAST_BITS, MESA_BITS, MORE, What
-from dsq.precision import Precision, parse_levels
+from dsq.precision import DEFAULT_LEVELS, Precision, parse_levels
 
 
 @dataclass(frozen=True)
@@ -205,3 +205,28 @@ class Method(Training):
     def shared_by(self, stage: int) -> int:
         """Number of devices that share what ZeRO shares from this stage on (1 also the update)."""
         return self.devices if self.zero >= stage else 1
+
+
+#: the levels of the paper's schedule that end it, and ours
+LEVELS = (Precision(16, 4, 4, 16), Precision(4, 4, 4, 8), *DEFAULT_LEVELS)
+#: a level and a policy of dsq -> the setting of docs/evidence.md whose trainings support it, which a test holds
+TRUSTED = {
+    **{f"dsq {level}{stash}": f"{level}{stash}" for level in DEFAULT_LEVELS for stash in ("", " all")},
+    "bfp 4": f"{DEFAULT_LEVELS[-1]} all",
+    "recompute, bfp 4": f"{DEFAULT_LEVELS[-1]} all, checkpoint",
+}
+USUAL = (
+    Method("fp32", FP32),
+    Method("bf16 autocast", AUTOCAST),
+    Method("bf16", BF16),
+    *(Method(f"dsq {level}", Setup(DSQ, level), trusted=f"dsq {level}" in TRUSTED) for level in LEVELS),
+    *(Method(f"dsq {level} all", Setup(DSQ, level), stash=whole_stash(Setup(DSQ, level))) for level in DEFAULT_LEVELS),
+    *(Method(f"bf16, {name}", BF16, stash=it, trusted=name in TRUSTED) for name, it in POLICIES.items()),
+    Method("bf16, selective recompute", BF16, recompute=True, selective=True),
+    Method("bf16, recompute", BF16, recompute=True),
+    Method("bf16, recompute, bfp 4", BF16, stash=POLICIES["bfp 4"], recompute=True),
+)
+#: LoRA over weights of 16 bits, or of 4. PEFT's adapters are fp32 unless told, and each keeps a copy of its input
+ADAPTERS = tuple(
+    Method(f"{{}}{by}{again}", BF16, recompute=bool(again)) for by in ("", " by PEFT") for again in ("", ", recompute")
+)

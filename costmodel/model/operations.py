@@ -152,7 +152,11 @@ class Workload:
     def excluding(self, exclude: str) -> "Workload":
         """The workload with layers whose name matches the regex left unconverted. Raises ValueError."""
         regex = pattern("exclude", exclude)
-        return self._with_gemms(lambda gemm: replace(gemm, quantised=False) if regex.search(gemm.name) else gemm)
+
+        def leave(op: Operation) -> Operation:
+            return replace(op, quantised=False) if isinstance(op, Gemm) and regex.search(op.name) else op
+
+        return self.changed(leave)
 
     def freezing(self, frozen: str) -> "Workload":
         """The workload with weights and biases of layers whose name matches the regex held as they are: no dw product,
@@ -201,7 +205,7 @@ class Workload:
                 return replace(op, kind="chunked loss") if op.kind in ("loss", "loss of fp32") else op
             return replace(op, on_chip="y") if op.name == "output_projection" else op
 
-        return replace(self, operations=tuple(map(chunk, self.operations)))
+        return self.changed(chunk)
 
     def on_cpu(self) -> "Workload":
         """The workload as PyTorch runs it on a CPU, where a dropout keeps a mask of floats."""
@@ -209,7 +213,7 @@ class Workload:
         def masked(op: Operation) -> Operation:
             return replace(op, kind=CPU_DROPOUT) if isinstance(op, Pointwise) and op.kind == "dropout" else op
 
-        return replace(self, operations=tuple(map(masked, self.operations)))
+        return self.changed(masked)
 
     def fusing_attention(self, cpu: bool = False) -> "Workload":
         """The workload with attention's scores kept on chip and made again in the backward, as fused kernels do.
@@ -245,9 +249,9 @@ class Workload:
             operations.append(op)
         return replace(self, operations=tuple(operations))
 
-    def _with_gemms(self, change: Callable[[Gemm], Gemm]) -> "Workload":
-        changed = (change(op) if isinstance(op, Gemm) else op for op in self.operations)
-        return replace(self, operations=tuple(changed))
+    def changed(self, change: Callable[[Operation], Operation]) -> "Workload":
+        """The workload with each operation as ``change`` returns it."""
+        return replace(self, operations=tuple(map(change, self.operations)))
 
     @cached_property
     def groups(self) -> list["Group"]:

@@ -9,24 +9,11 @@ from typing import Any
 from dsq.arguments import choice, whole_number
 from dsq.costmodel.hardware.hardware import Hardware
 from dsq.costmodel.model.memory import Memory
-from dsq.costmodel.model.methods import (
-    AUTOCAST,
-    BF16,
-    DSQ,
-    FP32,
-    OPTIMISERS,
-    POLICIES,
-    Method,
-    Setup,
-    Training,
-    whole_stash,
-)
+from dsq.costmodel.model.methods import ADAPTERS, OPTIMISERS, USUAL, Method, Training
 from dsq.costmodel.model.operations import Workload
 from dsq.costmodel.planning.step import Stages, StepTime, sent_bytes, sharded_memory, sharded_step
 from dsq.costmodel.workloads.named import AskedStep
 from dsq.costmodel.workloads.transformer import Shard
-from dsq.costmodel.workloads.workload_file import states_its_sizes
-from dsq.precision import DEFAULT_LEVELS, Precision
 
 GIGA = 1e9
 MOST_SEQUENCES = 2**20
@@ -43,30 +30,6 @@ MOST_ADVISED = 64
 #: CATEGORIES, as JSON has them
 _SHORT = ("param_GB", "grad_GB", "optim_GB", "activ_GB", "stash_GB", "logits_GB", "temp_GB")
 _BOUNDS = {"compute": "arithmetic", "memory": "memory bandwidth", "link": "the link between devices"}
-
-#: the levels of the paper's schedule that end it, and ours
-LEVELS = (Precision(16, 4, 4, 16), Precision(4, 4, 4, 8), *DEFAULT_LEVELS)
-#: a level and a policy of dsq -> the setting of docs/evidence.md whose trainings support it, which a test holds
-TRUSTED = {
-    **{f"dsq {level}{stash}": f"{level}{stash}" for level in DEFAULT_LEVELS for stash in ("", " all")},
-    "bfp 4": f"{DEFAULT_LEVELS[-1]} all",
-    "recompute, bfp 4": f"{DEFAULT_LEVELS[-1]} all, checkpoint",
-}
-USUAL = (
-    Method("fp32", FP32),
-    Method("bf16 autocast", AUTOCAST),
-    Method("bf16", BF16),
-    *(Method(f"dsq {level}", Setup(DSQ, level), trusted=f"dsq {level}" in TRUSTED) for level in LEVELS),
-    *(Method(f"dsq {level} all", Setup(DSQ, level), stash=whole_stash(Setup(DSQ, level))) for level in DEFAULT_LEVELS),
-    *(Method(f"bf16, {name}", BF16, stash=it, trusted=name in TRUSTED) for name, it in POLICIES.items()),
-    Method("bf16, selective recompute", BF16, recompute=True, selective=True),
-    Method("bf16, recompute", BF16, recompute=True),
-    Method("bf16, recompute, bfp 4", BF16, stash=POLICIES["bfp 4"], recompute=True),
-)
-#: LoRA over weights of 16 bits, or of 4. PEFT's adapters are fp32 unless told, and each keeps a copy of its input
-ADAPTERS = tuple(
-    Method(f"{{}}{by}{again}", BF16, recompute=bool(again)) for by in ("", " by PEFT") for again in ("", ", recompute")
-)
 
 
 @dataclass(frozen=True)
@@ -104,11 +67,6 @@ class Question(Training):
     def shard(self) -> Shard:
         return Shard(self.tensor, self.pipeline, sequence=self.tensor > 1)
 
-    @cached_property
-    def sized(self) -> bool:
-        """Whether the batch may be changed; a workload file's may not."""
-        return not states_its_sizes(self.step.workload)
-
     def compared(self) -> tuple[Method, ...]:
         """The methods, each over the devices that are asked for."""
         listed = self.methods or USUAL
@@ -127,7 +85,7 @@ class Question(Training):
         """The answer. Raises ValueError for what cannot be planned."""
         choice("optimiser", self.optimiser, OPTIMISERS)
         rows = [_costed(self, method, self.stages(method)) for method in self.compared()]
-        if self.sized:
+        if self.step.sized:
             rows = [replace(row, largest_batch=largest_batch(self, row.method)) for row in rows]
         return Plan(self, tuple(rows))
 
@@ -225,7 +183,7 @@ class Plan:
         """The cheapest change that helps: that makes it fit, or quicker by a twentieth."""
         if not self.best.fits:
             return self._to_fit()
-        if not self.question.sized:
+        if not self.question.step.sized:
             return "its batch is fixed"
         quickest, found = WORTH_IT * self.best.tokens_per_second, ""
         for option, question in self._larger():
@@ -269,7 +227,7 @@ class Plan:
     def notes(self) -> list[str]:
         question, rows = self.question, self.rows
         notes = [f"the peak comes at the {'; '.join(dict.fromkeys(row.memory.cause for row in rows))}."]
-        if question.sized and (lacking := question.step.positions_lacking()):
+        if question.step.sized and (lacking := question.step.positions_lacking()):
             notes.append(lacking)
         if question.step.stores_scores():
             notes.append("attention's scores are stored: with --fused-attention they stay on chip.")
@@ -317,13 +275,13 @@ def _changes(question: Question, largest_batch: int) -> Iterator[tuple[str, Ques
             if question.zero < 2 and question.accumulate * question.pipeline == 1:  # torchtune's, on one device
                 changed = replace(question, optimiser="adam-8bit-16bit", offload=True, in_backward=True)
                 yield "--optimiser adam-8bit-16bit --offload --in-backward", changed
-    if question.sized and step.lora is None and not question.methods:
+    if question.step.sized and step.lora is None and not question.methods:
         yield "--lora 16", replace(question, step=replace(step, lora=16, freeze=None))
     if question.hardware.link and question.shard.devices == 1:
         for devices in (2, 4, 8):
             if devices > question.devices:
                 yield f"--devices {devices} --zero {most_zero}", replace(question, devices=devices, zero=most_zero)
-    if question.sized and not question.base_bits and not question.methods:
+    if question.step.sized and not question.base_bits and not question.methods:
         lora = replace(step, lora=step.lora or 16, freeze=None)
         adapted = replace(question, step=lora, base_bits=NF4_BITS)
         yield f"--qlora {lora.lora}", adapted

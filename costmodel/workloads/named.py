@@ -4,7 +4,7 @@ training step that a user asks about: the sizes of its batch, and what of the mo
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,11 @@ class AskedStep:
     chunked_loss: bool = False
     cpu: bool = False  #: by a CPU's kernels; no option, but the hardware's fact
 
+    @cached_property
+    def sized(self) -> bool:
+        """Whether its batch may be changed; a workload file's may not."""
+        return not isinstance(_load(self.workload), Workload)
+
     @lru_cache(maxsize=64)  # noqa: B019 - questions are few
     def build(self, copies: bool = False) -> Workload:
         """The step. copies: adapters keep copies of their inputs, as PEFT's do. Raises ValueError."""
@@ -174,9 +179,9 @@ class AskedStep:
             return given
         if len(given) > ("sequences" in given):
             raise ValueError("tokens are those of a sequence on both sides: leave out the two lengths")
-        if workload_file.states_its_sizes(self.workload):
-            raise ValueError(f"workload file {self.workload} states its own sizes: tokens cannot be changed")
-        model = load_shapes(self.workload)
+        model = _load(self.workload)
+        if isinstance(model, Workload):
+            return {"tokens": self.tokens}  # which its file refuses
         sides = {"source_length": model.encoder, "target_length": model.decoder}
         return given | {name: self.tokens for name, stack in sides.items() if stack}
 

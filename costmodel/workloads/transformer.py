@@ -366,4 +366,4 @@ def _parallel(workload: Workload, shard: Shard) -> Workload:
         shared = op.kind in _STREAM_KINDS and not of_heads
         return replace(op, rows=-(-op.rows // shard.tensor)) if shared else op
 
-    return replace(workload, operations=tuple(map(share, workload.operations)))
+    return workload.changed(share)

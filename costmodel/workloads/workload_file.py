@@ -9,7 +9,6 @@
 from dataclasses import MISSING, fields
 from typing import Any
 
-from dsq.command import read_json
 from dsq.costmodel.model.ledger import POINTWISE
 from dsq.costmodel.model.operations import CLASSES, Gemm, Operation, Pointwise, Workload
 
@@ -24,11 +23,6 @@ _MAY_BE_ZERO = ("parameters", "recompute", "pairs", "x_values", "mask", "bias", 
 
 def is_workload(data: Any) -> bool:
     return isinstance(data, dict) and "costmodel" in data
-
-
-def states_its_sizes(name: str) -> bool:
-    """Whether the workload of this name is a workload file, whose batch cannot be changed."""
-    return name.endswith(".json") and is_workload(read_json(name))
 
 
 def parse(data: dict[str, Any], where: str) -> Workload:

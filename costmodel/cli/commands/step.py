@@ -2,24 +2,14 @@
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from dsq import costmodel
 from dsq.command import write_whole
-from dsq.costmodel.cli.answer import (
-    Answer,
-    Record,
-    Section,
-    facts,
-    floor_record,
-    heading,
-    named,
-    refuse_idle,
-    setups_of,
-)
+from dsq.costmodel.cli.answer import Answer, Record, Section, hardware_facts, refuse_idle
 from dsq.costmodel.hardware.hardware import Hardware, Rate, load_hardware
-from dsq.costmodel.model.methods import Method, Setup, all_sizes, whole_stash
+from dsq.costmodel.model.methods import Method, Setup, all_sizes, parse_setups, whole_stash
 from dsq.costmodel.model.operations import Workload
 from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates
 from dsq.costmodel.model.traffic import matmuls, transfers
@@ -79,6 +69,34 @@ def parse_bytes(text: str) -> float:
     if not match or not float(match[1]):
         raise ValueError(f"fit must be a size such as 80GB or 24GiB, got {text!r}")
     return float(match[1]) * _UNITS[match[2].lower()]
+
+
+def setups_of(arguments: argparse.Namespace, texts: Iterable[str]) -> list[Setup]:
+    """The precisions, each in its own format, or in that of the options. Raises ValueError."""
+    return [setup for text in texts for setup in parse_setups(text, vars(arguments))]
+
+
+def facts(workload: Workload, hardware: Hardware | None = None) -> Record:
+    known: Record = {"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters}
+    known |= {"macs": workload.macs, "source": workload.source}
+    return known | hardware_facts(hardware) if hardware else known
+
+
+def named(setup: Setup) -> Record:
+    return {"setup": str(setup), "format": setup.format.name, "precision": str(setup.precision)}
+
+
+def heading(workload: Workload, hardware: Hardware) -> str:
+    return (
+        f"{workload.name}: {workload.parameters:,} parameters, {workload.tokens:,} tokens a step, "
+        f"{workload.macs / 1e9:,.1f} GMAC a step; on {hardware.name}"
+    )
+
+
+def floor_record(floor: Floor) -> Record:
+    record: Record = {"gflop": floor.flops / 1e9, "flop_per_byte": floor.intensity}
+    record |= {"ridge": floor.ridge if floor.compute_seconds else None}
+    return record | {"bound": "memory" if floor.memory_bound else "compute", "floor_ms": floor.seconds * 1e3}
 
 
 # ---- estimate: precisions, or the levels of a run, in one line each

@@ -11,7 +11,7 @@ from analysis.evidence.comparison import PAGE, YARDSTICK, Evidence, Mean, over_t
 from analysis.evidence.ledger import LEDGER, read_rows
 from analysis.evidence.suite import FP32, Setting, load_suite
 from analysis.tables import written
-from dsq.costmodel.planning.plan import TRUSTED
+from dsq.costmodel.model.methods import TRUSTED
 from dsq.formats import DEFAULT
 from dsq.precision import BLEU, LOST, STOCHASTIC
 
