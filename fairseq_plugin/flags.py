@@ -69,10 +69,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--dsq-reset", action="store_true", help=_RESET)
 
 
-def config_of(options: object, log: bool = True) -> DSQConfig | None:
+def config_of(options: object) -> DSQConfig | None:
     """The DSQConfig that ``options`` (argparse's namespace or a task's config) ask for; None without --dsq-levels.
 
-    Logs, unless told not to, a warning of flags that do nothing without --dsq-levels, and what DSQConfig warns of.
+    Logs a warning of flags that do nothing without --dsq-levels, and what DSQConfig warns of.
     Raises InputError for values that no run can use.
     """
     given = {name: getattr(options, f"dsq_{name}", _default(name)) for name in OPTIONS}
@@ -88,7 +88,7 @@ def config_of(options: object, log: bool = True) -> DSQConfig | None:
         found = [f"--dsq-levels: {warning.message}" for warning in caught]
         if len(config.levels) == 1 and config.patience != _default("patience"):
             found.insert(0, "--dsq-patience does nothing: --dsq-levels has one level")
-    for text in found if log else ():
+    for text in found:
         logger.warning("%s", text)
     return config
 

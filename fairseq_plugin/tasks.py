@@ -4,12 +4,10 @@ The task is the right place: fairseq asks it for the model in training and in ge
 its classification head there), and tells it of each update and each validation.
 """
 
-import contextlib
 import inspect
 import json
 import logging
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,32 +70,26 @@ class DSQTask(FairseqTask):
         return in_chunks(criterion, self._dsq_model) if packs else criterion
 
     def train_step(self, sample: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        state = self.dsq_state
-        if state is None:
+        if self.dsq_state is None or self._described:
             return super().train_step(sample, model, *args, **kwargs)
-        with self._described_once(state):
-            return super().train_step(sample, model, *args, **kwargs)
-
-    @contextlib.contextmanager
-    def _described_once(self, state: DSQState) -> Iterator[None]:
-        """Describe the model by what the criterion first calls it with, which is more than the batch's net_input."""
-        if self._described:
-            yield
-            return
         calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        model = self._dsq_model
-        hook = model.register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True)
+        hook = self._dsq_model.register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True)
         try:
-            yield
+            result = super().train_step(sample, model, *args, **kwargs)
         finally:
             hook.remove()
         if calls:
             self._described = True
-            inputs, keywords = calls[0]
-            keywords.pop(FEATURES_ONLY, None)
-            workload = write_workload(model, self.dsq_save_dir, *inputs, **keywords)
-            cost = predicted(state.config.as_dict(), workload, self.dsq_updates)
-            logger.info("DSQ cost to expect, fixed-point 32 = 1 (dsq-cost, paper profile): %s", cost)
+            self._describe(*calls[0])
+        return result
+
+    def _describe(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Describe the model by what the criterion calls it with, which is more than the batch's net_input."""
+        assert self.dsq_state is not None
+        keywords.pop(FEATURES_ONLY, None)
+        workload = write_workload(self._dsq_model, self.dsq_save_dir, *inputs, **keywords)
+        cost = predicted(self.dsq_state.config.as_dict(), workload, self.dsq_updates)
+        logger.info("DSQ cost to expect, fixed-point 32 = 1 (dsq-cost, paper profile): %s", cost)
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
         super().reduce_metrics(logging_outputs, criterion)

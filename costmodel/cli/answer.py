@@ -28,11 +28,6 @@ class Section:
     records: list[Record]
     columns: str  #: what people see of it: a table of columns.toml
 
-    @property
-    def shown(self) -> dict[str, str]:
-        """Columns that people see -> format spec."""
-        return {name: it for name, it in _COLUMNS[self.columns].items() if any(name in one for one in self.records)}
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -64,7 +59,8 @@ def _narrow(section: Section) -> str:
     def wrapped(cell: object) -> object:
         return textwrap.fill(cell, CELL_WIDTH) if isinstance(cell, str) else cell
 
-    shown = section.shown
+    columns = _COLUMNS[section.columns].items()
+    shown = {name: spec for name, spec in columns if any(name in record for record in section.records)}
     lines = {name: name.replace("_", "\n") for name in shown}
     records = [{head: wrapped(record.get(name)) for name, head in lines.items()} for record in section.records]
     before, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # it would widen every column of numbers by two

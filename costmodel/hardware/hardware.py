@@ -166,16 +166,13 @@ class Hardware:
     def rate(self, first: Format, second: Format) -> Rate:
         """The fastest way to multiply two such operands exactly. Raises ValueError where there is none."""
         if (first, second) not in self._found:
-            self._found[first, second] = self._fastest(first, second)
+            able = [Rate(peak, passes) for peak in self.peaks if (passes := peak.passes(first, second))]
+            if not able:
+                wider = max(first, second, key=lambda operand: operand.bits)
+                missing = f"{wider.name} operands of {wider.bits} bits"
+                raise ValueError(f"hardware {self.name!r} has no peak that holds {missing}")
+            self._found[first, second] = able[0] if self.measured else max(able, key=lambda rate: rate.flops)
         return self._found[first, second]
-
-    def _fastest(self, first: Format, second: Format) -> Rate:
-        able = [Rate(peak, passes) for peak in self.peaks if (passes := peak.passes(first, second))]
-        if not able:
-            wider = max(first, second, key=lambda operand: operand.bits)
-            missing = f"{wider.name} operands of {wider.bits} bits"
-            raise ValueError(f"hardware {self.name!r} has no peak that holds {missing}")
-        return able[0] if self.measured else max(able, key=lambda rate: rate.flops)
 
     @property
     def rates(self) -> str:
@@ -250,9 +247,11 @@ def _peak(entry: Any, label: str, measured: bool) -> Peak:
 def _terms(data: Any, dotted: str) -> tuple[float, float]:
     """Seconds a value and a call; 0 where none is stated."""
     stated = _field(data, dotted, dict)
-    terms = (("ns_per_value", NANO), ("us_per_call", MICRO))
-    per_value, per_call = (unit * _number(data, f"{dotted}.{name}") if name in stated else 0 for name, unit in terms)
-    return per_value, per_call
+    per_value, per_call = (
+        _number(data, f"{dotted}.{name}", zero=True) if name in stated else 0
+        for name in ("ns_per_value", "us_per_call")
+    )
+    return NANO * per_value, MICRO * per_call
 
 
 def _fused_unit(data: Any, dotted: str) -> FusedUnit:
@@ -274,8 +273,7 @@ def _holds(held: dict[str, Any], label: str) -> dict[str, tuple[int, int]]:
 def _pass(entry: Any, label: str) -> tuple[tuple[str, int, str], Pass]:
     data = {label: entry}
     kind, phase = (_field(data, f"{label}.{name}", str) for name in ("kind", "phase"))
-    per_value, per_call = (_number(data, f"{label}.{name}", zero=True) for name in ("ns_per_value", "us_per_call"))
-    return (kind, int(_number(data, f"{label}.bits")), phase), Pass(NANO * per_value, MICRO * per_call)
+    return (kind, int(_number(data, f"{label}.bits")), phase), Pass(*_terms(data, label))
 
 
 def _efficiency(data: dict[str, Any], part: str) -> float:

@@ -1,7 +1,7 @@
 """How long a step takes: what it computes, packs, updates and sends; on one device, over data-parallel ones (ZeRO),
 tensor-parallel ones (with sequence parallelism) and a pipeline of stages (1F1B)."""
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -10,7 +10,7 @@ from dsq.costmodel.model.entries import by_policy, layer_of, results_kept
 from dsq.costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
 from dsq.costmodel.model.memory import Memory, gradient_bytes, is_base, packed_values, peak_memory, state
 from dsq.costmodel.model.methods import BF16, OPTIMISERS, CostedPolicy, Method
-from dsq.costmodel.model.operations import Gemm, Operation, Workload
+from dsq.costmodel.model.operations import Operation, Workload
 from dsq.costmodel.model.roofline import step_floor
 from dsq.costmodel.model.traffic import matmuls, transfers
 from dsq.costmodel.workloads.transformer import Shard
@@ -52,9 +52,10 @@ def step_time(
     updating = max(float(update.seconds), _paging_seconds(workload, method, hardware))
     seconds = float(passes.seconds) + _widening_seconds(workload, method, hardware)
     if method.recompute:
-        seconds += _forward_again(workload, method, hardware, layer_of)
+        seconds += _forward_again(workload, method, hardware, filter(layer_of, workload.operations))
     if method.stash and method.stash.bits:  # which keeps no result of fused attention, and runs it again
-        seconds += _forward_again(workload, method, hardware, _is_fused)
+        fused = [gemm for gemm in workload.gemms if gemm.on_chip and not gemm.weight]
+        seconds += _forward_again(workload, method, hardware, fused)
     bound = "memory" if (passes + update).memory_bound else "compute"
     sending, reached = sending_seconds(workload, method, hardware, micro_batches, tensor), hardware.efficiency
     seconds *= micro_batches
@@ -133,17 +134,10 @@ def _widening_seconds(workload: Workload, method: Method, hardware: Hardware) ->
     return (2 + method.recompute) * hardware.moving(values * (method.base_bits / 8 + 2))
 
 
-def _is_fused(op: Operation) -> bool:
-    return isinstance(op, Gemm) and bool(op.on_chip) and not op.weight
-
-
-def _forward_again(
-    workload: Workload, method: Method, hardware: Hardware, chosen: Callable[[Operation], object]
-) -> float:
+def _forward_again(workload: Workload, method: Method, hardware: Hardware, chosen: Iterable[Operation]) -> float:
     """Seconds of the forward of the chosen operations, but for those whose results selective recomputation keeps."""
     results = results_kept(workload) if method.selective else ()
-    operations = tuple(op for op in workload.operations if chosen(op) and op.name not in results)
-    again = replace(workload, operations=operations)
+    again = replace(workload, operations=tuple(op for op in chosen if op.name not in results))
     moved = [t for t in transfers(again, method.setup) if t.phase == FORWARD]
     multiplied = [product for product in matmuls(again, method.setup) if product.name == "forward"]
     return float(step_floor(moved, multiplied, hardware, method.setup.container_bits).seconds)

@@ -3,14 +3,10 @@ by the colour-blind too."""
 
 from collections.abc import Iterable, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
@@ -30,18 +26,15 @@ Point = tuple[float, float]
 
 def new_figure(columns: int = 1) -> tuple[Figure, Any]:
     """A figure, and its axes: one, or a list of them side by side."""
-    figure, listed = plt.subplots(1, columns, figsize=(9 * columns, 6), dpi=150, squeeze=False)
-    for axes in listed[0]:
+    figure = Figure(figsize=(9 * columns, 6), dpi=150)
+    FigureCanvasAgg(figure)  # which measures text
+    listed = figure.subplots(1, columns, squeeze=False)[0]
+    for axes in listed:
         axes.grid(True, which="major", color="#EEEEEE", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     figure.subplots_adjust(left=0.09 / columns, right=1 - 0.03 / columns, bottom=0.1, top=0.93)
-    return figure, listed[0][0] if columns == 1 else listed[0]
-
-
-def save(figure: Figure, path: Path) -> None:
-    figure.savefig(path)
-    plt.close(figure)
+    return figure, listed[0] if columns == 1 else listed
 
 
 def around(axes: Axes, point: Point, radius: float) -> Bbox:

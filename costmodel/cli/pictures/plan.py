@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogFormatter
 
-from dsq.costmodel.cli.pictures.figure import BLACK, BLUE, GREY, VERMILION, around, name_points, new_figure, save
+from dsq.costmodel.cli.pictures.figure import BLACK, BLUE, GREY, VERMILION, around, name_points, new_figure
 from dsq.costmodel.model.entries import CATEGORIES
 from dsq.costmodel.planning.plan import GIGA, MethodCost, Plan
 
@@ -55,7 +55,7 @@ def draw_picture(path: Path, plan: Plan) -> None:
     figure, (all_, one) = new_figure(columns=2)
     _draw_methods(all_, plan)
     _draw_memory(one, plan.best, plan.question.memory / GIGA)
-    save(figure, path)
+    figure.savefig(path)
 
 
 def _draw_methods(all_: Axes, plan: Plan) -> None:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from dsq.costmodel.cli.answer import Record
-from dsq.costmodel.cli.pictures.figure import BLACK, COLOURS, GREY, LABEL, SMALL, new_figure, save
+from dsq.costmodel.cli.pictures.figure import BLACK, COLOURS, GREY, LABEL, SMALL, new_figure
 from dsq.costmodel.hardware.hardware import Hardware
 
 TERA = 1e12
@@ -47,7 +47,7 @@ def draw_roofline(path: Path, workload: str, hardware: Hardware, records: list[R
     reached = "measured" if hardware.measured else "programs reach"
     key += [Line2D([], [], color=BLACK, label=reached), Line2D([], [], **DATASHEET, label="datasheet")]
     axes.legend(handles=key, loc="best", frameon=False, fontsize=SMALL)
-    save(figure, path)
+    figure.savefig(path)
 
 
 def roofs(hardware: Hardware) -> list[tuple[float, list[str]]]:
