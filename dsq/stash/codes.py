@@ -294,8 +294,7 @@ def spare(ctx: Any, dy: Tensor, *values: Tensor) -> list[Tensor | None]:
 
 
 def refuse_create_graph() -> None:
-    """Raise RuntimeError in a backward with create_graph=True: a second derivative of rounded or sampled values is
-    wrong."""
+    """Raise RuntimeError under create_graph=True: a second derivative of rounded or sampled values is wrong."""
     if torch.is_grad_enabled() and not _compiling():
         text = "activations in a packed stash are differentiable once: create_graph=True is not supported"
         raise RuntimeError(f"{text}; take the policies away (dsq.unconvert(model), controller.remove())")
