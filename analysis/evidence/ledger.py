@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -69,18 +70,15 @@ def revision() -> str:
     return git("log", "-1", "--format=%h", "--abbrev=12") + changed
 
 
+@dataclass(frozen=True)
 class Session:
-    """One call of the command.
+    """One call of the command. Paths are absolute, for the processes that it starts."""
 
-    Args:
-        roots: folders in which the tasks' files are looked for.
-        work: a folder for prepared data and logs.
-    """
-
-    def __init__(self, suite: Suite, roots: Sequence[Path], work: Path, ledger: Path) -> None:
-        self.suite, self.ledger = suite, ledger
-        self.roots, self.work = [root.resolve() for root in roots], work.resolve()
-        self.failed: list[Run] = []
+    suite: Suite
+    roots: Sequence[Path]  #: folders in which the tasks' files are looked for
+    work: Path  #: a folder for prepared data and logs
+    ledger: Path
+    failed: list[Run] = field(default_factory=list)
 
     def go(self, planned: Iterable[Run], jobs: int = 1, again: bool = False) -> None:
         """Run what is not in the ledger, in order; with ``again`` the rest too.
