@@ -12,6 +12,7 @@
 # make docs    the documentation site, in site/; a dead link fails
 # make wheel   dist/: the wheel and the sdist, checked
 # make first-hour  install the wheel in an environment of its own and do there what a person does first
+# make house   files and lines of Python by room, words of docs in prose and in tables
 # make env     .venv with everything; the targets above make it by themselves, once
 #
 # With an environment that is ready (torch 2.13, fairseq 0.12.2, the extras in pyproject.toml):
@@ -39,7 +40,7 @@ TIER ?= 1
 SANITIZED := build/sanitized
 RACES := build/races
 
-.PHONY: demo evidence test soak sanitize races arm avx512 gpu-compile fuzz lint docs wheel first-hour env
+.PHONY: demo evidence test soak sanitize races arm avx512 gpu-compile fuzz lint docs wheel first-hour house env
 .DELETE_ON_ERROR:
 
 demo: $(RUN)
@@ -107,6 +108,12 @@ wheel: $(DEV)
 
 first-hour:
 	.ci/first-hour $(BASE_PYTHON)
+
+house:
+	@for room in dsq kernels costmodel fairseq_plugin analysis tests; do printf '%-15s %3d files %6d lines\n' $$room \
+		"$$(git ls-files "$$room/*.py" | wc -l)" "$$(git ls-files "$$room/*.py" | xargs cat | wc -l)"; done
+	@printf 'docs %14d words, and %d in tables\n' "$$(git ls-files 'docs/*.md' | xargs grep -hv '^|' | wc -w)" \
+		"$$(git ls-files 'docs/*.md' | xargs grep -h '^|' | wc -w)"
 
 env: $(DEV)
 

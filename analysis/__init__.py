@@ -3,9 +3,8 @@
 evidence/     the suite of real tasks that judges every default and every figure
 translation/  a translation model from text to BLEU; the demo
 bench/        times and memory on this CPU
-revisions.py  bits and times of this tree against another checkout's
+revisions.py  digests of small trainings, to compare two checkouts
 gpu/          the GPU kernels: agreement, bandwidth, steps
-house.py      lines and files of Python by room
 timing.py     the one timer, and races of steps
 results/      files that these gave
 models.py     the small models that are measured in several rooms, and what a setup's name puts on one

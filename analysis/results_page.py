@@ -10,7 +10,6 @@ A page's comments name its tables (analysis/tables.py): these, or those of docs/
     <!-- table: file format_errors.csv bits=4 format error:.4f -->   columns of a file; "bits=4": of such rows
 """
 
-import csv
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -19,10 +18,10 @@ from typing import Any
 
 from analysis import ROOT, tables
 from analysis.evidence.comparison import PAGE, Evidence, over_tasks, page_tables
-from analysis.evidence.ledger import LEDGER, read_rows
+from analysis.evidence.ledger import LEDGER, read_csv, read_rows
 from analysis.evidence.steps import read_steps
 from analysis.evidence.suite import load_suite
-from dsq.command import OneLineParser, Record, guarded, table, write_text
+from dsq.command import OneLineParser, guarded, table, write_text
 
 PROG = "python -m analysis.results_page"
 _DOCS = ("results", "performance", "stash-policies", "formats", "gpu")
@@ -31,16 +30,11 @@ RESULTS = ROOT / "analysis" / "results"
 _PROCESSES = {"Zen 5": "process.csv", "Zen 4": "process_zen4.csv", "Xeon": "process_intel.csv"}
 
 
-def _rows(file: str) -> list[Record]:
-    with (RESULTS / file).open(newline="", encoding="utf-8") as text:
-        return list(csv.DictReader(text))
-
-
 def _file(file: str, *columns: str) -> str:
     """``columns``: their names, and after a colon how numbers are written; NAME=VALUE: of such rows alone."""
     wanted = dict(column.split("=") for column in columns if "=" in column)
     specs = {name: spec for name, _, spec in (column.partition(":") for column in columns if "=" not in column)}
-    rows = _rows(file)
+    rows = read_csv(RESULTS / file)
     if absent := (set(specs) | set(wanted)) - set(rows[0]):
         raise ValueError(f"{file}: has no column {min(absent)!r}, but {', '.join(rows[0])}")
     rows = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
@@ -51,7 +45,7 @@ def _processors() -> str:
     """MiB and seconds of `analysis.bench process` where freed memory is given back, a column a processor."""
     rows: dict[str, dict[str, Any]] = {}
     for processor, file in _PROCESSES.items():
-        for row in _rows(file):
+        for row in read_csv(RESULTS / file):
             if row["setting"] == "first":
                 cells = rows.setdefault(row["setup"], {"setup": row["setup"]})
                 cells[processor] = f"{float(row['above MiB']):.0f}; {float(row['seconds']):.2f}"
@@ -71,9 +65,8 @@ def _evidence(evidence: Evidence, *settings: str) -> str:
 
 def _beside(evidence: Evidence, paper: str, tasks: str, *settings: str) -> str:
     """A cell has what was measured here; then what the paper prints of the model that stands for the task."""
-    printed = {
-        (row["task"], row["setting"]): row for row in _rows("papers.csv") if row["paper"] == paper and row["score"]
-    }
+    rows_of_papers = (row for row in read_csv(RESULTS / "papers.csv") if row["paper"] == paper and row["score"])
+    printed = {(row["task"], row["setting"]): row for row in rows_of_papers}
     heads = {task: f"{task}; paper: {one['model']}, {one['data']}" for (task, _), one in printed.items()}
     rows: list[dict[str, Any]] = [{"setting": name} for name in settings]
     for row, task in product(rows, tasks.split(",")):

@@ -76,7 +76,7 @@ def in_turns(
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Contestants beside a baseline, a row each: the baseline's own first, then the others'.
+    """Contestants beside a baseline, a row each: the baseline's own first, and last the baseline again, against itself.
 
     ``best/best``: best time / the baseline's best, the steadier figure on a busy machine. ``stray``: half the
     interquartile range of the ratios, relative to their median.
@@ -85,24 +85,19 @@ class Race:
     title: str
     baseline: str
     rows: list[dict[str, Any]]
-    again: dict[str, Any]  #: the baseline against itself
-
-    @property
-    def stray(self) -> float:
-        """How far the baseline strayed from itself."""
-        return max(abs(self.again["ratio"] - 1), self.again["stray"])
 
     @property
     def trusted(self) -> bool:
-        return self.stray <= TRUSTED_STRAY
+        """Whether the baseline strayed little from itself."""
+        again = self.rows[-1]
+        return max(abs(again["ratio"] - 1), again["stray"]) <= TRUSTED_STRAY
 
 
 def race(title: str, baseline: tuple[str, Call], contestants: Mapping[str, Call], rounds: int) -> Race:
     """Time every contestant beside the baseline, ``rounds`` times."""
     name, base = baseline
     seconds = in_turns({name: base, **contestants, f"{name} again": base}, rounds)
-    rows = [_row(who, spent, seconds[name]) for who, spent in seconds.items()]
-    return Race(title, name, rows[:-1], rows[-1])
+    return Race(title, name, [_row(who, spent, seconds[name]) for who, spent in seconds.items()])
 
 
 def _row(contestant: str, seconds: list[float], baseline: list[float]) -> dict[str, Any]:

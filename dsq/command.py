@@ -4,7 +4,6 @@ A user's mistake ends in one line on stderr and exit status 2, with neither usag
 """
 
 import argparse
-import contextlib
 import csv
 import io
 import json
@@ -16,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -113,8 +112,7 @@ def check_writable(path: str | Path) -> None:
 
 
 def _file_at(path: str | Path) -> Path:
-    """Return what ``path`` leads to. Raises ValueError for a folder, and for a device or a FIFO, to which the shell's
-    redirection writes."""
+    """Return what ``path`` leads to. Raises ValueError for a folder, a device and a FIFO."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise ValueError(f"output {path} is a folder: name a file")
@@ -130,19 +128,6 @@ def make_folder(out: Path) -> None:
         tempfile.TemporaryFile(dir=out).close()
     except OSError as error:
         raise ValueError(f"--out {out}: {error.strerror}; give a directory that can be written to") from None
-
-
-@contextlib.contextmanager
-def turn_at(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in such a block for ``folder``, which exists."""
-    import fcntl  # of Unix alone, as are the commands that share folders
-
-    descriptor = os.open(folder / ".turn", os.O_RDWR | os.O_CREAT)  # NFS locks no folder, nor what is only read
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 Record = Mapping[str, Any]

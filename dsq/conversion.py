@@ -109,7 +109,9 @@ def as_plain(model: nn.Module) -> Iterator[None]:
         yield
         return
     own = [(layer, type(layer), layer.__dict__.copy()) for layer in converted(model).values()]
-    settings = [(module, changes(module)) for module in model.modules()]
+    changed = [
+        (module, name, _get(module, name)) for module in model.modules() for name in module.__dict__.get(_BEFORE, ())
+    ]
     unconvert(model)
     try:
         yield
@@ -117,9 +119,8 @@ def as_plain(model: nn.Module) -> Iterator[None]:
         for layer, kind, fields in own:
             layer.__class__ = kind
             layer.__dict__.update({name: fields[name] for name in FIELDS if name in fields})
-        for module, changed in settings:
-            for name, value in changed.items():
-                change(module, name, value)
+        for setting in changed:
+            change(*setting)
 
 
 def converted(model: nn.Module) -> dict[str, Any]:
@@ -244,13 +245,8 @@ def quantise_attention(model: nn.Module) -> None:
 def _adapters(model: nn.Module) -> set[nn.Module]:
     """Return the low-rank layers that PEFT put beside others."""
     tuners: list[Any] = [module for module in model.modules() if hasattr(module, "adapter_layer_names")]
-    return {
-        adapter
-        for tuner in tuners
-        for name in tuner.adapter_layer_names
-        if isinstance(layers := getattr(tuner, name, None), nn.Module)
-        for adapter in layers.modules()
-    }
+    layers = (getattr(tuner, name, None) for tuner in tuners for name in tuner.adapter_layer_names)
+    return {adapter for layer in layers if isinstance(layer, nn.Module) for adapter in layer.modules()}
 
 
 def _switch_off_fused_path(module: nn.Module) -> None:
@@ -278,11 +274,6 @@ def change(module: nn.Module, name: str, value: Any) -> None:
     before = _get(module, name)
     _set(module, name, value)
     module.__dict__.setdefault(_BEFORE, {})[name] = before
-
-
-def changes(module: nn.Module) -> dict[str, Any]:
-    """Return the settings of ``module`` that were changed, as they are now."""
-    return {name: _get(module, name) for name in module.__dict__.get(_BEFORE, ())}
 
 
 def class_of(module: nn.Module) -> type[nn.Module]:

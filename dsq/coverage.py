@@ -100,16 +100,15 @@ class Coverage:
         if self.forward.plain.get("aten.bmm", 0) > self.small:
             lines.append("  bmm: attention's products, perhaps: DSQConfig(attention=True), or dsq.functional.matmul in")
             lines.append("    the place of @ and bmm in functions that no module's class holds")
-        whys = list(dict.fromkeys(entry.why for entry in self.left))
-        return "\n".join(
-            lines + [f"  left: {_named([e.name for e in self.left if e.why == why])}: {why}" for why in whys]
-        )
+        names: dict[str, list[str]] = {}
+        for entry in self.left:
+            names.setdefault(entry.why, []).append(entry.name or "(the model)")
+        return "\n".join([*lines, *(f"  left: {_named(left)}: {why}" for why, left in names.items())])
 
 
 def _named(modules: list[str]) -> str:
     """Return the modules' names, of many the first and the last and how many there are."""
-    first, *others = [name or "(the model)" for name in modules]
-    return ", ".join([first, *others]) if len(others) < 3 else f"{first} to {others[-1]}, {len(modules)} modules"
+    return ", ".join(modules) if len(modules) < 4 else f"{modules[0]} to {modules[-1]}, {len(modules)} modules"
 
 
 def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **keywords: Any) -> Coverage:
@@ -147,12 +146,11 @@ def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None 
         stash_bytes, exact = stash.nbytes, stash.exact if applied(model) else {}
         with undisturbed(model), as_plain(model):
             plain_bytes = measure(run).nbytes
-    seconds = _best_seconds(model, run)
     trained = backward is not None and any(p.requires_grad for p in model.parameters())
     gradient = compare(model, lambda: run(_randomly_weighted)) if trained else None
-    found = *seconds, gradient, sum(getattr(layer, "small", 0) for layer in layers.values()), exact
-    left = unquantised(model)
-    return Coverage(forward, backward, len(layers), uncalled, unlike, left, stash_bytes, plain_bytes, *found)
+    small = sum(getattr(layer, "small", 0) for layer in layers.values())
+    found = stash_bytes, plain_bytes, *_best_seconds(model, run), gradient, small, exact
+    return Coverage(forward, backward, len(layers), uncalled, unlike, unquantised(model), *found)
 
 
 def _counted(
@@ -170,13 +168,10 @@ def _counted(
     hooks = [layer.register_forward_pre_hook(note) for layer in layers.values()]
     try:
         with run_eagerly(), sdpa_kernel(SDPBackend.MATH):  # the other kernels have no formula on a CPU
-            with _counter() as counter:
-                loss = run()
-            forward, backward = _flops(counter), None
+            (loss, forward), backward = _flops(run), None
             if loss is not None and loss.requires_grad:
-                with without_gradients(parameters), _counter() as counter:
-                    loss.backward()
-                backward = _flops(counter)
+                with without_gradients(parameters):
+                    _, backward = _flops(loss.backward)
     finally:
         for hook in hooks:
             hook.remove()
@@ -220,20 +215,19 @@ def _seconds(model: nn.Module, run: Callable[[], Tensor | None]) -> float:
     return taken
 
 
-def _counter() -> FlopCounterMode:
-    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_flops})
-
-
 def _grouped_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
     """Return the FLOPs of experts' products, each row of tokens going to one expert; PyTorch counts none."""
     groups = a[0] if len(a) == len(b) == 3 else 1
     return int(2 * groups * a[-2] * a[-1] * b[-1])
 
 
-def _flops(counter: FlopCounterMode) -> Flops:
+def _flops(run: Callable[[], Any]) -> tuple[Any, Flops]:
+    """Return the result of ``run()``, and its FLOPs."""
+    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_flops}) as counter:
+        result = run()
     counts = {str(op): flops for op, flops in counter.get_flop_counts().get("Global", {}).items()}
-    quantised = sum(flops for op, flops in counts.items() if op.startswith("dsq."))
-    return Flops(quantised, {op: flops for op, flops in counts.items() if not op.startswith("dsq.")})
+    plain = {op: flops for op, flops in counts.items() if not op.startswith("dsq.")}
+    return result, Flops(sum(counts.values()) - sum(plain.values()), plain)
 
 
 def _others(flops: Flops) -> str:

@@ -3,8 +3,9 @@
 import math
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fractions import Fraction
+from numbers import Real
 from typing import Any
 
 import torch
@@ -23,8 +24,7 @@ class Work:
 
 
 def updates_left(total: int | None, before: int) -> int | None:
-    """Return the updates of a run after the first ``before``, at least one; ``total`` None or 0, without a bound, as it
-    is."""
+    """Return the updates of a run after the first ``before``, at least one; ``total`` itself if it is None or 0."""
     return total and max(total - before, 1)
 
 
@@ -100,13 +100,10 @@ class PrecisionScheduler:
         """
         if self.rise_at:
             return False
-        try:
-            if isinstance(loss, str):
-                raise TypeError
-            number = float(loss)  # a tensor would bring its graph into the checkpoint
-        except (TypeError, ValueError, RuntimeError):  # as PyTorch says of a tensor of several values
-            raise TypeError(f"loss must be a number, got {loss!r}") from None
-        loss = _mean_over_processes(number)
+        value = _scalar(loss)
+        if not isinstance(value, Real):
+            raise TypeError(f"loss must be a number, got {loss!r}")
+        loss = _mean_over_processes(float(value))
         margin = self.threshold * abs(self.best) if math.isfinite(self.best) else 0.0
         if math.isfinite(loss) and loss < self.best - margin:
             self.best, self.stale = loss, 0
@@ -124,7 +121,7 @@ class PrecisionScheduler:
 
         Raises ValueError where a count is no whole number or under 0.
         """
-        updates, tokens = _count("updates", updates), _count("tokens", tokens)
+        updates, tokens = whole_number("updates", _scalar(updates), 0), whole_number("tokens", _scalar(tokens), 0)
         self.work[self.level].updates += updates
         self.work[self.level].tokens += tokens
         before = self.level
@@ -156,11 +153,8 @@ class PrecisionScheduler:
 
     def history(self) -> dict[str, Any]:
         """Return the work at each level, as plain data."""
-        levels = [
-            {"precision": list(precision), "updates": work.updates, "tokens": work.tokens}
-            for precision, work in zip(self.levels, self.work, strict=True)
-        ]
-        return {"levels": levels}
+        worked = zip(self.levels, self.work, strict=True)
+        return {"levels": [{"precision": list(level), **asdict(work)} for level, work in worked]}
 
 
 def _mean_over_processes(loss: float) -> float:
@@ -173,7 +167,6 @@ def _mean_over_processes(loss: float) -> float:
     return float(total) / distributed.get_world_size()
 
 
-def _count(name: str, value: Any) -> int:
-    """Return ``value`` as an int: a tensor would change in the states already saved, and is no JSON."""
-    scalar = value.item() if isinstance(value, Tensor) and not value.dim() else value
-    return whole_number(name, scalar, 0)
+def _scalar(value: Any) -> Any:
+    """Return the number in a tensor or array of one: a tensor has a graph, would change in saved states, is no JSON."""
+    return value.item() if hasattr(value, "item") and math.prod(value.shape) == 1 else value

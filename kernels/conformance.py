@@ -8,7 +8,7 @@ Tests, analysis/gpu and backends from outside the package all take their cases f
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -174,12 +174,14 @@ def disagreements(backend: Backend, case: CodecCase, device: torch.device, x: Te
 _BYTES = ((0, 256),) * 3 + ((0, 1), (127, 128), (128, 129), (255, 256))
 
 
-def foreign_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple[str, str]]:
+def foreign_disagreements(
+    backend: Backend, device: torch.device, widths: Sequence[int] = range(2, 17)
+) -> Iterator[tuple[str, str]]:
     """Unpack codes and scales that no kernel packed, as hooks and damaged files give them: yield what was tried, and
     "unpack" if ``backend`` makes other values of them than the reference."""
     generator = torch.Generator().manual_seed(0)
     for kind in sorted(backend.formats, key=lambda kind: kind.name):
-        for bits, dim, (low, high) in itertools.product(range(2, 17), (0, 1), _BYTES):
+        for bits, dim, (low, high) in itertools.product(widths, (0, 1), _BYTES):
             layout, fmt = Layout.of((19, 70), dim), kind(bits)
             shapes = layout.code_shape(bits), fmt.scale_shape(layout)
             codes, scales = (torch.randint(low, high, s, generator=generator, dtype=torch.uint8) for s in shapes)

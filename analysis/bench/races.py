@@ -9,7 +9,6 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +16,8 @@ from torch import Tensor, nn
 import dsq
 from analysis.models import attach, encoder
 from analysis.timing import Call, Race, race
-from dsq.formats import BFP, FORMATS, FixedPoint, Format, Layout, options
+from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
 from dsq.kernels import dispatch
-from dsq.kernels.backend import GemmKernel, MatMul
 from dsq.kernels.cpu.backend import backend as cpu_backend
 from dsq.kernels.cpu.library import library
 from dsq.kernels.tuning import prepared
@@ -27,15 +25,13 @@ from dsq.precision import DEFAULT_LEVELS
 from dsq.process_memory import keep_freed_memory
 from dsq.quantizers import Quantizers
 
-COLUMNS, LARGE, BOX = 4096, 1 << 24, 16
-SIZES = (1 << 18, 1 << 20, 1 << 22)  #: values of layers, in cache and beyond
+COLUMNS = 4096
+SIZES = (1 << 18, 1 << 22, 1 << 24)  #: values of a layer's tensor, in cache and beyond, and of a large one
 AXES = {"columns": -1, "rows": 0}
-#: the formats whose blocks have scales, as bfp has
-BLOCKS = [kind for name, kind in FORMATS.items() if "box" in options(name)]
 
 
 def against_copies(rounds: int) -> Iterator[Race]:
-    """Against cloning the same values: large tensors by instruction set, then layers', and other formats against bfp.
+    """Against cloning the same values: by each instruction set at 4 bits, then other formats by the best of them.
 
     Raises ValueError without the kernels.
     """
@@ -43,28 +39,15 @@ def against_copies(rounds: int) -> Iterator[Race]:
     if not sets:
         raise ValueError("the native kernels are not built: python setup.py build_ext --inplace")
     keep_freed_memory()
-    x = torch.randn(LARGE // COLUMNS, COLUMNS)
-    where = f"{LARGE:,} float32 values, {torch.get_num_threads()} threads"
-    for isa in sets:
-        calls = operations(isa, x, BFP(4, BOX))
-        if isa == sets[0]:  # what the memory allows: pack at least reads x
-            calls["reading alone (sum)"] = x.sum
-            calls |= {f"{name}, 8 bits": call for name, call in operations(isa, x, BFP(8, BOX)).items()}
-            half = operations(isa, x, BFP(4, BOX), torch.bfloat16)
-            calls |= {f"{name}, to bfloat16": call for name, call in half.items() if not name.startswith("pack")}
-            calls["quantise fixed point"] = operations(isa, x, FixedPoint(4))["quantise, columns"]
-        yield race(f"{isa}, {where}", ("clone", x.clone), calls, rounds)
+    others = BFP(8), SignedBFP(4), SignedNVInt(4), FixedPoint(4)
     for size in SIZES:
-        few = torch.randn(size // 512, 512)
-        of_each = {kind.name: operations(sets[0], few, kind(4)) for kind in BLOCKS}
-        bfp = of_each.pop("bfp")
-        yield race(f"bfp, {size:,} float32 values", ("clone", few.clone), bfp, rounds)
-        for operation, base in bfp.items():
-            calls = {name: calls[operation] for name, calls in of_each.items()}
-            yield race(f"{operation}, {size:,} float32 values", ("bfp", base), calls, rounds)
+        x = torch.randn(size // COLUMNS, COLUMNS)
+        for isa, fmt in (*((isa, BFP(4)) for isa in sets), *((sets[0], fmt) for fmt in others)):
+            title = f"{fmt} by {isa}, {size:,} float32 values, {torch.get_num_threads()} threads"
+            yield race(title, ("clone", x.clone), operations(isa, x, fmt), rounds)
 
 
-def operations(isa: str, x: Tensor, fmt: Format, out_dtype: torch.dtype = torch.float32) -> dict[str, Call]:
+def operations(isa: str, x: Tensor, fmt: Format) -> dict[str, Call]:
     """Pack, unpack and quantise on both axes, their outputs allocated, as clone's are."""
     calls = dict[str, Call]()
     backend = cpu_backend(isa)
@@ -73,14 +56,14 @@ def operations(isa: str, x: Tensor, fmt: Format, out_dtype: torch.dtype = torch.
         codes = backend.pack(x, fmt, layout, None)
         calls[f"pack, {axis}"] = partial(backend.pack, x, fmt, layout, None)
         calls[f"pack stochastic, {axis}"] = partial(backend.pack, x, fmt, layout, 1)
-        calls[f"unpack, {axis}"] = partial(backend.unpack, *codes, fmt, layout, out_dtype)
-        calls[f"quantise, {axis}"] = partial(backend.quantize, x, fmt, layout, None, out_dtype)
-        calls[f"quantise stochastic, {axis}"] = partial(backend.quantize, x, fmt, layout, 1, out_dtype)
+        calls[f"unpack, {axis}"] = partial(backend.unpack, *codes, fmt, layout, x.dtype)
+        calls[f"quantise, {axis}"] = partial(backend.quantize, x, fmt, layout, None, x.dtype)
+        calls[f"quantise stochastic, {axis}"] = partial(backend.quantize, x, fmt, layout, 1, x.dtype)
     return calls
 
 
 def product(rounds: int) -> Iterator[Race]:
-    """One product x (M, K) by w (N, K) at 4 bits by each GEMM that fits, operands made before and within."""
+    """One product x (M, K) by w (N, K) at 4 bits by each GEMM that fits, its operands made ready before."""
     matmul, backend = Quantizers.of("[4,4,4,16]").matmuls.output, dispatch.backend_for(torch.device("cpu"))
     for rows, depth, columns in ((1024, 512, 2048), (4096, 1024, 1024)):
         torch.manual_seed(0)
@@ -88,15 +71,9 @@ def product(rounds: int) -> Iterator[Race]:
         calls: dict[str, Call] = {"torch bf16": partial(torch.mm, x.bfloat16(), w.bfloat16().t())}
         for gemm in backend.gemms:
             if gemm.fits(matmul, x.dtype):
-                made = partial(prepared, gemm, matmul, x, w, backend)
-                calls[gemm.name] = partial(gemm.run, matmul, *made(), None)
-                calls[f"{gemm.name}, operands made within"] = partial(_made_within, gemm, matmul, made)
+                calls[gemm.name] = partial(gemm.run, matmul, *prepared(gemm, matmul, x, w, backend), None)
         title = f"{rows} x {depth} x {columns}, {torch.get_num_threads()} threads"
         yield race(title, ("torch fp32", partial(torch.mm, x, w.t())), calls, rounds)
-
-
-def _made_within(gemm: GemmKernel, matmul: MatMul, made: Callable[[], tuple[Any, Any]]) -> Tensor:
-    return gemm.run(matmul, *made(), None)
 
 
 # ---- training steps

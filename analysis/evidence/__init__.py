@@ -1,13 +1,5 @@
-"""The suite of real tasks by which every default and every figure is judged.
+"""The suite of real tasks by which every default and every figure is judged: suite.toml; paper.toml, of DSQ's paper.
 
-suite.toml    settings, tasks and tiers; suite.py reads them
-paper.toml    the same of DSQ's paper, at its own sizes
-__main__.py   the command: run, time, table, one
-ledger.py     the ledger (../results/evidence.csv), and the runs that it lacks, each a process
-steps.py      what a step takes under each setting, in turns (../results/steps.csv)
-loop.py       PyTorch's loop, under one setting
-problems.py   what it trains: a language model, sentences, a pretrained encoder, images
-translations.py  what fairseq's loop trains
-graphs.py     GCN and GAT on citation graphs
-comparison.py the ledger -> docs/evidence.md: differences to fp32 of the same seed, with their intervals
+suite.py reads it; ledger.py runs what ../results/evidence.csv lacks, each run a process that trains a problem (of
+problems.py, graphs.py or translations.py) by loop.py or fairseq's loop; steps.py times; comparison.py writes the page.
 """

@@ -33,21 +33,21 @@ def main(arguments: list[str] | None = None) -> int:
     timer = commands.add_parser("time", help="time a step of what the ledger has")
     prepared = "folder of prepared data and logs (default: runs/evidence)"
     places = "folders in which the tasks' files are looked for (default: data)"
+    writer = commands.add_parser("table", help="write docs/evidence.md from the ledger")
+    one = commands.add_parser("one", help="train once, in this process, on one thread, past the ledger")
     for command in (runner, timer):
         command.add_argument("--tier", type=int, default=1, metavar="N", help="default: %(default)s")
         command.add_argument("--tasks", nargs="+", metavar="TASK", help="only these")
         command.add_argument("--settings", nargs="+", metavar="SETTING", help="only these")
+    for command in (runner, timer, one):
         command.add_argument("--data", type=Path, nargs="+", default=[ROOT / "data"], metavar="DIR", help=places)
         command.add_argument("--work", type=Path, default=ROOT / "runs" / "evidence", metavar="DIR", help=prepared)
     runner.add_argument("--seeds", nargs="+", type=int, metavar="N", help="only these")
     timer.add_argument("--rounds", type=count, default=7, metavar="N", help="turns of each setting (default: 7)")
     runner.add_argument("--jobs", type=count, default=1, metavar="N", help="runs at a time (default: %(default)s)")
     runner.add_argument("--again", action="store_true", help="run what is in the ledger too, in place of its rows")
-    writer = commands.add_parser("table", help="write docs/evidence.md from the ledger")
-    one = commands.add_parser("one", help="train once, in this process, on one thread, past the ledger")
-    for name, kind in (("--task", str), ("--setting", str), ("--seed", int), ("--work", Path)):
+    for name, kind in (("--task", str), ("--setting", str), ("--seed", int)):
         one.add_argument(name, type=kind, required=True)
-    one.add_argument("--data", type=Path, nargs="+", required=True, metavar="DIR")
     one.add_argument("--out", type=Path, required=True, metavar="RESULT.json")
     for command in (runner, timer, writer, one):
         command.add_argument("--suite", type=Path, default=SUITE, metavar="FILE.toml", help="default: suite.toml")
@@ -63,7 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
 def run(given: Namespace, suite: Suite) -> None:
     """Run what is asked for and the ledger lacks."""
     planned = [one for one in _asked(given, suite) if not given.seeds or one.seed in given.seeds]
-    Session(suite, given.data, given.work, given.ledger).go(planned, given.jobs, given.again)
+    roots = [root.resolve() for root in given.data]
+    Session(suite, roots, given.work.resolve(), given.ledger).go(planned, given.jobs, given.again)
 
 
 def time(given: Namespace, suite: Suite) -> None:

@@ -11,14 +11,17 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from resource import struct_rusage
 
+from filelock import FileLock
+
 from analysis import ROOT
 from analysis.evidence.suite import FP32, IN_NATS, SEEDS, Run, Suite, Task, locate
-from dsq.command import Record, as_csv, make_folder, processor, turn_at, write_text
+from dsq.command import Record, as_csv, make_folder, processor, write_text
 
 LEDGER = ROOT / "analysis" / "results" / "evidence.csv"
 #: what decides a run's numbers, but for the suite
@@ -44,7 +47,7 @@ def read_rows(path: Path, suite: Suite | None = None) -> dict[Key, Record]:
 
 def enter(path: Path, row: Record) -> None:
     """Put a row into the ledger, in place of an earlier one of the same run. Processes take turns."""
-    with turn_at(path.parent):
+    with FileLock(path.parent / ".turn"):
         rows = read_rows(path)
         rows[row["task"], row["setting"], row["seed"]] = row
         write_text(path, as_csv(list(rows.values())))
@@ -67,18 +70,15 @@ def revision() -> str:
     return git("log", "-1", "--format=%h", "--abbrev=12") + changed
 
 
+@dataclass(frozen=True)
 class Session:
-    """One call of the command.
+    """One call of the command. Paths are absolute, for the processes that it starts."""
 
-    Args:
-        roots: folders in which the tasks' files are looked for.
-        work: a folder for prepared data and logs.
-    """
-
-    def __init__(self, suite: Suite, roots: Sequence[Path], work: Path, ledger: Path) -> None:
-        self.suite, self.ledger = suite, ledger
-        self.roots, self.work = [root.resolve() for root in roots], work.resolve()
-        self.failed: list[Run] = []
+    suite: Suite
+    roots: Sequence[Path]  #: folders in which the tasks' files are looked for
+    work: Path  #: a folder for prepared data and logs
+    ledger: Path
+    failed: list[Run] = field(default_factory=list)
 
     def go(self, planned: Iterable[Run], jobs: int = 1, again: bool = False) -> None:
         """Run what is not in the ledger, in order; with ``again`` the rest too.

@@ -71,11 +71,9 @@ def language(task: Task, generator: torch.Generator, files: Sequence[Path]) -> P
     def predict(windows_BT: Tensor) -> tuple[Tensor, Tensor]:
         return model(windows_BT[:, :-1]).flatten(0, 1), windows_BT[:, 1:].flatten()
 
-    def batches() -> Iterator[Tensor]:
-        while True:
-            yield train[torch.randint(len(train) - context, (task.batch, 1), generator=generator) + places]
-
-    return Problem(model, predict, batches(), judged.split(max(1, 4096 // context)))
+    starts = (torch.randint(len(train) - context, (task.batch, 1), generator=generator) for _ in count())
+    batches = (train[start + places] for start in starts)
+    return Problem(model, predict, batches, judged.split(max(1, 4096 // context)))
 
 
 def _tokens(texts: Sequence[str], vocab: int) -> tuple[int, list[Tensor]]:
@@ -196,11 +194,8 @@ def finetuning(task: Task, generator: torch.Generator, files: Sequence[Path]) ->
         inputs = {name: values for name, values in batch.items() if name != "labels"}
         return model(**inputs).logits, batch["labels"]
 
-    def batches() -> Iterator[Any]:
-        for chosen in _shuffled(len(train), task.batch, generator):
-            yield batch([train[i] for i in chosen])
-
-    return Problem(model, predict, batches(), [batch(dev[i : i + 64]) for i in range(0, len(dev), 64)])
+    batches = (batch([train[i] for i in chosen]) for chosen in _shuffled(len(train), task.batch, generator))
+    return Problem(model, predict, batches, [batch(dev[i : i + 64]) for i in range(0, len(dev), 64)])
 
 
 class ViT(nn.Module):
@@ -252,13 +247,9 @@ def images(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Pro
     def predict(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return model((batch[0][:, None].float() - 73) / 90), batch[1].long()
 
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        for chosen in _shuffled(len(x), task.batch, generator):
-            yield x[chosen], y[chosen]
-
-    return Problem(
-        model, predict, batches(), list(zip(x_held_out.split(JUDGED), y_held_out.split(JUDGED), strict=True))
-    )
+    batches = ((x[chosen], y[chosen]) for chosen in _shuffled(len(x), task.batch, generator))
+    held_out = list(zip(x_held_out.split(JUDGED), y_held_out.split(JUDGED), strict=True))
+    return Problem(model, predict, batches, held_out)
 
 
 def _idx(file: Path) -> Tensor:

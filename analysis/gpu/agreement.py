@@ -44,27 +44,42 @@ def agreement(machine: Machine) -> Iterator[Trial]:
     if not machine.is_gpu:  # through the slow interpreter, what shows every branch of the kernels
         rare = [case for case in every if type(case.format) not in by_power]
         every = [case for case in every if type(case.format) in by_power][::2] + rare[::5]
-    yield Trial("a seed on the device", partial(_seed_on_device, device))
+    yield _trial("a seed on the device", partial(_seed_on_device, device))
     for wide in (False, True):
-        yield Trial(f"masks{_offsets(wide)}", partial(_all, mask_disagreements(TRITON, device), wide))
+        yield _trial("masks", partial(_joined, mask_disagreements(TRITON, device)), wide)
+    widths = range(2, 17) if machine.is_gpu else (2, 5, 8, 11, 16)
     for kind in sorted(TRITON.formats, key=lambda kind: kind.name):
         of_one = replace(TRITON, formats=frozenset({kind}))
-        yield Trial(f"bytes of {kind.name} that no kernel packed", partial(_all, foreign_disagreements(of_one, device)))
+        foreign = partial(_joined, foreign_disagreements(of_one, device, widths))
+        yield _trial(f"bytes of {kind.name} that no kernel packed", foreign)
     yield from _codec(device, every)
     for product in _products(machine):
-        yield Trial(str(product), partial(_told, partial(product_disagreements, TRITON, product, device)))
+        yield _trial(str(product), partial(product_disagreements, TRITON, product, device))
     for gemm in TRITON.gemms[:: 1 if machine.is_gpu else 3]:
-        yield Trial(f"layer by {gemm.name}, pass by pass and product by product", partial(_layers, gemm, machine))
+        yield _trial(f"layer by {gemm.name}, pass by pass and product by product", partial(_layers, gemm, machine))
     yield from _codec(device, every[:: 7 if machine.is_gpu else 17], wide=True)
     if machine.is_gpu:
         yield from _codec(device, cases(TRITON, rows=200, columns=1100))
-        yield Trial("beyond 32 bits", _beyond_32_bits)
-        yield Trial("affine codes", partial(_all, affine_disagreements(TRITON, device)))
+        yield _trial("beyond 32 bits", _beyond_32_bits)
+        yield _trial("affine codes", partial(_joined, affine_disagreements(TRITON, device)))
+
+
+def _trial(name: str, differences: Callable[[], str], wide: bool = False) -> Trial:
+    """A trial whose row says what disagrees; ``wide``: with offsets of 64 bits."""
+
+    def row() -> Record:
+        with _wide_offsets() if wide else nullcontext():
+            return {"disagree": differences()}
+
+    return Trial(f"{name}{', 64-bit offsets' * wide}", row)
+
+
+def _joined(tried: Iterator[tuple[str, str]]) -> str:
+    return "; ".join(f"{what}: {differs}" for what, differs in tried if differs)
 
 
 def _codec(device: torch.device, every: Iterable[CodecCase], wide: bool = False) -> Iterator[Trial]:
-    for case in every:
-        yield Trial(f"{case}{_offsets(wide)}", partial(_told, partial(disagreements, TRITON, case, device), wide))
+    return (_trial(str(case), partial(disagreements, TRITON, case, device), wide) for case in every)
 
 
 def _products(machine: Machine) -> Iterator[Product]:
@@ -77,15 +92,6 @@ def _products(machine: Machine) -> Iterator[Product]:
     yield from taken[::14]
 
 
-def _offsets(wide: bool) -> str:
-    return ", 64-bit offsets" if wide else ""
-
-
-def _told(differences: Callable[[], str], wide: bool = False) -> Record:
-    with _wide_offsets(wide):
-        return {"disagree": differences()}
-
-
 #: formats of q0 to q3, and rounding: one exponent a tensor and none, boxes of one length and of others
 _LAYERS: tuple[tuple[tuple[Format, Format, Format, Format], Rounding], ...] = (
     ((BFP(8), SignedNVInt(4), SignedNVInt(4), BFP(8)), "nearest"),
@@ -95,7 +101,7 @@ _LAYERS: tuple[tuple[tuple[Format, Format, Format, Format], Rounding], ...] = (
 )
 
 
-def _layers(gemm: GemmKernel, machine: Machine) -> Record:
+def _layers(gemm: GemmKernel, machine: Machine) -> str:
     """The passes of a layer, each in one call, give what product by product they give: every bit, but under autocast,
     where y is rounded with its bias once instead of twice."""
     device, tried = machine.device, list(itertools.product(_LAYERS, (False, True), (False, True)))
@@ -118,7 +124,7 @@ def _layers(gemm: GemmKernel, machine: Machine) -> Record:
         alike = torch.allclose(y, y_2, rtol=2**-6, atol=2**-6) if autocast else same_bits(y, y_2)
         if not alike or not all(map(same_bits, gradients, gradients_2)):
             wrong.append(f"{formats[0]}{' autocast' * autocast}{' turned' * turned}")
-    return {"disagree": "; ".join(wrong)}
+    return "; ".join(wrong)
 
 
 @contextmanager
@@ -133,24 +139,20 @@ def _bfloat16_products() -> Iterator[None]:
         yield
 
 
-def _all(tried: Iterator[tuple[str, str]], wide: bool = False) -> Record:
-    return _told(lambda: "; ".join(f"{what}: {differs}" for what, differs in tried if differs), wide)
-
-
-def _seed_on_device(device: torch.device) -> Record:
+def _seed_on_device(device: torch.device) -> str:
     x, seed, wrong = torch.randn(40, 256), 2**40 + 7, []
     for fmt in (BFP(4), SignedNVInt(3)):
         layout = Layout.of(x.shape, -1)
         expected = REFERENCE.quantize(x, fmt, layout, seed, torch.float32)
         found = codec.quantize(x.to(device), fmt, layout, torch.tensor([seed], device=device), torch.float32)
         wrong += [] if torch.equal(found.cpu(), expected) else [str(fmt)]
-    return {"disagree": " ".join(wrong)}
+    return " ".join(wrong)
 
 
 @contextmanager
-def _wide_offsets(wide: bool) -> Iterator[None]:
+def _wide_offsets() -> Iterator[None]:
     """Inside, the kernels compute every offset in 64 bits, as they do for tensors of 2**30 values and more."""
-    with patch.object(codec, "WIDE", 0 if wide else codec.WIDE), patch.dict(codec._compiled, clear=True):
+    with patch.object(codec, "WIDE", 0), patch.dict(codec._compiled, clear=True):
         codec.launch_for.cache_clear()
         try:
             yield
@@ -158,7 +160,7 @@ def _wide_offsets(wide: bool) -> Iterator[None]:
             codec.launch_for.cache_clear()
 
 
-def _beyond_32_bits() -> Record:
+def _beyond_32_bits() -> str:
     """A tensor of over 2**31 values gives at its end the bytes that its last rows give alone."""
     fmt, rows, columns, last = BFP(4), 2**20 + 16, 2048, 16
     x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
@@ -175,7 +177,7 @@ def _beyond_32_bits() -> Record:
         )
         names = ("codes", "scales", "unpack")
         wrong += [f"{name} (boxes along {axis})" for name, ok in zip(names, alike, strict=True) if not ok]
-    return {"disagree": " ".join(wrong)}
+    return " ".join(wrong)
 
 
 _SAMPLE = """

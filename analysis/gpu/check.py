@@ -30,6 +30,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 from pkgutil import resolve_name
@@ -97,37 +98,38 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(name: str, out: Path, seconds: float, trials: int | None) -> bool:
-    """Run the processes of a part until they are done or the seconds are over, and return whether all are done.
-
-    A process that ends before is begun again, behind the trial that ended it."""
+    """Run the processes of a part until they are done or the seconds are over, and return whether all are done."""
     end = time.monotonic() + seconds
     shutil.rmtree(out / f"{name}.claims", ignore_errors=True)
-    waiting, running = _unfinished(out, name), dict[int, subprocess.Popen[bytes]]()
-    while waiting and time.monotonic() < end:
-        for worker in list(waiting):
-            process = running.get(worker)
-            if process is None:
-                _append(out, name, worker, {"started": True})
-                running[worker] = _started(name, out, worker, trials)
-            elif process.poll() is not None:
-                del running[worker]
-                last, status = _last(out, name, worker), f"status {process.returncode}"
-                if "begun" in last:
-                    _append(out, name, worker, {"name": last["begun"], "error": f"ended the process with {status}"})
-                elif "started" in last:  # it did not come as far as a trial: nor would it again
-                    _append(out, name, worker, {"name": name, "error": f"no trial: {status}"})
-                    waiting.discard(worker)
-                elif "done" in last:
-                    waiting.discard(worker)
-        time.sleep(0.05)
-    for worker, process in running.items():
-        process.kill()
-        process.wait()
-        begun = _last(out, name, worker).get("begun")
-        if begun and sum(line.get("begun") == begun for line in _lines(out, name)) > 1:
-            error = "was running, in two calls, when the time of its part was over"
-            _append(out, name, worker, {"name": begun, "error": error})
-    return not waiting
+    with ThreadPoolExecutor() as pool:
+        return all(list(pool.map(lambda worker: _seen_through(name, out, worker, trials, end), _unfinished(out, name))))
+
+
+def _seen_through(name: str, out: Path, worker: int, trials: int | None, end: float) -> bool:
+    """Run one process of a part until it is done or time is over, begun again behind each trial that ended it; return
+    whether it has nothing left to do."""
+    while (left := end - time.monotonic()) > 0:
+        _append(out, name, worker, {"started": True})
+        process = _started(name, out, worker, trials)
+        try:
+            status = process.wait(left)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            begun = _last(out, name, worker).get("begun")
+            if begun and sum(line.get("begun") == begun for line in _lines(out, name)) > 1:
+                error = "was running, in two calls, when the time of its part was over"
+                _append(out, name, worker, {"name": begun, "error": error})
+            return False
+        last = _last(out, name, worker)
+        if "begun" in last:
+            _append(out, name, worker, {"name": last["begun"], "error": f"ended the process with status {status}"})
+        elif "started" in last:  # it did not come as far as a trial: nor would it again
+            _append(out, name, worker, {"name": name, "error": f"no trial: status {status}"})
+            return True
+        elif "done" in last:
+            return True
+    return False
 
 
 def _workers(name: str) -> int:

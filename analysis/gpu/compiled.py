@@ -9,15 +9,17 @@ compile, takes more shared memory than the target has, or flushes subnormals, or
 """
 
 import itertools
-import json
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -287,20 +289,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--target", action="append", choices=TARGETS, help="only this (may be given again)")
     parts = "hot: what a step spends its time in; edges: that too"
     parser.add_argument("--part", choices=PARTS, default="all", help=parts)
-    parser.add_argument("--here", action="store_true", help="in this process, rows to the standard output")
     args = parser.parse_args(argv)
-    if args.here:
-        (target,) = args.target
-        for row in compiled_rows(target, wanted(target, args.part)):
-            print(json.dumps(row), flush=True)
-        return 0
     rows: list[Record] = []
     for target in args.target or TARGETS:
-        command = [sys.executable, "-m", "analysis.gpu.compiled", "--here", "--target", target, "--part", args.part]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
-        of_target: list[Record] = [json.loads(line) for line in done.stdout.splitlines()]
-        if done.returncode:
-            of_target.append({"target": target, "launch": "all", "error": f"ended with status {done.returncode}"})
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            try:
+                of_target = process.submit(rows_of, target, args.part).result()
+            except BrokenProcessPool as error:  # Triton's compiler may end a process
+                of_target = [{"target": target, "launch": "all", "error": str(error)}]
         print(f"{target}: {len(of_target)} kernels, {len(faults(of_target))} faults", file=sys.stderr, flush=True)
         rows += of_target
     found = faults(rows)
@@ -308,12 +304,10 @@ def main(argv: list[str] | None = None) -> int:
     return int(bool(found))
 
 
-def wanted(target: str, part: str) -> Iterator[KernelCall]:
-    """The launches of a part and of those before it that the target takes."""
-    for launch in kernel_calls():
-        within = PARTS.index(launch.part) <= PARTS.index(part)
-        if within and (target not in WITHOUT_INT8 or "int8" not in launch.what):
-            yield launch
+def rows_of(target: str, part: str) -> list[Record]:
+    """The rows of the launches of a part and of those before it that the target takes."""
+    within = (it for it in kernel_calls() if PARTS.index(it.part) <= PARTS.index(part))
+    return list(compiled_rows(target, (it for it in within if target not in WITHOUT_INT8 or "int8" not in it.what)))
 
 
 if __name__ == "__main__":

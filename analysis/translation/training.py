@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
+
 from analysis import ROOT
 from analysis.translation.text import Pair, train_bpe
-from dsq.command import make_folder, turn_at, write_text
+from dsq.command import make_folder, write_text
 
 SPLITS = ("train", "valid", "test")
 #: flags that this file relies on
@@ -69,7 +71,7 @@ def prepare(text: Text, folder: Path) -> Path:
     """Binarise the text in a folder under ``folder``, once. Returns what dsq-train reads. Processes take turns."""
     made = folder / text.digest
     make_folder(made)
-    with turn_at(made):
+    with FileLock(made / ".turn"):
         if not (made / "done").exists():
             for part in ("pieces", "binary"):  # of a preparation that was killed
                 shutil.rmtree(made / part, ignore_errors=True)

@@ -43,12 +43,8 @@ def restore(model: Model) -> Model:
 class PrecisionCallback(TrainerCallback, ExportableState):
     """Convert the model, raise its precision as its config says, log ``DynamicPrecision.metrics`` in every logger.
 
-    Args:
-        config: a DSQConfig, or the schedule as text; None: what is advised, as ``DSQConfig.of`` says.
-        monitor: the evaluation loss; "eval_NAME_loss" where there are several sets.
-        options: beside text or None, other fields of DSQConfig.
-    Raises:
-        TypeError, ValueError: as ``DSQConfig.of``.
+    ``config`` and ``options`` are those of ``DSQConfig.of``. ``monitor``: the evaluation loss, "eval_NAME_loss" where
+    there are several sets.
     """
 
     def __init__(

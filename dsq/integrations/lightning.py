@@ -25,12 +25,7 @@ from dsq.stash.controller import under_policies
 class PrecisionCallback(Callback):
     """Convert the module, raise its precision as its config says, log ``DynamicPrecision.metrics`` in every logger.
 
-    Args:
-        config: a DSQConfig, or the schedule as text; None: what is advised, as ``DSQConfig.of`` says.
-        monitor: the validation loss, as the module logs it.
-        options: beside text or None, other fields of DSQConfig.
-    Raises:
-        TypeError, ValueError: as ``DSQConfig.of``.
+    ``config`` and ``options`` are those of ``DSQConfig.of``. ``monitor``: the validation loss, as the module logs it.
     """
 
     def __init__(self, config: DSQConfig | str | None = None, monitor: str = "val_loss", **options: Any) -> None:
@@ -76,8 +71,7 @@ class PrecisionCallback(Callback):
         self._updates = trainer.global_step
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the level of the checkpoint that is validated, converting the module if it is not; the same before tests
-        and predictions."""
+        """Take the level of the checkpoint that is validated, tested or predicts; convert the module if it is not."""
         if self._saved:
             convert_at(pl_module, self._saved)
 

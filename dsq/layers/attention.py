@@ -51,11 +51,8 @@ class MultiheadAttention(Quantised, nn.MultiheadAttention):
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
         dropped_mask = is_causal and key_padding_mask is None and not need_weights
         mask = None if dropped_mask else self._mask(q, k, attn_mask, key_padding_mask)
-        q_BHLD, k_BHSD, v_BHSD = (
-            self._heads(q),
-            self._heads(self._more(k, self.bias_k)),
-            self._heads(self._more(v, self.bias_v)),
-        )
+        q_BHLD = self._heads(q)
+        k_BHSD, v_BHSD = self._heads(self._more(k, self.bias_k)), self._heads(self._more(v, self.bias_v))
         y_BHLD, weights = self._attend(q_BHLD, k_BHSD, v_BHSD, mask, dropped_mask, need_weights)
         y = self.out_proj(y_BHLD.transpose(1, 2).flatten(2))
         if weights is not None and average_attn_weights:

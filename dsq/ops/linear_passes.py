@@ -97,9 +97,7 @@ def other_formats(plan: LinearPlan, matmuls: LinearMatMuls) -> LinearPlan:
     if fused is None:
         return plan._replace(matmuls=matmuls, stash=matmuls.stash)
     key = fused, matmuls
-    if key not in _plans:
-        _keep(key, _made(fused.layer._replace(matmuls=matmuls), fused.turned, fused.backend))
-    return _plans[key]
+    return _plans.get(key) or _keep(key, _made(fused.layer._replace(matmuls=matmuls), fused.turned, fused.backend))
 
 
 def forward(

@@ -9,7 +9,6 @@ multiple of the box.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -20,13 +19,11 @@ from dsq.kernels.backend import LinearMatMuls, MatMul
 from dsq.kernels.dispatch import quantize
 from dsq.ops.products import offset_seed
 
-Layer = Callable[[Tensor, Tensor, Tensor | None, LinearMatMuls, int | None], Tensor]
-
 
 def sharded_linear(
-    layer: Layer, x: Tensor, weight: Any, bias: Any, matmuls: LinearMatMuls, seed: int | None
+    apply: Callable[..., Tensor], x: Tensor, weight: Any, bias: Any, matmuls: LinearMatMuls, seed: int | None
 ) -> DTensor:
-    """Return ``layer(x, weight, bias, matmuls, seed)`` of DTensors ``weight`` and ``bias``, by ``layer`` on the shards.
+    """Return ``apply(x, weight, bias, matmuls, seed)`` of DTensors ``weight`` and ``bias``, by ``apply`` on the shards.
 
     Raises ValueError where ``weight`` is sharded in another way, or ``bias`` is no DTensor.
     """
@@ -38,7 +35,7 @@ def sharded_linear(
     if not isinstance(x, DTensor):
         x = DTensor.from_local(x, mesh, [Replicate()], run_check=False)
     if placement == Shard(1):
-        y = layer(_local(x, Shard(x.dim() - 1)), _local(weight, placement), None, matmuls, seed)
+        y = apply(_local(x, Shard(x.dim() - 1)), _local(weight, placement), None, matmuls, seed)
         total = DTensor.from_local(y, mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()])
         return total if bias is None else cast(DTensor, total + bias)
     whole = _RoundedGradient.apply(  # type: ignore[no-untyped-call]
@@ -46,14 +43,9 @@ def sharded_linear(
     )
     x_local = whole.to_local(grad_placements=[Partial()])
     bias_local = None if bias is None else _local(bias, Shard(0))
-    y = layer(x_local, _local(weight, placement), bias_local, _unrounded(matmuls), seed)
+    unrounded = matmuls._replace(input_gradient=replace(matmuls.input_gradient, result=None))
+    y = apply(x_local, _local(weight, placement), bias_local, unrounded, seed)
     return DTensor.from_local(y, mesh, [Shard(y.dim() - 1)], run_check=False)
-
-
-@lru_cache
-def _unrounded(matmuls: LinearMatMuls) -> LinearMatMuls:
-    """Return the products without Q3 of dx."""
-    return matmuls._replace(input_gradient=replace(matmuls.input_gradient, result=None))
 
 
 def _local(x: DTensor, placement: Placement) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import nn
@@ -21,18 +21,13 @@ _PART_OF = "_dsq_part_of"  #: attribute of a part of a model: the controllers of
 
 @dataclass(frozen=True)
 class Summary:
-    """The work of a policy in the model's latest training forward.
-
-    raw_bytes: bytes of the tensors that came to be saved (unique storages); kept_bytes: bytes kept for them; both 0
-    before a forward. details: the policy's own table, a line each (bits per tensor, budgets, warnings); plain text,
-    for a person.
-    """
+    """The work of a policy in the model's latest training forward; bytes are 0 before one."""
 
     policy: str
     attached: tuple[str, ...] = ()  #: names of the modules it changed; () for a policy that acts on the whole model
-    raw_bytes: int = 0
-    kept_bytes: int = 0
-    details: tuple[str, ...] = ()
+    raw_bytes: int = 0  #: of the tensors that came to be saved (unique storages)
+    kept_bytes: int = 0  #: kept for them
+    details: tuple[str, ...] = ()  #: lines for a person: bits of each tensor, budgets
 
     def __str__(self) -> str:
         head = f"{self.policy}: {f'{len(self.attached)} modules' if self.attached else 'whole model'}"
@@ -41,23 +36,12 @@ class Summary:
         return "\n".join((head, *self.details))
 
 
-class SharedByCopies:
-    """A deep copy of the model (an EMA, say) shares this object with it, which makes the model refuse to be pickled."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        text = "a model under a stash policy cannot be pickled: save its state_dict(), or, where training goes on, "
-        raise TypeError(text + "dsq.unconvert(copy.deepcopy(model)); policies applied by hand need remove() first")
-
-
 @dataclass(eq=False)
-class Controller(SharedByCopies):
-    """A policy at work on one model. Policies subclass it to say what is entered around a forward, and what they keep
-    between steps.
+class Controller:
+    """A policy at work on one model, and on deep copies of the model (an EMA, say), which share the controller.
 
-    state_dict() holds all that a resumed run needs to equal an unbroken one (estimates, caches, seeds).
+    Policies subclass it to say what is entered around a forward, and what they keep between steps. state_dict() holds
+    all that a resumed run needs to equal an unbroken one (estimates, caches, seeds).
     """
 
     by_parts: ClassVar[bool] = False  #: whether it acts on parts of the model that are called by themselves
@@ -68,6 +52,9 @@ class Controller(SharedByCopies):
     attached: tuple[str, ...] = ()
     hooks: list[Any] = field(default_factory=list, repr=False)  #: before forwards; which remove() takes away
     parts: frozenset[int] = frozenset()  #: ids of those that were called by themselves, one after another
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
 
     def around(self, module: nn.Module) -> AbstractContextManager[Any]:
         """Return what is entered around a forward of ``module`` (the model or a copy of it), and around a checkpoint's
@@ -207,9 +194,8 @@ def applied(model: nn.Module) -> dict[str, Controller]:
 
 
 def intercept(controller: Controller, model: nn.Module) -> None:
-    """Let calls of ``model`` go through ``controller.call``, until the controller is removed.
-
-    Calls of its parts, which a loss in chunks or a method of the model makes, go through ``controller.call_part``.
+    """Let calls of ``model`` go through ``controller.call``, until the controller is removed, and calls of its parts,
+    which a loss in chunks or a method of the model makes, through ``controller.call_part``.
 
     The classes are set to subclasses of themselves whose ``__call__`` does. Copies and replicas carry it.
     """
@@ -224,8 +210,7 @@ def intercept(controller: Controller, model: nn.Module) -> None:
 
 
 def _check_entered(controller: Controller, model: nn.Module, args: Any) -> None:
-    """Raise RuntimeError if a compiler that was given the model before the policy came calls it past
-    ``controller.call``."""
+    """Raise RuntimeError if a compiler, given the model before the policy came, calls it past ``controller.call``."""
     if torch.compiler.is_compiling():
         modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
         under_policy = any(getattr(mode, "stash", None) is not None for mode in modes)
@@ -250,8 +235,7 @@ def _release(module: nn.Module, controller: Controller) -> None:
     here, around = applied(module), module.__dict__.get(_PART_OF, [])
     if here.get(controller.name) is controller:
         del here[controller.name]
-    if controller in around:
-        around.remove(controller)
+    around[:] = [other for other in around if other is not controller]
     if here or around:
         return
     for name in (APPLIED, _PART_OF):
@@ -283,7 +267,12 @@ class _Unpicklable(type):
     """The type of classes that are made here: pickle asks for one and gets the refusal of a model under a policy."""
 
 
-copyreg.pickle(_Unpicklable, lambda _: SharedByCopies().__reduce__())
+def _refuse_pickle(_: type) -> NoReturn:
+    text = "a model under a stash policy cannot be pickled: save its state_dict(), or, where training goes on, "
+    raise TypeError(text + "dsq.unconvert(copy.deepcopy(model)); policies applied by hand need remove() first")
+
+
+copyreg.pickle(_Unpicklable, _refuse_pickle)
 
 
 @contextmanager

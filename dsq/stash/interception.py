@@ -122,7 +122,9 @@ def code_inputs(segment: Any, code: Callable[[Tensor], Kept]) -> None:
     Where hooks of other people hold them already, as TRL's ``activation_offloading`` does, they stay there, exact: such
     hooks may unpack a tensor once, and in a backward alone.
     """
-    if isinstance(segment.get_inputs, _Inputs) or any(map(_offloaded, segment.saved_args)):
+    hooks = (getattr(argument, "unpack_hook", None) for argument in segment.saved_args)  # of SavedTensors
+    others = [it for it in hooks if it is not None and getattr(it, "__module__", "") != "torch.utils.checkpoint"]
+    if others or isinstance(segment.get_inputs, _Inputs):
         return
     kept: list[Any] = []
     layout = None
@@ -134,12 +136,6 @@ def code_inputs(segment: Any, code: Callable[[Tensor], Kept]) -> None:
         form = code(x) if x is not None and hidden else None
         kept.append(form if isinstance(form, Form) else argument)
     segment.get_inputs, segment.saved_args = _Inputs(kept), []
-
-
-def _offloaded(argument: Any) -> bool:
-    """Return whether a segment's argument was saved through hooks that are not those of a checkpoint around it."""
-    unpack = getattr(argument, "unpack_hook", None)  # of a SavedTensor
-    return unpack is not None and getattr(unpack, "__module__", "") != "torch.utils.checkpoint"
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.arguments import number, whole_number
 from dsq.stash.codes import keep, kept
-from dsq.stash.controller import RUNNING, Controller, SharedByCopies, Summary
+from dsq.stash.controller import RUNNING, Controller, Summary
 from dsq.stash.interception import in_backward, stash_now
 from dsq.stash.memory import weak
 from dsq.stash.policy import register
@@ -77,75 +77,6 @@ class Tally:
     kept_bytes: int = 0
 
 
-class RowSampler(SharedByCopies):
-    """Draws rows at budget ratio * T from its own random numbers, and shares the draws."""
-
-    def __init__(self, ratio: float, seed: int) -> None:
-        self.ratio = ratio
-        self.cache = NormCache()
-        self.generator = torch.Generator().manual_seed(seed)
-        self.tally = Tally()
-        self._open: dict[Any, tuple[StorageWeakRef, RowSample]] = {}
-
-    def sample(self, x: Tensor, dtype: torch.dtype, reader: str) -> RowSample:
-        """Return the kept rows of ``x``, in ``dtype``: of an open sample of the same memory in the same state, or a new
-        draw.
-
-        A layer that reads an activation again (a second forward on the same input) gets a new draw.
-        """
-        self.close(expired=True)
-        # a contiguous activation is the same one however its tokens are grouped
-        rows = x.shape[-1:] if x.is_contiguous() else (x.shape, x.stride())
-        key = (x.untyped_storage()._cdata, x._version, x.storage_offset(), x.numel(), rows, dtype)
-        _, sample = self._open.get(key, (None, None))
-        if sample is None or sample.rows is None or reader in sample.readers:
-            sample = self._draw(x, dtype, reader)
-            self._open[key] = weak(x), sample
-            if in_backward():  # of a checkpoint that is recomputed: no later draw may come
-                torch.autograd.Variable._execution_engine.queue_callback(partial(self.close, expired=True))
-        sample.readers.add(reader)
-        self.tally.readers += 1
-        return sample
-
-    def close(self, expired: bool = False) -> None:
-        """Close all samples, or those whose activation is gone: then only what autograd saved of them is kept."""
-        for key, (storage, sample) in list(self._open.items()):
-            if not expired or storage.expired():
-                sample.close()
-                self._open.pop(key, None)
-
-    def _draw(self, x: Tensor, dtype: torch.dtype, leader: str) -> RowSample:
-        h_TK = x.reshape(-1, x.shape[-1])
-        k = budget(len(h_TK), self.ratio)
-        batch = self.cache.batch
-        if batch is not None and (x.dim() == 1 or len(x) != batch.numel()):
-            batch = None
-        norms_B = None if batch is None else self.cache.lookup(leader, x.device)
-        norms_T = None if norms_B is None else norms_B.repeat_interleave(len(h_TK) // norms_B.numel())
-        p_T = probabilities(norms_of(h_TK), norms_T)
-        uniform_k = torch.rand(k, generator=self.generator, dtype=torch.float64, device="cpu")  # the same for a GPU
-        rows_k, scale_k = sample_rows(p_T, k, uniform_k.to(x.device, non_blocking=True))
-        h_kK = h_TK.index_select(0, rows_k).to(dtype)
-        index_2k = torch.stack((rows_k.int(), scale_k.view(torch.int32)))
-
-        tally = self.tally
-        tally.draws += 1
-        tally.cached += norms_B is not None
-        tally.tokens += len(h_TK)
-        tally.kept += k
-        tally.raw_bytes += x.numel() * dtype.itemsize
-        tally.kept_bytes += h_kK.nbytes + index_2k.nbytes
-        return RowSample(leader, batch, h_kK, index_2k)
-
-    def record(self, sample: RowSample, reader: str, dz_norm_T: Tensor, samples: int) -> None:
-        """Cache a reader's gradient norms. Rows with several readers serve the sum of squares: of the variances."""
-        if sample.batch is None or samples != sample.batch.numel():
-            return
-        sample.squares[reader] = dz_norm_T.square().view(samples, -1).mean(1)
-        norms_B = torch.stack(list(sample.squares.values())).sum(0).sqrt()
-        self.cache.came.append((sample.leader, sample.batch, norms_B))
-
-
 class NormCache:
     """Norms by layer and sample id (any integer), in the memory of the CPU."""
 
@@ -168,8 +99,7 @@ class NormCache:
         self.batch = torch.tensor(slots, dtype=torch.int64, device="cpu")
 
     def lookup(self, layer: str, device: torch.device) -> Tensor | None:
-        """Return cached norms of the current batch, an unseen sample's the mean of the others; None where all are
-        unseen."""
+        """Return cached norms of the batch, an unseen sample's the mean of the others; None if all are unseen."""
         self._take_over()
         if self.batch is None or layer not in self.norms:
             return None
@@ -197,8 +127,7 @@ class NormCache:
         self.norms = {layer: norms.clone() for layer, norms in state["norms"].items()}
 
     def _grown(self, layer: str) -> Tensor:
-        """Return the layer's norms, a column for every sample named so far and spare ones, so that growing copies
-        little."""
+        """Return the layer's norms, a column for each sample so far and spare ones: growing seldom copies."""
         known = self.norms.get(layer, torch.empty(0, device="cpu"))
         if known.numel() < len(self.slot_of):
             more = max(len(self.slot_of), 2 * known.numel()) - known.numel()
@@ -279,13 +208,17 @@ def sample_rows(p_T: Tensor, k: int, uniform_k: Tensor, winners: int | None = No
 # ---- the policy, and its layer
 
 
-@dataclass(eq=False)
 class WTACRS(Controller):
-    """The policy at work. Told the samples of each batch, it draws by their gradient norms of the epoch before."""
+    """The policy at work: it draws rows at budget ratio * T from its own random numbers, and shares the draws. Told the
+    samples of each batch, it draws by their gradient norms of the epoch before."""
 
     by_parts = True
 
-    sampler: RowSampler = field(kw_only=True)
+    def __init__(self, model: nn.Module, ratio: float, seed: int) -> None:
+        super().__init__(model)
+        self.ratio, self.cache, self.tally = ratio, NormCache(), Tally()
+        self.generator = torch.Generator().manual_seed(seed)
+        self._open: dict[Any, tuple[StorageWeakRef, RowSample]] = {}
 
     def set_sample_ids(self, ids: Iterable[int] | Tensor | None) -> None:
         """Say which samples the coming forwards see: an integer for each, in batch order; None: unknown.
@@ -294,18 +227,76 @@ class WTACRS(Controller):
         input has another length along its first axis (the model flattened its tokens) takes p_i ~ ||H_i|| and caches
         nothing. Under DDP a rank caches what it saw itself. Raises TypeError where ids are not integers.
         """
-        self.sampler.cache.start_batch(ids)
+        self.cache.start_batch(ids)
 
     @contextmanager
     def around(self, module: nn.Module) -> Iterator[None]:
         """Count a training forward afresh, and share draws within it. What a checkpoint draws again is not counted."""
-        before, self.sampler.tally = self.sampler.tally, Tally()
+        before, self.tally = self.tally, Tally()
         try:
             yield
         finally:
-            self.sampler.close()
+            self.close()
             if in_backward():
-                self.sampler.tally = before
+                self.tally = before
+
+    def sample(self, x: Tensor, dtype: torch.dtype, reader: str) -> RowSample:
+        """Return the kept rows of ``x``, in ``dtype``: of an open sample of the same memory in the same state, or a new
+        draw.
+
+        A layer that reads an activation again (a second forward on the same input) gets a new draw.
+        """
+        self.close(expired=True)
+        # a contiguous activation is the same one however its tokens are grouped
+        rows = x.shape[-1:] if x.is_contiguous() else (x.shape, x.stride())
+        key = (x.untyped_storage()._cdata, x._version, x.storage_offset(), x.numel(), rows, dtype)
+        _, sample = self._open.get(key, (None, None))
+        if sample is None or sample.rows is None or reader in sample.readers:
+            sample = self._draw(x, dtype, reader)
+            self._open[key] = weak(x), sample
+            if in_backward():  # of a checkpoint that is recomputed: no later draw may come
+                torch.autograd.Variable._execution_engine.queue_callback(partial(self.close, expired=True))
+        sample.readers.add(reader)
+        self.tally.readers += 1
+        return sample
+
+    def close(self, expired: bool = False) -> None:
+        """Close all samples, or those whose activation is gone: then only what autograd saved of them is kept."""
+        for key, (storage, sample) in list(self._open.items()):
+            if not expired or storage.expired():
+                sample.close()
+                self._open.pop(key, None)
+
+    def _draw(self, x: Tensor, dtype: torch.dtype, leader: str) -> RowSample:
+        h_TK = x.reshape(-1, x.shape[-1])
+        k = budget(len(h_TK), self.ratio)
+        batch = self.cache.batch
+        if batch is not None and (x.dim() == 1 or len(x) != batch.numel()):
+            batch = None
+        norms_B = None if batch is None else self.cache.lookup(leader, x.device)
+        norms_T = None if norms_B is None else norms_B.repeat_interleave(len(h_TK) // norms_B.numel())
+        p_T = probabilities(norms_of(h_TK), norms_T)
+        uniform_k = torch.rand(k, generator=self.generator, dtype=torch.float64, device="cpu")  # the same for a GPU
+        rows_k, scale_k = sample_rows(p_T, k, uniform_k.to(x.device, non_blocking=True))
+        h_kK = h_TK.index_select(0, rows_k).to(dtype)
+        index_2k = torch.stack((rows_k.int(), scale_k.view(torch.int32)))
+
+        tally = self.tally
+        tally.draws += 1
+        tally.cached += norms_B is not None
+        tally.tokens += len(h_TK)
+        tally.kept += k
+        tally.raw_bytes += x.numel() * dtype.itemsize
+        tally.kept_bytes += h_kK.nbytes + index_2k.nbytes
+        return RowSample(leader, batch, h_kK, index_2k)
+
+    def record(self, sample: RowSample, reader: str, dz_norm_T: Tensor, samples: int) -> None:
+        """Cache a reader's gradient norms. Rows with several readers serve the sum of squares: of the variances."""
+        if sample.batch is None or samples != sample.batch.numel():
+            return
+        sample.squares[reader] = dz_norm_T.square().view(samples, -1).mean(1)
+        norms_B = torch.stack(list(sample.squares.values())).sum(0).sqrt()
+        self.cache.came.append((sample.leader, sample.batch, norms_B))
 
     def restore(self, module: nn.Module) -> None:
         if isinstance(module, SampledLinear):
@@ -313,7 +304,7 @@ class WTACRS(Controller):
             del module.__dict__["_wtacrs"]
 
     def report(self) -> Summary:
-        tally, known = self.sampler.tally, len(self.sampler.cache.slot_of)
+        tally, known = self.tally, len(self.cache.slot_of)
         details = (
             f"{tally.kept} of {tally.tokens} rows kept in {tally.draws} draws, read by {tally.readers} linears",
             f"{tally.cached} draws used cached gradient norms; {known} sample ids known",
@@ -323,11 +314,11 @@ class WTACRS(Controller):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the cached norms and the state of the random numbers, of this rank."""
-        return {"generator": self.sampler.generator.get_state(), **self.sampler.cache.state_dict()}
+        return {"generator": self.generator.get_state(), **self.cache.state_dict()}
 
     def take(self, state: Mapping[str, Any]) -> None:
-        self.sampler.generator.set_state(state["generator"].cpu())
-        self.sampler.cache.load_state_dict(state)
+        self.generator.set_state(state["generator"].cpu())
+        self.cache.load_state_dict(state)
 
 
 @register("wtacrs", composes_with=("bfp", "checkpoint"))
@@ -346,14 +337,13 @@ def attach(model: nn.Module, *, ratio: float = 0.3, seed: int = 0) -> WTACRS:
     """
     number("ratio", ratio, above=0, most=1)
     ranks = torch.distributed.is_available() and torch.distributed.is_initialized()  # of DDP: they draw apart
-    sampler = RowSampler(ratio, whole_number("seed", seed) + (torch.distributed.get_rank() if ranks else 0))
-    controller = WTACRS(model, sampler=sampler)
+    controller = WTACRS(model, ratio, whole_number("seed", seed) + (torch.distributed.get_rank() if ranks else 0))
     linears = [(name, module) for name, module in model.named_modules() if type(module) is nn.Linear]
     if not linears:
         raise ValueError("nothing to stash: the model has no nn.Linear (those of dsq.convert pack their input)")
     for name, module in linears:
         module.__class__ = SampledLinear
-        module.__dict__["_wtacrs"] = sampler, name
+        module.__dict__["_wtacrs"] = controller, name
     controller.attached = tuple(name for name, _ in linears)
     return controller
 
@@ -361,28 +351,28 @@ def attach(model: nn.Module, *, ratio: float = 0.3, seed: int = 0) -> WTACRS:
 class SampledLinear(nn.Linear):
     """nn.Linear with an estimated weight gradient; as it was where the weight is frozen or k = T."""
 
-    _wtacrs: tuple[RowSampler, str]  #: and the name of the layer, under which its gradient norms are cached
+    _wtacrs: tuple[WTACRS, str]  #: and the name of the layer, under which its gradient norms are cached
 
     def forward(self, input: Tensor) -> Tensor:  # the name is nn.Linear's
         if not torch.is_grad_enabled() or RUNNING.suspended or not self.weight.requires_grad:
             return F.linear(input, self.weight, self.bias)
-        (sampler, reader), rows = self._wtacrs, input.shape[:-1].numel()
-        if rows == 0 or budget(rows, sampler.ratio) >= rows:
-            sampler.tally.exact += 1
+        (policy, reader), rows = self._wtacrs, input.shape[:-1].numel()
+        if rows == 0 or budget(rows, policy.ratio) >= rows:
+            policy.tally.exact += 1
             return F.linear(input, self.weight, self.bias)
-        z_TN: Tensor = _SampledLinear.apply(input, self.weight, self.bias, sampler, reader)  # type: ignore[no-untyped-call]
+        z_TN: Tensor = _SampledLinear.apply(input, self.weight, self.bias, policy, reader)  # type: ignore[no-untyped-call]
         return z_TN.view(*input.shape[:-1], z_TN.shape[-1])
 
 
 class _SampledLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w_NK: Tensor, bias: Tensor | None, sampler: RowSampler, reader: str) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w_NK: Tensor, bias: Tensor | None, policy: WTACRS, reader: str) -> Tensor:
         z = F.linear(x.flatten(0, -2), w_NK, bias)  # a view could not be changed in place, as fairseq does
-        sample = sampler.sample(x, z.dtype, reader)
+        sample = policy.sample(x, z.dtype, reader)
         # all through save_for_backward: a checkpoint's recomputation then replaces rows, numbers and scales together
         assert sample.rows is not None
         keep(ctx, w_NK if ctx.needs_input_grad[0] else None, stash_now().code(sample.rows, "linear"), sample.index)
-        ctx.sampler, ctx.sample, ctx.reader, ctx.samples = sampler, sample, reader, len(x) if x.dim() > 1 else 0
+        ctx.policy, ctx.sample, ctx.reader, ctx.samples = policy, sample, reader, len(x) if x.dim() > 1 else 0
         ctx.shape, ctx.dtypes = x.shape, (x.dtype, w_NK.dtype, None if bias is None else bias.dtype)
         return z
 
@@ -396,7 +386,7 @@ class _SampledLinear(torch.autograd.Function):
             dx = (dz_TN @ w_NK.to(dz_TN.dtype)).to(x_dtype).view(ctx.shape)
         if ctx.needs_input_grad[1]:
             dz_norm_T = norms_of(dz_TN)
-            ctx.sampler.record(ctx.sample, ctx.reader, dz_norm_T, ctx.samples)
+            ctx.policy.record(ctx.sample, ctx.reader, dz_norm_T, ctx.samples)
             # an infinity in a row that was not drawn must still reach a loss scaler: it makes every scale NaN
             scale_k = index_2k[1].view(torch.float32) + 0 * dz_norm_T.sum()
             # H takes the scale: p_i ~ ||H_i|| evens its rows out, where scaled rows of dZ could leave float16's range

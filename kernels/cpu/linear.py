@@ -60,14 +60,11 @@ class LinearKernels:
         return call
 
     def _stash(self, layer: Layer) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]:
-        """The fields of a LinearForwardDesc that pack x, and the shapes of codes and scales; none without a format."""
+        """The fields of a LinearForwardDesc that pack x, and the shapes of codes and scales."""
         stash, dtype = layer.matmuls.stash, layer.dtypes.x
-        if stash.format is None:
-            return {}, (), ()
-        layout = Layout.of(layer.x_matrix, stash.axis)
-        codec = self._codec.fields(stash.format, layout, dtype, dtype, layer.stochastic)
-        shapes = layout.code_shape(stash.format.bits), stash.format.scale_shape(layout)
-        return {"stash": codec, "stash_seed": stash.seed}, *shapes
+        fmt, layout = stash.quantised_to, Layout.of(layer.x_matrix, stash.axis)
+        codec = self._codec.fields(fmt, layout, dtype, dtype, layer.stochastic)
+        return {"stash": codec, "stash_seed": stash.seed}, layout.code_shape(fmt.bits), fmt.scale_shape(layout)
 
     def backward(self, layer: Layer, gemms: tuple[str | None, str | None]) -> BackwardCall | None:
         if any(gemm not in KERNELS for gemm in gemms if gemm is not None):

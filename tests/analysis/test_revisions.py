@@ -1,20 +1,8 @@
-"""The comparison of two checkouts names what differs, and each process runs the dsq of its own tree."""
+"""Digests tell what differs in type, shape or values."""
 
-from pathlib import Path
-
-import pytest
 import torch
 
-from analysis import ROOT, revisions
-
-
-def test_what_differs_is_named(tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "dsq").mkdir()
-    new = ["a\ty\t1", "a\tdx\t2", "b\ty\t3", "c\terror\tKeyError"]
-    old = ["a\ty\t1", "a\tdx\t4", "b\ty\t3", "c\ty\t5"]
-    monkeypatch.setattr(revisions, "_digests_of", lambda tree: new if tree == ROOT else old)
-    assert revisions.compare(tmp_path) == 2
-    assert capsys.readouterr().out.splitlines() == ["a dx 2", "c error KeyError", "2 cases differ, of 4 digests"]
+from analysis import revisions
 
 
 def test_a_digest_is_of_type_shape_and_values() -> None:
@@ -24,8 +12,13 @@ def test_a_digest_is_of_type_shape_and_values() -> None:
     assert revisions.digest(x) == revisions.digest(torch.tensor([1.0, 2.0, -torch.nan]))
 
 
-def test_a_process_runs_on_the_dsq_of_the_tree(tmp_path: Path) -> None:
-    (tmp_path / "dsq").mkdir()
-    (tmp_path / "dsq" / "__init__.py").write_text("raise RuntimeError('the other dsq')")
-    with pytest.raises(ValueError, match=r"the process with the dsq of .* failed: (?s:.*)the other dsq"):
-        revisions.compare(tmp_path)
+def test_a_setup_has_a_line_for_each_tensor_and_one_for_its_error(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(revisions, "SETUPS", ["[8,4,4,8]", "checkpoint + bfp 4"])
+    monkeypatch.setattr(revisions, "MODELS", {"linear layer": revisions.MODELS["linear layer"]})
+    monkeypatch.setenv("DSQ_GEMM", "")  # that the call below sets for its process
+    revisions.digests()
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    named = [what for setup, what, _ in lines if setup == "[8,4,4,8]"]
+    assert named[:3] == ["linear layer 0 0", "linear layer 0 1", "linear layer 0 2"]
+    assert named[-1] == "linear layer autocast bytes"
+    assert lines[-1] == ["checkpoint + bfp 4", "error", "ValueError"]

@@ -30,7 +30,7 @@ def test_short_calls_are_repeated_until_the_clock_can_see_them():
 
 def test_a_race_is_of_ratios_to_the_baseline_and_knows_its_own_stray():
     run = race("title", ("base", lambda: sum(range(3000))), {"twice": lambda: sum(range(6000))}, rounds=9)
-    assert [row["contestant"] for row in run.rows] == ["base", "twice"]
+    assert [row["contestant"] for row in run.rows] == ["base", "twice", "base again"]
     assert run.rows[0]["ratio"] == 1
     assert run.rows[1]["ratio"] > 1.2
-    assert run.again["contestant"] == "base again"
+    assert run.trusted == (max(abs(run.rows[2]["ratio"] - 1), run.rows[2]["stray"]) <= 0.1)

@@ -24,7 +24,8 @@ from dsq.costmodel.model.operations import Operation, Pointwise, Workload
 from dsq.costmodel.planning.plan import NF4_BITS
 from dsq.costmodel.planning.step import step_time
 from dsq.costmodel.workloads.config_json import transformer_of
-from dsq.costmodel.workloads.named import ADAPTED
+from dsq.costmodel.workloads.named import ADAPTED, load_shapes
+from dsq.costmodel.workloads.shapes import Transformer
 from dsq.costmodel.workloads.transformer import build
 
 RUNS = ROOT / "analysis/results/published_runs.csv"
@@ -62,21 +63,17 @@ DEVICES = {
     "Blackwell": "b200",
     "RTX 4090": "rtx-4090",
 }
-MPT_WORDS = 50368
-_LLAMA = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
-_LLAMA_70 = _LLAMA | {"hidden_size": 8192, "num_attention_heads": 64, "intermediate_size": 28672}
-#: start of a model's name in the table "others" -> its config.json
-CONFIGS: dict[str, dict[str, Any]] = {
-    "Llama2-13B": {"model_type": "llama", "hidden_size": 5120, "num_attention_heads": 40, "num_hidden_layers": 40}
-    | {"intermediate_size": 13824, "vocab_size": 32000},
-    "Llama2-70B": _LLAMA_70 | {"num_hidden_layers": 80, "vocab_size": 32000},
-    "Llama3-70B": _LLAMA_70 | {"num_hidden_layers": 80, "vocab_size": 128256},
-    "Llama3": _LLAMA | {"num_hidden_layers": 32, "intermediate_size": 14336, "vocab_size": 128256},
-    "Qwen3-8B": _LLAMA
-    | {"model_type": "qwen3", "num_hidden_layers": 36, "intermediate_size": 12288}
-    | {"vocab_size": 151936, "head_dim": 128},
-    "GPT-2": {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50304},
+#: start of a model's name in the table "others" -> its name here
+NAMES = {
+    "Llama2-13B": "llama-2-13b",
+    "Llama2-70B": "llama-2-70b",
+    "Llama3-70B": "llama-3-70b",
+    "Llama3": "llama-3-8b",
+    "Qwen3-8B": "qwen3-8b",
 }
+#: sizes of GPT-2 as nanoGPT trains it; MPT's stand in the table
+GPT2 = {"n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50304}
+MPT_WORDS = 50368
 #: models of the table "others" that are predicted: data parallel, whole models
 OTHERS = re.compile(r"^(MPT-|Llama3.*8B( |$)|Llama2-|Llama3-70B$|Qwen3-8B$|GPT-2 )")
 #: start of a row's source -> what its loss keeps of the logits: 16 bits and their gradient in their place, or nothing
@@ -131,20 +128,10 @@ def runs() -> list[PublishedRun]:
 
 
 def _run(row: CsvRow, half: str) -> PublishedRun:
-    """MPT is GPT-2 with positions of its own, fused attention, the exact gelu and no dropout. LoRA has rank 8 in every
-    linear layer, as torchtune's recipe."""
+    """LoRA has rank 8 in every linear layer, as torchtune's recipe."""
     length, batch, devices = (int(row[name]) for name in ("sequence", "micro_batch", "devices"))
-    if row["d_model"]:
-        sizes = {"n_embd": "d_model", "n_head": "heads", "n_layer": "layers"}
-        config = {"model_type": "gpt2", "vocab_size": MPT_WORDS} | {
-            field: int(row[column]) for field, column in sizes.items()
-        }
-    else:
-        config = next(found for name, found in CONFIGS.items() if row["model"].startswith(name))
-    if config["model_type"] == "gpt2":
-        dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0)
-        config = config | dropouts | {"n_positions": length, "activation_function": "gelu"}
-    model = replace(transformer_of(config, row["model"]), sequences=batch, target_length=length)
+    name = next((name for start, name in NAMES.items() if row["model"].startswith(start)), None)
+    model = replace(load_shapes(name) if name else _gpt2(row, length), sequences=batch, target_length=length)
     zero = 0 if devices == 1 or "DDP" in row["layout"] else 2 if row["layout"] == "SHARD_GRAD_OP" else 3
     again = row["recompute"] in ("full", "yes", "selective")
     method = Method(
@@ -160,6 +147,16 @@ def _run(row: CsvRow, half: str) -> PublishedRun:
     if row["source"].startswith(FUSED_NORMS):
         workload = replace(workload, operations=tuple(map(_fused_norm, workload.operations)))
     return PublishedRun(row, half, workload, method, hardware, _tokens_per_second(row))
+
+
+def _gpt2(row: CsvRow, length: int) -> Transformer:
+    """MPT is GPT-2 with positions of its own, fused attention, the exact gelu and no dropout."""
+    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0)
+    usual = {"model_type": "gpt2", "n_positions": length, "activation_function": "gelu"} | dropouts
+    sizes = GPT2
+    if row["d_model"]:
+        sizes = {"n_embd": row["d_model"], "n_head": row["heads"], "n_layer": row["layers"], "vocab_size": MPT_WORDS}
+    return transformer_of(usual | {field: int(size) for field, size in sizes.items()}, row["model"])
 
 
 def _fused_norm(op: Operation) -> Operation:

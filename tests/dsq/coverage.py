@@ -25,19 +25,6 @@ def _values() -> torch.Tensor:
     return torch.randn(2, TOKENS, WIDTH)
 
 
-class _WrittenAttention(nn.Module):
-    """Attention's products written out, by dsq.functional.matmul where @ stood."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        weights = dsq.functional.matmul(q, k.mT, self.qkv).softmax(-1)
-        return x + self.out(dsq.functional.matmul(weights, v, self.qkv).transpose(1, 2).flatten(2))
-
-
 MODELS: dict[str, Callable[[], Made]] = {
     **{name: partial(transformer, name, WIDTH, LAYERS, HEADS, VOCABULARY, (2, TOKENS)) for name in TRANSFORMERS},
     "nn.TransformerEncoder": lambda: (
@@ -53,7 +40,6 @@ MODELS: dict[str, Callable[[], Made]] = {
         dict.fromkeys(("query", "key", "value"), _values()),
     ),
     "own attention": lambda: (encoder(LAYERS, WIDTH, HEADS, 4 * WIDTH, sdpa=True, causal=True), {"input": _values()}),
-    "written attention": lambda: (_WrittenAttention(), {"x": _values()}),
     "nanoGPT": lambda: (
         GPT(VOCABULARY, TOKENS, WIDTH, LAYERS, HEADS, dropout=0.0),
         {"tokens_BT": torch.randint(VOCABULARY, (2, TOKENS))},

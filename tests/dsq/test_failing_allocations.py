@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import dsq
 from analysis.models import attach
 from tests.allocator import Count, compiler, figures
-from tests.dsq.stash.held.cases import MODELS, POLICIES
+from tests.dsq.stash.test_held import MODELS, POLICIES
 
 Step = Callable[[], list[Tensor]]
 

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -26,11 +27,11 @@ def _new_process(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv(process_memory.HUGE_PAGES, "1")
     _system_gives(tmp_path, monkeypatch, "always [madvise] never")
     caches = process_memory._set, process_memory.suit_a_packed_stash
-    for cache in caches:
-        cache.cache_clear()
+    for made in caches:
+        made.cache_clear()
     yield
-    for cache in caches:
-        cache.cache_clear()
+    for made in caches:
+        made.cache_clear()
 
 
 def _system_gives(folder, monkeypatch, modes):
@@ -80,18 +81,24 @@ def test_a_process_can_decline(by, monkeypatch, caplog):
 
 @needs_glibc
 @pytest.mark.parametrize(
-    ("modes", "said"),
-    [
-        ("always madvise [never]", "large blocks lie on small pages: this system has none"),
-        ("[always] madvise never", "large blocks lie on huge pages"),  # it is never too late
-    ],
+    ("modes", "lacks"),
+    [("always madvise [never]", "this system has none"), ("[always] madvise never", "")],  # it is never too late
 )
-def test_the_system_says_whether_there_are_huge_pages(modes, said, tmp_path, monkeypatch, caplog):
+def test_the_system_says_whether_there_are_huge_pages_and_without_them_a_packed_stash_sets_nothing(
+    modes, lacks, tmp_path, monkeypatch, caplog
+):
     _system_gives(tmp_path, monkeypatch, modes)
     monkeypatch.setattr(torch, "UntypedStorage", None)  # a tensor is not asked
+    process_memory.suit_a_packed_stash()
+    goes_back = "freed memory goes back to the system"
+    stays = f"freed memory stays in the process, as huge pages are missing: {lacks}"
+    assert caplog.messages[0] == (stays if lacks else goes_back)
+    caplog.clear()
+    process_memory._set.cache_clear()
     found = dsq.give_memory_back()
-    assert (found.returned, found.huge_pages) == (True, "huge" in said)
-    assert caplog.messages == ["freed memory goes back to the system", said]
+    assert (found.returned, found.huge_pages) == (True, not lacks)
+    pages = f"small pages: {lacks}" if lacks else "huge pages"
+    assert caplog.messages == [goes_back, f"large blocks lie on {pages}"]
 
 
 def test_a_variable_of_the_user_stays(monkeypatch):
@@ -113,7 +120,8 @@ def test_an_allocator_that_refuses_is_no_error(library, why, monkeypatch, caplog
     assert caplog.messages[0] == f"freed memory stays in the process: {why}"
 
 
-#: what a packed stash does to glibc's heap: large blocks go, small ones between them stay. Prints MiB that are left
+#: what a packed stash does to glibc's heap: large blocks go, small ones between them stay. Prints MiB that are left,
+#: and those that the process gives back when small blocks go
 _LARGE_AND_SMALL = """
 import logging, sys
 when = sys.argv[1]
@@ -138,72 +146,42 @@ for _ in range(50):
 for thing in kept:
     if isinstance(thing, list):
         thing.clear()
-print((resident()["resident"] - before) / 2**20)
+left = (resident()["resident"] - before) / 2**20
+small = [torch.ones(2**18) for _ in range(40)]
+before = resident()["resident"]
+small.clear()
+print(left, (before - resident()["resident"]) / 2**20)
 """
 
 
+@cache
 def _left(when, **environment):
     command = [sys.executable, "-c", _LARGE_AND_SMALL, when]
     own = {name: value for name, value in os.environ.items() if name != process_memory.HUGE_PAGES}
     done = subprocess.run(command, env=own | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return float(done.stdout), done.stderr
+    return *map(float, done.stdout.split()), done.stderr
 
 
 @needs_glibc
 def test_a_process_holds_less_than_one_without():
-    usual, _ = _left("never")
-    assert usual > 300  # of 400
-    for when in ("first", "late"):
-        assert _left(when)[0] < 100
+    assert _left("never")[0] > 300  # of 400
     assert _left("late", DSQ_ALLOCATOR="0")[0] > 300
-
-
-_SMALL = """
-import dsq, torch
-from dsq.process_memory import resident
-dsq.give_memory_back()
-blocks = [torch.ones(2**18) for _ in range(40)]
-before = resident()["resident"]
-blocks.clear()
-print((before - resident()["resident"]) / 2**20)
-"""
-
-
-@needs_glibc
-def test_small_blocks_stay_for_the_next_step():
-    done = subprocess.run([sys.executable, "-c", _SMALL], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 4  # of 40 MiB
+    for left, small, _ in map(_left, ("first", "late")):
+        assert left < 100
+        assert small < 4  # of 40: small blocks stay for the next step
 
 
 @needs_glibc
 def test_dsq_is_to_be_imported_before_the_first_tensor():
     if "[madvise]" not in process_memory.Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
         pytest.skip("huge pages are not for who asks")
-    assert "large blocks lie on huge pages" in _left("late")[1]
-    assert "import dsq before them, or start Python with THP_MEM_ALLOC_ENABLE=1" in _left("too late")[1]
-    assert "large blocks lie on huge pages" in _left("too late", THP_MEM_ALLOC_ENABLE="1")[1]
+    assert "large blocks lie on huge pages" in _left("late")[2]
+    assert "import dsq before them, or start Python with THP_MEM_ALLOC_ENABLE=1" in _left("too late")[2]
+    assert "large blocks lie on huge pages" in _left("too late", THP_MEM_ALLOC_ENABLE="1")[2]
 
 
 def test_a_model_that_is_packed_too_late_says_what_to_do(monkeypatch):
     monkeypatch.setattr(process_memory, "_missing_huge_pages", lambda: process_memory._TOO_LATE)
     with pytest.warns(UserWarning, match="import dsq before them, or start Python with THP_MEM_ALLOC_ENABLE=1"):
         dsq.DynamicPrecision(torch.nn.Linear(32, 32))
-
-
-@needs_glibc
-@pytest.mark.parametrize(("modes", "returned"), [("always [madvise] never", True), ("always madvise [never]", False)])
-def test_a_packed_stash_gives_memory_back_where_huge_pages_make_it_cheap(
-    modes, returned, tmp_path, monkeypatch, caplog
-):
-    _system_gives(tmp_path, monkeypatch, modes)
-    monkeypatch.delitem(sys.modules, "torch")  # before it is imported
-    made = []
-    monkeypatch.setattr(process_memory, "_map_large_blocks", lambda: made.append(1) or "")
-    process_memory.suit_a_packed_stash()
-    assert bool(made) == returned
-    assert caplog.messages[0] == (
-        "freed memory goes back to the system"
-        if returned
-        else "freed memory stays in the process, as huge pages are missing: this system has none"
-    )

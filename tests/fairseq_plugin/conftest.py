@@ -1,3 +1,4 @@
+import logging
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,10 +26,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two updates with a checkpoint after each, which no test changes."""
+    """A run with its log and a checkpoint after each of three updates, which no test changes. Its loss cannot improve
+    (--lr 0): the level rises at the second validation."""
     folder = tmp_path_factory.mktemp("run")
-    every = ["--save-interval-updates", 1, "--max-update", 2, "--lr", 0]
-    run("train", data, *MODEL, *every, "--save-dir", folder, "--dsq-levels", LEVELS)
+    log = logging.StreamHandler(stream := open(folder / "log", "w"))  # noqa: SIM115 - closed below
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(log)
+    root.setLevel(logging.INFO)  # fairseq sets it at import, unless pytest's own handlers came first
+    every = ["--save-interval-updates", 1, "--max-update", 3, "--valid-subset", "valid,test"]
+    run("train", data, *MODEL, "--lr", 0, *every, "--save-dir", folder, "--dsq-levels", LEVELS, "--dsq-patience", 1)
+    root.removeHandler(log)
+    root.setLevel(level)
+    stream.close()
     return folder
 
 

@@ -1,4 +1,4 @@
-"""A run that goes wrong ends in one line, and nothing that it wrote is lost."""
+"""A mistake, or a run that goes wrong, ends in one line, and nothing that was written is lost."""
 
 import logging
 import os
@@ -15,6 +15,10 @@ from fairseq_plugin.flags import InputError
 from tests.fairseq_plugin.harness import LEVELS, MODEL, contents, levels, refusal, run, start, updates, weights
 
 from fairseq import checkpoint_utils  # isort: skip  # after the plugin's shims
+import dataclasses
+
+from dsq import DSQConfig
+from fairseq_plugin import flags
 
 
 def test_no_flipped_bit_is_loaded(tmp_path: Path) -> None:
@@ -114,7 +118,7 @@ def test_a_run_that_counts_its_updates_anew_begins_with_dsq_anew(data: Path, tra
 
 @pytest.mark.parametrize("flags", [["--finetune-from-model"], ["--dsq-reset", "--restore-file"]])
 def test_a_run_without_dsq_from_a_checkpoint_with_it(data: Path, trained: Path, tmp_path: Path, flags) -> None:
-    given = [*MODEL, "--disable-validation", "--max-update", 3, "--lr", 0, "--save-dir", tmp_path]
+    given = [*MODEL, "--disable-validation", "--max-update", 4, "--lr", 0, "--save-dir", tmp_path]
     run("train", data, *given, *flags, trained / "checkpoint_last.pt")
     before, after = weights(trained), weights(tmp_path)
     assert before.keys() - after.keys() == {"dsq._extra_state"}
@@ -124,8 +128,11 @@ def test_a_run_without_dsq_from_a_checkpoint_with_it(data: Path, trained: Path, 
 def test_a_reset_starts_at_the_first_level_and_is_of_the_training_alone(data: Path, trained: Path, tmp_path) -> None:
     given = ["--restore-file", trained / "checkpoint_last.pt", "--dsq-reset", "--dsq-levels", "[4,4,4,16] [8,4,4,16]"]
     given += ["--dsq-rise-at", 1]
-    run("train", data, *MODEL, "--disable-validation", "--max-update", 4, "--save-dir", tmp_path, *given)
-    assert [(it["precision"][0], it["updates"]) for it in levels(tmp_path)] == [(4, 1), (8, 1)]  # two were made before
+    run("train", data, *MODEL, "--disable-validation", "--max-update", 5, "--save-dir", tmp_path, *given)
+    assert [(it["precision"][0], it["updates"]) for it in levels(tmp_path)] == [
+        (4, 1),
+        (8, 1),
+    ]  # three were before
     # as fairseq-validate and the Python interface load it: the task has the flags of the training
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "checkpoint_last.pt")])
     assert model.dsq.trained_level == 1
@@ -175,3 +182,35 @@ def test_interactive_translates_at_the_level_trained_at(capsys, data: Path, trai
     run("interactive", data, *given, "-s", "de", "-t", "xx", "--cpu")
     assert "\nH-0\t" in capsys.readouterr().out
     assert any("DSQ goes on from a checkpoint of" in line for line in caplog.messages)
+
+
+def test_checkpoint_of_another_architecture(capsys, data: Path, trained: Path) -> None:
+    before = contents(trained)
+    given = ["--encoder-ffn-embed-dim", 32, "--save-dir", trained, "--dsq-levels", LEVELS, "--max-update", 3]
+    said = refusal(capsys, "train", data, *MODEL, *given)
+    assert "the checkpoint is of another architecture" in said
+    assert "encoder.layers.0.fc1.weight" in said
+    assert contents(trained) == before
+
+
+def test_a_fraction_of_epochs_over_several_folders(capsys, data: Path, tmp_path: Path) -> None:
+    # a run that was resumed in the second folder took the epochs for as long as those of the second
+    given = [f"{data}:{data}", *MODEL, "--dsq-levels", LEVELS, "--dsq-rise-at", 0.5, "--save-dir", tmp_path]
+    expected = "with data in several folders, whose epochs differ, give --max-update"
+    assert expected in refusal(capsys, "train", *given, "--max-epoch", 1)
+    run("train", *given, "--max-epoch", 1, "--max-update", 2, "--disable-validation")
+    assert updates(tmp_path) == [1, 1]
+
+
+def test_a_flag_without_levels_warns(caplog: pytest.LogCaptureFixture) -> None:
+    assert flags.config_of(flags.DSQFlags(dsq_box=32)) is None
+    assert "without --dsq-levels there is no DSQ: --dsq-box does nothing" in caplog.text
+
+
+def test_help_documents_every_flag(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        run("train", "--help")
+    assert exit_.value.code == 0
+    text = capsys.readouterr().out
+    for option in {field.name for field in dataclasses.fields(DSQConfig)} - {"adapters"} | {"reset"}:
+        assert f"  --dsq-{option.replace('_', '-')}" in text

@@ -7,11 +7,13 @@ import re
 import socket
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import dsq
+from fairseq_plugin.state import total_updates
 from tests.fairseq_plugin.harness import (
     LEVELS,
     MODEL,
@@ -31,27 +33,10 @@ def weights_called(calls) -> dict[str, int]:
     return Counter(precision for _, precision in {(it.weight.data_ptr(), str(it.quantizers.precision)) for it in calls})
 
 
-@pytest.fixture(scope="module")
-def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A run whose loss cannot improve (--lr 0): the level rises at the second of its three validations."""
-    folder = tmp_path_factory.mktemp("run")
-    log = logging.StreamHandler(stream := open(folder / "log", "w"))  # noqa: SIM115 - closed below
-    root = logging.getLogger()
-    level = root.level
-    root.addHandler(log)
-    root.setLevel(logging.INFO)  # fairseq sets it at import, unless pytest's own handlers came first
-    every = ["--save-interval-updates", 1, "--max-update", 3, "--valid-subset", "valid,test"]
-    run("train", data, *MODEL, "--lr", 0, *every, "--save-dir", folder, "--dsq-levels", LEVELS, "--dsq-patience", 1)
-    root.removeHandler(log)
-    root.setLevel(level)
-    stream.close()
-    return folder, (folder / "log").read_text()
-
-
 @pytest.mark.parametrize(("checkpoint", "precision"), [("1_2", "[2,2,2,16]"), ("1_3", "[16,4,4,16]")])
 def test_generation_runs_at_the_level_trained_at(data, trained, calls, checkpoint, precision) -> None:
     # the checkpoint of update 2 was saved when the level had risen, but not one update was made at the new level
-    run("generate", data, "--path", trained[0] / f"checkpoint_{checkpoint}.pt", "--beam", 2, "--max-len-b", 5,
+    run("generate", data, "--path", trained / f"checkpoint_{checkpoint}.pt", "--beam", 2, "--max-len-b", 5,
         "--num-workers", 0)  # fmt: skip
     assert weights_called(calls) == {precision: LINEARS}
 
@@ -65,8 +50,8 @@ def test_exclude_and_fixed_point_reach_the_model(data: Path, tmp_path: Path, cal
     assert {(call.quantizers, call.weight.shape[0]) for call in calls} == {(expected, 32), (expected, 64)}
 
 
-def test_log_shows_the_level_and_its_change(trained: tuple[Path, str]) -> None:
-    lines = trained[1].splitlines()
+def test_log_shows_the_level_and_its_change(trained: Path) -> None:
+    lines = (trained / "log").read_text().splitlines()
     changes = [line for line in lines if line.startswith("DSQ level 0")]
     assert changes == [
         "DSQ level 0 [2,2,2,16] -> 1 [16,4,4,16] at update 2: no better validation loss in 1 validations"
@@ -75,8 +60,8 @@ def test_log_shows_the_level_and_its_change(trained: tuple[Path, str]) -> None:
     assert f"DSQ: {LINEARS} linears converted, levels {LEVELS}" in lines
 
 
-def test_the_cost_is_said_before_the_first_update(trained: tuple[Path, str]) -> None:
-    (line,) = [line for line in trained[1].splitlines() if line.startswith("DSQ cost to expect")]
+def test_the_cost_is_said_before_the_first_update(trained: Path) -> None:
+    (line,) = [line for line in (trained / "log").read_text().splitlines() if line.startswith("DSQ cost to expect")]
     assert "arithmetic 0.0148 at [2,2,2,16], 0.0983 at [16,4,4,16], 0.0148 to 0.0983 in all; DRAM 0." in line
 
 
@@ -95,8 +80,8 @@ def test_a_criterion_that_gives_the_model_more_than_the_batch_has(data: Path, tm
     assert json.loads((tmp_path / "dsq_workload.json").read_text())["name"] == "NATransformerModel"
 
 
-def test_history(trained: tuple[Path, str]) -> None:
-    record = json.loads((trained[0] / "dsq_history.json").read_text())
+def test_history(trained: Path) -> None:
+    record = json.loads((trained / "dsq_history.json").read_text())
     assert record["format"] == "snvint"
     assert record["box"] == 16
     assert record["level"] == 1
@@ -186,3 +171,22 @@ def test_two_workers(data: Path, tmp_path: Path) -> None:
     alone = record["tokens"] - sum(counts)  # the update before; the others count the tokens of both workers
     assert len(counts) == 3
     assert 0 < alone < min(counts)
+
+
+@pytest.mark.parametrize(
+    ("max_update", "max_epoch", "update_freq", "skip", "expected"),
+    [
+        (0, 0, [1], False, 0),
+        (7, 0, [1], False, 7),
+        (0, 3, [1], False, 30),
+        (100, 3, [1], False, 30),
+        (7, 3, [1], False, 7),
+        (0, 3, [4], False, 9),
+        (0, 3, [4], True, 6),
+        (0, 4, [1, 2], False, 10 + 3 * 5),
+        (0, 1, [1, 2], False, 10),
+    ],
+)
+def test_what_comes_first_ends_a_run_of_ten_batches_an_epoch(max_update, max_epoch, update_freq, skip, expected):
+    given = {"max_update": max_update, "max_epoch": max_epoch, "update_freq": update_freq}
+    assert total_updates(SimpleNamespace(**given, skip_remainder_batch=skip), 10) == expected

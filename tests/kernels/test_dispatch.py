@@ -1,14 +1,20 @@
-"""The registered operators: what torch.compile, modes and autograd see, and the way past the dispatcher."""
+"""The registered operators: what torch.compile, modes and autograd see, and the way past the dispatcher; backends that
+serve in another's place."""
 
+import math
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import dsq
 from dsq.formats import BFP, FixedPoint
 from dsq.kernels import dispatch
+from dsq.kernels.dispatch import backend_for, use_backend
 from dsq.kernels.reference.backend import REFERENCE
 
 FORMAT = BFP(4)
@@ -61,9 +67,13 @@ def test_float64_is_rounded_to_float32_first(out):
 
 @pytest.mark.parametrize("x", [torch.randn(32, 8).t(), torch._neg_view(torch.randn(8, 32))])
 def test_tensors_whose_memory_is_not_their_values(x):
-    plain = torch.empty(8, 32).copy_(x)
-    assert torch.equal(dispatch.quantize(x, FORMAT, -1), dispatch.quantize(plain, FORMAT, -1))
-    assert torch.equal(dispatch.pack(x, FORMAT, -1)[0], dispatch.pack(plain, FORMAT, -1)[0])
+    plain, limits = torch.empty(8, 32).copy_(x), (0.0, math.nan, True)
+    bits = dispatch.pack_mask(plain, *limits)
+    for call in (
+        lambda x: [dispatch.quantize(x, FORMAT, -1), *dispatch.pack(x, FORMAT, -1)],
+        lambda x: [*dispatch.relu(x), dispatch.pack_mask(x, *limits), dispatch.apply_mask(bits, x)],
+    ):
+        assert all(map(torch.equal, call(x), call(plain)))
 
 
 @pytest.mark.parametrize("backend", [None, REFERENCE])
@@ -96,3 +106,32 @@ def test_a_checkout_on_the_path_does_not_shadow_another_package_of_the_name(tmp_
     (tmp_path / "kernels" / "__init__.py").write_text("theirs = True")
     code = f"import sys; sys.path.append({str(tmp_path)!r}); import kernels; assert kernels.theirs"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("behind", [REFERENCE, backend_for(torch.device("cpu"))], ids=lambda backend: backend.name)
+def test_a_layer_calls_nothing_else(behind):
+    calls: Counter[str] = Counter()
+
+    def counted(name, function):
+        return lambda *args: calls.update([name]) or function(*args)
+
+    gemms = tuple(gemm._replace(run=counted("gemm", gemm.run)) for gemm in behind.gemms)
+    backend = replace(behind, name="counting", gemms=gemms, linear=None, pack=counted("pack", behind.pack))
+    layer, x = dsq.Linear(32, 24, precision="[16,4,4,16]"), torch.randn(48, 32, requires_grad=True)
+    with use_backend(backend):
+        layer(x).sum().backward()
+    assert calls["gemm"] == 3
+    assert calls["pack"] >= 1
+
+
+def test_the_reference_runs_no_compiled_kernel(monkeypatch):
+    from dsq.kernels.cpu import library
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("compiled code was asked for")
+
+    with use_backend(REFERENCE):
+        monkeypatch.setattr(library, "library", refuse)
+        layer, x = dsq.Linear(32, 24, precision="[4,4,4,16]"), torch.randn(48, 32, requires_grad=True)
+        layer(x).sum().backward()
+        assert dsq.pack(x, dsq.BFP(4)).unpack().shape == x.shape

@@ -238,6 +238,7 @@ IN_USE = [(kind, width) for kind in DEFINITIONS for width in (2, 3, 4, min(kind.
 @KINDS
 def test_some_random_boxes(kind: type[Format]) -> None:
     for width in range(2, 17):
+        check(kind(width), torch.ldexp(1 + torch.rand(254, BOX), torch.arange(-126, 128)[:, None]))
         for size in range(0, 12, 2):
             check(kind(width), random_boxes(6 << size, width, seed=100 * width + size))
 

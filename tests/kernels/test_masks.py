@@ -73,18 +73,6 @@ def test_relu_is_pytorchs_with_the_mask_of_its_result(dtype):
         assert torch.equal(found, REFERENCE.pack_mask(expected, 0.0, NAN, True))
 
 
-def test_masks_of_tensors_whose_memory_is_not_their_values():
-    limits = (0.0, NAN, True)
-    for x in (torch.randn(32, 8).t(), torch._neg_view(torch.randn(8, 32))):
-        bits = pack_mask(x, *limits)
-        values = torch.empty(8, 32).copy_(x)
-        assert torch.equal(bits, pack_mask(values, *limits))
-        assert torch.equal(apply_mask(bits, x), values.clamp(min=0))
-        y, same_bits = relu(x)
-        assert torch.equal(y, values.clamp(min=0))
-        assert torch.equal(same_bits, bits)
-
-
 def test_affine_codes_of_float64_are_the_reference_s():
     x, groups = torch.randn(4, 32, dtype=torch.float64), Groups(16, 8)
     packed, expected = affine_pack(x, 4, groups), REFERENCE.affine_pack(x, 4, groups, None, None)

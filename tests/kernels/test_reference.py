@@ -1,76 +1,37 @@
-"""The reference against gfloat's MX block formats, and stochastic rounding stated with Python's ints."""
+"""The reference beyond test_formats.py: short last boxes, fixed point, stochastic rounding by Python's ints."""
 
 from fractions import Fraction
 
-import gfloat
 import numpy as np
 import pytest
 import torch
-from gfloat.block import compute_scale_amax
-from gfloat.formats import format_info_ocp_e8m0
+from torch import Tensor
 
 import dsq
-from dsq.formats import BFP, FixedPoint, Layout, SignedNVInt
+from dsq.formats import BFP, FixedPoint, Layout, SignedBFP, SignedNVInt
+from dsq.functional import linear
+from dsq.kernels.conformance import same_bits
 from dsq.kernels.reference import codec as reference
 from dsq.kernels.reference.codec import philox
 from tests.kernels.test_formats import random_boxes
 
 
-def element(bits):
-    """gfloat's OCP INT8 at any width: two's complement, one whole bit, bits - 2 of fraction."""
-    finite = {"bias": 0, "has_nz": False, "domain": gfloat.Domain.Finite, "num_high_nans": 0}
-    signed = {"has_subnormals": True, "is_signed": True, "is_twos_complement": True}
-    return gfloat.FormatInfo(f"int{bits}", k=bits, precision=bits, **finite, **signed)
-
-
-def boxes_of(x_RN, box):
-    return [
-        (row, slice(i, min(i + box, x_RN.shape[1]))) for row in range(len(x_RN)) for i in range(0, x_RN.shape[1], box)
-    ]
-
-
-def quantized_by_gfloat(x_RN, bits, box):
-    """Boxes along the last axis; gfloat rounds and scales, and codes are kept symmetric."""
-    fi, out = element(bits), np.empty(x_RN.shape)
-    for place in boxes_of(x_RN, box):
-        values = x_RN[place]
-        if not np.isfinite(values).all():
-            out[place] = np.nan
-            continue
-        scale = compute_scale_amax(fi.emax, values)
-        rounded = gfloat.round_ndarray(fi, values / scale, gfloat.RoundMode.TiesToEven, sat=True)
-        out[place] = rounded.clip(-fi.max, fi.max) * scale
-    return out
-
-
-def decoded_by_gfloat(codes, scales, bits, box, columns):
-    """The packed rows read as little-endian integers, code by code."""
-    rows = [int.from_bytes(row.tobytes(), "little") for row in codes.numpy()]
-    points = np.array([[row >> (i * bits) & ((1 << bits) - 1) for i in range(columns)] for row in rows])
-    scales = gfloat.decode_ndarray(format_info_ocp_e8m0, scales.numpy().astype(np.int64))
-    return gfloat.decode_ndarray(element(bits), points) * np.repeat(scales, box, axis=1)[:, :columns]
-
-
-def tensors(bits):
-    """Rows of 40 float32: every exponent, and boxes of every kind."""
-    every_exponent = torch.ldexp(1 + torch.rand(254, 40), torch.arange(-126, 128).view(-1, 1))
-    return torch.cat([every_exponent, *(random_boxes(60, bits, seed).view(-1, 40) for seed in range(12))])
-
-
-@pytest.mark.parametrize("bits", [2, 3, 4, 8, 11, 16])
-def test_values_and_bits_are_those_of_gfloat(bits):
-    x_RN = tensors(bits)
-    assert not x_RN.isfinite().all()
-    for box in (16, 7):
-        y_RN = reference.quantize(x_RN, BFP(bits, box), Layout.of(x_RN.shape, -1), None, torch.float32)
-        np.testing.assert_array_equal(y_RN.double(), quantized_by_gfloat(x_RN.double().numpy(), bits, box))
-        assert not torch.signbit(y_RN[y_RN == 0]).any()
-    layout, fmt = Layout.of(x_RN.shape, -1), BFP(bits, 16)
-    codes, scales = reference.pack(x_RN, fmt, layout, None)
-    assert codes.shape == (len(x_RN), -(-40 * bits // 8))
-    y_RN = reference.quantize(x_RN, fmt, layout, None, torch.float32)
-    np.testing.assert_array_equal(decoded_by_gfloat(codes, scales, bits, 16, 40), y_RN.double())
-    assert torch.equal(reference.unpack(codes, scales, fmt, layout, torch.float32)[0].isnan(), y_RN.isnan())
+@pytest.mark.parametrize("kind", [BFP, SignedBFP])
+def test_a_last_box_may_be_short_and_a_row_end_within_a_byte(kind):
+    for box, bits in ((16, 3), (7, 4), (5, 11)):
+        x = random_boxes(222, bits, seed=box).view(-1, 37)
+        layout, parts = Layout.of(x.shape, -1), x.split(box, -1)
+        each = [(part, kind(bits, part.shape[1]), Layout.of(part.shape, -1), None) for part in parts]
+        y = reference.quantize(x, kind(bits, box), layout, None, torch.float32)
+        assert same_bits(y, torch.cat([reference.quantize(*it, torch.float32) for it in each], 1))
+        codes, scales = reference.pack(x, kind(bits, box), layout, None)
+        assert same_bits(reference.unpack(codes, scales, kind(bits, box), layout, torch.float32)[0], y)
+        packed, widths = [reference.pack(*it) for it in each], [bits * part.shape[1] for part in parts]
+        assert torch.equal(scales.view(len(x), -1), torch.cat([it[1].view(len(x), -1) for it in packed], 1))
+        streams = [
+            np.unpackbits(it[0].numpy(), 1, bitorder="little")[:, :n] for it, n in zip(packed, widths, strict=True)
+        ]
+        assert np.array_equal(codes, np.packbits(np.concatenate(streams, 1), 1, bitorder="little"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -137,3 +98,36 @@ def test_stochastic_rounding_value_by_value(seed):
             t = abs(Fraction(float(x[row, column]))) / step
             code = min(t // 1 + (uniform < t - t // 1), 7)
             assert abs(float(y[row, column])) == code * step
+
+
+def _slope(y: Tensor, x: Tensor) -> float:
+    return float((y.double() * x).sum() / x.double().square().sum())
+
+
+@pytest.mark.parametrize(("bits", "clipped", "slope"), [(2, 0.180, 0.874), (4, 0.0175, 0.996)])
+def test_stochastic_rounding_is_biased_only_where_values_are_clipped(bits: int, clipped: float, slope: float) -> None:
+    x = torch.randn(2**14, 16)
+    exponents = torch.frexp(x.abs().amax(1, keepdim=True)).exponent - 1
+    most = (2 ** (bits - 1) - 1) * torch.ldexp(torch.ones_like(x[:, :1]), exponents - (bits - 2))
+    inside = x.abs() <= most
+    drawn = [dsq.quantize(x, dsq.BFP(bits), rounding="stochastic", seed=seed) for seed in range(64)]
+    mean = torch.stack(drawn).mean(0)
+    assert (~inside).float().mean().item() == pytest.approx(clipped, abs=0.002)
+    assert _slope(mean, x) == pytest.approx(slope, abs=0.002)
+    assert _slope(mean[inside], x[inside]) == pytest.approx(1, abs=0.001)
+    assert torch.equal(mean[~inside].abs(), most.expand_as(x)[~inside])
+
+
+def test_float32_units_keep_the_products_of_subnormals() -> None:
+    x, w = torch.full((1, 16), 2.0**-130), torch.full((1, 16), 2.0**60)
+    exact, kept = (linear(x, w, None, dsq.DSQConfig("[8,8,8,16]", units=it).at(0)) for it in ("exact", "float32"))
+    assert kept.item() == 16 * 2.0**-70
+    assert exact.item() in (0, kept.item())  # bfloat16 units flush them
+
+
+def test_nine_bits_are_bfloat16_but_below_its_normal_numbers() -> None:
+    exponents = torch.arange(-149, 127)
+    q = dsq.quantize(torch.ldexp(1 + torch.rand(len(exponents), 64), exponents[:, None]), dsq.BFP(9))
+    exact = (q.bfloat16().float() == q).all(1)
+    assert exact[exponents >= -126].all()
+    assert not exact[exponents == -127].any()

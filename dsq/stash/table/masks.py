@@ -125,21 +125,14 @@ def _pairs(*options: Any) -> tuple[Any, ...]:
     return tuple([o, o] if type(o) is int else [] if o is None else o for o in options)
 
 
-def max_pool2d(
-    stash: Stash,
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
+def max_pool2d(stash: Stash, input: Tensor, kernel_size: Any, *rest: Any, **named: Any) -> Any:
     """Run F.max_pool2d: the places of the largest values, in the narrowest integers."""
-    if return_indices or input.dim() != 4:
-        pool: Any = F.max_pool2d
-        return pool(input, kernel_size, stride, padding, dilation, ceil_mode=ceil_mode, return_indices=return_indices)
-    return MaxPool2d.apply(stash, input, *_pairs(kernel_size, stride, padding, dilation), ceil_mode)  # type: ignore[no-untyped-call]
+    options = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
+    options |= dict(zip(options, rest, strict=False)) | named
+    if options.pop("return_indices") or input.dim() != 4:
+        return F.max_pool2d(input, kernel_size, *rest, **named)
+    *sizes, ceil_mode = options.values()
+    return MaxPool2d.apply(stash, input, *_pairs(kernel_size, *sizes), ceil_mode)  # type: ignore[no-untyped-call]
 
 
 class MaxPool2d(torch.autograd.Function):
@@ -159,14 +152,11 @@ class MaxPool2d(torch.autograd.Function):
         return None, dx, *[None] * 5
 
 
-def avg_pool2d(
-    stash: Stash, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any, **named: Any
-) -> Tensor:
+def avg_pool2d(stash: Stash, input: Tensor, kernel_size: Any, *rest: Any, **named: Any) -> Tensor:
     """Run F.avg_pool2d: nothing but the shape of x."""
-    names = ("ceil_mode", "count_include_pad", "divisor_override")
-    options = {"ceil_mode": False, "count_include_pad": True, "divisor_override": None}
-    options |= dict(zip(names, rest, strict=False)) | named
-    pairs = (*_pairs(kernel_size, stride, padding), *options.values())
+    options = {"stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True, "divisor_override": None}
+    stride, padding, *others = (options | dict(zip(options, rest, strict=False)) | named).values()
+    pairs = (*_pairs(kernel_size, stride, padding), *others)
     return Shaped.apply(stash, input, aten.avg_pool2d, aten.avg_pool2d_backward, pairs)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -17,8 +17,9 @@ from dsq.kernels.dispatch import pack
 from dsq.linear import linear
 from dsq.ops import linear_passes
 from dsq.ops.einsum import as_product, two_operands
+from dsq.ops.linear_passes import LinearPlan
 from dsq.quantizers import Quantizers
-from dsq.stash.codes import Form, Kept, Stash, is_weight, keep, kept
+from dsq.stash.codes import Form, Stash, is_weight, keep, kept
 
 
 def plain_linear(stash: Stash, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -59,11 +60,11 @@ def quantised_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | Non
     quantizers = precision if type(precision) is Quantizers else Quantizers.of(precision)
     if not weight.requires_grad or quantizers.matmuls.weight_gradient.b.format is None:
         return linear(x, weight, bias, quantizers)
-    stochastic = quantizers.rounding != "nearest"
-    plan = linear_passes.plan(quantizers.matmuls, x, weight, bias, 0 if stochastic else None)
+    nearest = quantizers.rounding == "nearest"
+    plan = linear_passes.plan(quantizers.matmuls, x, weight, bias, None if nearest else 0)
     if plan.fused is None:  # a compiler, or a mode, sees products
         return linear(x, weight, bias, quantizers)
-    seed = quantizers.seed() if stochastic else None
+    seed = None if nearest else quantizers.seed()
     return QuantisedLinear.apply(stash, x, weight, bias, plan, seed)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -72,13 +73,7 @@ class QuantisedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        stash: Stash,
-        x: Tensor,
-        w_NK: Tensor,
-        bias: Tensor | None,
-        plan: linear_passes.LinearPlan,
-        seed: int | None,
+        ctx: Any, stash: Stash, x: Tensor, w_NK: Tensor, bias: Tensor | None, plan: LinearPlan, seed: int | None
     ) -> Tensor:
         w = w_NK if ctx.needs_input_grad[1] else None
         codes, form = stash.find_linear(x, plan.stash)
@@ -87,7 +82,7 @@ class QuantisedLinear(torch.autograd.Function):
         if fresh:
             codes = fresh
             stash.put_linear(x, plan.stash, codes)
-        keep(ctx, w, form if codes is None else Form(codes, _both))
+        keep(ctx, w, form if codes is None else Form(codes, tuple))  # type: ignore[arg-type]
         ctx.plan, ctx.seed, ctx.biased = plan, seed, bias is not None
         return y
 
@@ -101,10 +96,6 @@ class QuantisedLinear(torch.autograd.Function):
             x1 = pack(linear_passes.matrix(x1), plan.stash.format, plan.stash.axis)
         dx, dw_NK = linear_passes.backward(plan, dy, w_NK, x1, ctx.seed)
         return None, dx, dw_NK, linear_passes.matrix(dy).sum(0) if ctx.biased else None, None, None
-
-
-def _both(tensors: Any) -> Any:
-    return tensors
 
 
 _WIDE = 8  #: bits at which an input that was made again enters the product: it was rounded before, at q1
@@ -144,7 +135,8 @@ class PlainMatMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, a: Tensor, b: Tensor, weights: tuple[bool, ...] = (False, False)) -> Tensor:
         a_wanted, b_wanted = ctx.needs_input_grad[1:3]
-        keep(ctx, *(operand(stash, *each) for each in zip((a, b), (b_wanted, a_wanted), weights, strict=True)))
+        a_form = stash.factor(a, "product", b_wanted, exact=weights[0])
+        keep(ctx, a_form, stash.factor(b, "product", a_wanted, exact=weights[1]))
         ctx.shapes = a.shape, b.shape
         return torch.matmul(a, b)
 
@@ -180,35 +172,19 @@ class GroupedMatMul(torch.autograd.Function):
         return None, dx, dw, None
 
 
-def operand(stash: Stash, x: Tensor, wanted: bool, weight: bool) -> Kept | None:
-    """Return how one factor of a product is kept for the other's gradient: exact if it is a weight, or if no gradient
-    flows through it (a mask, an adjacency, a table of rotations)."""
-    if not wanted:
-        return None
-    return stash.code(x, "product") if x.requires_grad and not weight else stash.exact(x)
-
-
 def convolution(dimensions: int, transposed: bool) -> Any:
     """Return the row of F.conv{1,2,3}d and F.conv_transpose{1,2,3}d."""
     function = getattr(F, f"conv{'_transpose' if transposed else ''}{dimensions}d")
+    usual = {"stride": 1, "padding": 0}  # in PyTorch's order
+    usual |= {"output_padding": 0, "groups": 1, "dilation": 1} if transposed else {"dilation": 1, "groups": 1}
 
-    def convolve(
-        stash: Stash,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        *rest: Any,
-        **named: Any,
-    ) -> Tensor:
-        names = ("output_padding", "groups", "dilation") if transposed else ("dilation", "groups")
-        options = {"output_padding": 0, "groups": 1, "dilation": 1} | dict(zip(names, rest, strict=False)) | named
-        if input.dim() != dimensions + 2 or isinstance(padding, str):
-            return function(input, weight, bias, stride, padding, *rest, **named)  # type: ignore[no-any-return]
-        tuples = (_tuple(it, dimensions) for it in (stride, padding, options["dilation"]))
-        geometry = (*tuples, transposed, _tuple(options["output_padding"], dimensions), options["groups"])
-        run = partial(function, stride=stride, padding=padding, **{name: options[name] for name in names})
+    def convolve(stash: Stash, input: Tensor, weight: Tensor, bias: Any = None, *rest: Any, **named: Any) -> Tensor:
+        options = usual | dict(zip(usual, rest, strict=False)) | named
+        if input.dim() != dimensions + 2 or isinstance(options["padding"], str):
+            return function(input, weight, bias, *rest, **named)  # type: ignore[no-any-return]
+        tuples = (_tuple(options[name], dimensions) for name in ("stride", "padding", "dilation"))
+        geometry = (*tuples, transposed, _tuple(options.get("output_padding", 0), dimensions), options["groups"])
+        run = partial(function, **options)
         return Convolution.apply(stash, input, weight, bias, run, geometry)  # type: ignore[no-any-return, no-untyped-call]
 
     return convolve

@@ -36,8 +36,7 @@ def test_the_largest_batch_is_found_by_what_the_process_takes(limit, expected, m
 
 
 def test_the_kernels_race_against_copies(tmp_path, monkeypatch):
-    monkeypatch.setattr(races, "LARGE", 2 * races.COLUMNS)
-    monkeypatch.setattr(races, "SIZES", (1 << 12,))
+    monkeypatch.setattr(races, "SIZES", (2 * races.COLUMNS,))
     assert main(["kernels", "--rounds", "2", "--out", str(tmp_path)]) == 0
     text = (tmp_path / "kernels.csv").read_text()
     assert all(name in text for name in ("pack stochastic", "quantise, rows", "unpack, columns", "sbfp", "snvint"))

@@ -1,22 +1,30 @@
-"""dsq-cost as a user meets it: answers in three forms, pictures, and one clear line for bad input."""
+"""dsq-cost as a user meets it: answers in three forms, one clear line for bad input; the commands and ten answers
+of docs/cost-model.md, as they stand there."""
 
 import csv
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from dsq.costmodel.cli import main as cli
-from dsq.costmodel.cli.main import main
+from dsq.costmodel.cli.commands.step import plan
+from dsq.costmodel.cli.main import main, parser
 from dsq.costmodel.hardware.hardware import load_hardware
 from dsq.costmodel.model.methods import DSQ, Setup
 from dsq.costmodel.model.roofline import evaluate
 from dsq.costmodel.workloads.named import load_workload
+from dsq.formats import FORMATS, Format, Law, register
 from dsq.precision import Precision
+
+# ---- a format that enters the registry is costed with no line of its own in the cost model
 
 COMMANDS = {
     "estimate": ["estimate", "[16,4,4,16]", "fixed:[16,16,16,16]"],
@@ -152,3 +160,96 @@ def test_no_query_imports_torch_or_pandas():
         code += "print(sorted({'torch', 'pandas', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
         done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
         assert done.stderr.strip() == "[]"
+
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/cost-model.md").read_text()
+QUESTIONS, _ = PAGE.split("On this machine", 1)
+DOCUMENTED = [command for command in re.findall("`dsq-cost (.*?)`", QUESTIONS) if not command.startswith("calibrate")]
+SMALL_GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 1000, "n_positions": 128}
+
+
+@pytest.mark.parametrize("command", DOCUMENTED)
+def test_a_documented_command_answers_within_a_terminals_width(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "analysis").symlink_to(ROOT / "analysis")
+    (tmp_path / "config.json").write_text(json.dumps(SMALL_GPT2 | {"n_embd": 64, "n_layer": 2, "n_head": 4}))
+    assert main(shlex.split(command)) == 0
+    answer = capsys.readouterr().out
+    assert len(answer.splitlines()) > 3
+    assert max(map(len, answer.splitlines())) < 100
+
+
+# ---- the ten questions
+
+ROWS = re.findall(r"^\| `(.*?)` \| (.*?) \|$", PAGE.split("| `dsq-cost plan` | answer |")[1], re.MULTILINE)[:10]
+
+
+@pytest.mark.parametrize(("question", "stated"), ROWS, ids=[question.split()[0] for question, _ in ROWS])
+def test_an_answer_is_the_pages(question, stated):
+    answer = plan(parser().parse_args(["plan", *shlex.split(question)]))
+    best = next(record for record in answer.sections[0].records if record["method"] == answer.facts["best"])
+    method, gigabytes, milliseconds = re.match(r"(.*): ([\d.,]+) GB, .*?; ([\d,]+) ms", stated).groups()
+    assert method == best["method"]
+    assert float(gigabytes) == pytest.approx(best["peak_GB"], abs=0.06)
+    assert float(milliseconds.replace(",", "")) == pytest.approx(best["step_ms"], rel=0.01, abs=0.6)
+
+
+@pytest.fixture
+def boxed():
+    """A format with boxes of 32, four bytes a tensor, a law of its own, a magnitude one bit under BFP's."""
+
+    @register
+    @dataclass(frozen=True, slots=True)
+    class Boxed(Format):
+        name: ClassVar[str] = "boxed4"
+        law: ClassVar[Law] = Law(1 / 2048, 1.0, "half of fixed point's")
+        tensor_bytes: ClassVar[int] = 4
+
+        box: int = 32
+
+        @property
+        def significand_bits(self) -> int:
+            return self.bits - 2
+
+    yield Boxed
+    del FORMATS["boxed4"]
+
+
+@pytest.fixture
+def ask(boxed, capsys, tmp_path):
+    """The first record of the answer about one layer of 64 tokens, 64 in, 64 out."""
+    path = tmp_path / "layer.json"
+    layer = {"op": "gemm", "name": "fc", "M": 64, "K": 64, "N": 64}
+    path.write_text(json.dumps({"costmodel": 1, "name": "layer", "tokens": 64, "operations": [layer]}))
+
+    def answer(*arguments):
+        assert main([*arguments, "--workload", str(path), "--csv"]) == 0
+        return next(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+
+    return answer
+
+
+def test_a_new_format_by_name_and_by_prefix(ask):
+    by_name, by_prefix = ask("estimate", "[8,8,8,16]", "--format", "boxed4"), ask("estimate", "boxed4:[8,8,8,16]")
+    assert by_name == by_prefix
+    assert by_name["format"] == "boxed4"
+
+
+def test_bytes_of_a_new_format_and_the_options_of_its_fields(ask):
+    def stash(*arguments):
+        return float(ask("estimate", *arguments)["linears_stash_MB"]) * 1e6
+
+    assert stash("boxed4:[8,8,8,16]") == pytest.approx(64 * 64 + 64 * 2 + 4)  # two scales a row
+    assert stash("boxed4:[8,8,8,16]", "--box", "16") == pytest.approx(64 * 64 + 64 * 4 + 4)
+    assert stash("boxed4:[8,32,8,8]") == pytest.approx(64 * 64 * 4)  # values as they are
+
+
+def test_the_law_of_a_new_format(ask):
+    paper = ask("estimate", "boxed4:[16,16,16,16]", "--profile", "paper")
+    assert (float(paper["arithmetic"]), float(paper["dram"])) == (0.125, 0.5625)  # (32 * 16 + 8) bits: 9 words of 64
+
+
+def test_hardware_multiplies_a_new_format_where_it_holds_the_significands_of_boxes(ask):
+    runs_in = [ask("roofline", f"boxed4:[{m},{m},{m},{m}]")["runs_in"] for m in (8, 10, 11, 13, 14)]
+    assert runs_in == ["bf16", "bf16", "tf32", "tf32", "4 x bf16"]  # a bit more than BFP's 9 and 12

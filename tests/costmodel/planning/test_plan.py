@@ -14,7 +14,7 @@ from dsq.costmodel.model.entries import Category
 from dsq.costmodel.model.memory import peak_memory, state
 from dsq.costmodel.model.methods import AUTOCAST, BF16, FP32, Method
 from dsq.costmodel.planning.plan import NF4_BITS
-from dsq.costmodel.planning.step import communication_bytes, sent_inside, sharded_memory, sharded_step, step_time
+from dsq.costmodel.planning.step import sent_inside, sharded_memory, sharded_step, step_time
 from dsq.costmodel.workloads.named import AskedStep, load_shapes, load_workload
 from dsq.costmodel.workloads.shapes import MixtureOfExperts
 from dsq.costmodel.workloads.transformer import Shard, stages
@@ -148,16 +148,6 @@ def test_stages_pass_on_a_row_a_token_whatever_the_experts():
     slowest = max(step_time(stage, bf16, H100).compute for stage in made)
     assert sharded_step(made, bf16, shard, 4, H100).compute == pytest.approx(5 * slowest)
     assert sharded_memory(made, bf16, shard, 4).peak < peak_memory(OPT.build(), bf16).peak
-
-
-def test_what_no_device_has_whole_is_sent_for_each_micro_batch():
-    """Under ZeRO-2 the gradients, under ZeRO-3 the weights too, gathered for the forward and for the backward."""
-    workload = OPT.build()
-    gradients, weights = 4 * workload.trained, 2 * workload.parameters  # bytes; everything trains
-    sent = {0: 2 * gradients, 1: gradients + weights, 2: 8 * gradients + weights, 3: 8 * (gradients + 2 * weights)}
-    for zero, whole in sent.items():
-        method = Method("bf16", BF16, zero=zero, devices=4)
-        assert communication_bytes(workload, method, 8) == pytest.approx(3 / 4 * whole)
 
 
 def test_an_offloaded_state_crosses_the_hosts_link():

@@ -20,7 +20,7 @@ from dsq.costmodel.workloads.transformer import build
 from dsq.formats import BFP
 from dsq.precision import Precision
 from tests import models
-from tests.costmodel.workloads.models import quantising_attention
+from tests.costmodel.workloads.models import converting_tied, quantising_attention
 
 STACK = Stack("encoder", 2, 30, heads=5, ffn=44, tables=(("words", 40),))
 ENCODER = Transformer("encoder", Head("classes", 3, bias=True), encoder=STACK, sequences=2, source_length=9)
@@ -32,9 +32,11 @@ def measured_stash(model, *inputs, **named):
     return sum(one.nbytes for one in held if one.op == "_LinearBackward")
 
 
-def flops(model, *inputs):
+def flops(model, *inputs, **named):
+    """Operations of a step."""
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model(*inputs).sum().backward()
+        y = model(*inputs, **named)
+        (y if isinstance(y, torch.Tensor) else y[0]).sum().backward()
     return counter.get_total_flops()
 
 
@@ -172,3 +174,28 @@ def test_layers_keep_what_those_of_transformers_keep(name, monkeypatch):
     (held, predicted), (more_held, more_predicted) = both(2), both(4)
     off = 0.06 if name == "phi" else 0.03  # it keeps a tensor more, where a part of each head is turned
     assert more_predicted - predicted == pytest.approx(more_held - held, rel=off)
+
+
+@pytest.fixture
+def of_fairseq():
+    """fairseq's transformer, its batch and workload: 11 tokens in, 7 out."""
+    pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
+    from tests.costmodel.model.running import fairseq
+
+    model, inputs, shapes = fairseq(24, 2, 3, 100, (3, 11))
+    inputs["prev_output_tokens"] = inputs["prev_output_tokens"][:, :7]
+    return model, tuple(inputs.values()), converting_tied(build(replace(shapes, target_length=7)))
+
+
+def test_parameters_and_products_of_fairseqs_transformer(of_fairseq):
+    model, inputs, workload = of_fairseq
+    assert workload.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert 2 * workload.macs == flops(model, *inputs)
+
+
+@pytest.mark.parametrize("precision", ["[16,4,4,16]", "[2,2,2,16]"])
+def test_stash_of_fairseqs_transformer(of_fairseq, precision):
+    model, inputs, workload = of_fairseq
+    dsq.convert(model, dsq.DSQConfig(levels=precision, tied=True))
+    predicted = total_stash_bytes(workload, Setup(DSQ, Precision.parse(precision)))
+    assert predicted == measured_stash(model, *inputs)

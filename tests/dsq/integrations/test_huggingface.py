@@ -1,9 +1,11 @@
-"""Hugging Face's Trainer with transformers' own models, and TRL's: saved models, compiled ones, sizes of the stash."""
+"""Hugging Face's Trainer and TRL's with transformers' own models: saved, compiled, their stash; converted models that
+PEFT or transformers change."""
 
 import pytest
 import torch
 
 import dsq
+from tests.dsq.gradients import all_gradients, error
 from tests.models import transformer
 
 pytest.importorskip("transformers", reason="the callback needs transformers, which is not installed")
@@ -21,13 +23,14 @@ def gpt(blocks):
     return transformer("gpt2", 32, blocks, 2, words=64, n_positions=16)[0]
 
 
+def arguments(folder, kind=transformers.TrainingArguments, **options):
+    usual = {"max_steps": 4, "logging_steps": 1, "per_device_train_batch_size": 4, "report_to": [], "use_cpu": True}
+    return kind(str(folder), disable_tqdm=True, save_strategy="no", **usual | options)
+
+
 def trained(folder, callback, blocks=2, **options):
-    arguments = transformers.TrainingArguments(
-        str(folder), **{"max_steps": 4, "logging_steps": 1} | options, per_device_train_batch_size=4, report_to=[],
-        use_cpu=True, disable_tqdm=True, save_strategy="no",
-    )  # fmt: skip
     model = gpt(blocks)
-    trainer = transformers.Trainer(model, arguments, train_dataset=ROWS, callbacks=[callback])
+    trainer = transformers.Trainer(model, arguments(folder, **options), train_dataset=ROWS, callbacks=[callback])
     trainer.train()
     return model, trainer
 
@@ -62,14 +65,11 @@ def test_torch_compile_is_made_again_once_a_level(tmp_path):
 
 
 def test_a_model_that_is_compiled_before_the_callback_sees_it_is_refused(tmp_path):
-    arguments = transformers.TrainingArguments(
-        str(tmp_path), max_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no",
-        torch_compile=True, torch_compile_backend="aot_eager",
-    )  # fmt: skip
+    given = arguments(tmp_path, max_steps=1, torch_compile=True, torch_compile_backend="aot_eager")
     callback = PrecisionCallback()
     makes = [lambda: gpt(1), lambda: dsq.convert(gpt(1), callback.config)]
     plain, converted = (
-        transformers.Trainer(args=arguments, model_init=it, train_dataset=ROWS, callbacks=[callback]) for it in makes
+        transformers.Trainer(args=given, model_init=it, train_dataset=ROWS, callbacks=[callback]) for it in makes
     )
     with pytest.raises(ValueError, match=r"let model_init return dsq.convert\(model, callback.config\)"):
         plain.train()
@@ -82,14 +82,81 @@ def test_trl_trains_with_the_same_line(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(64)}, unk_token="0"))
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="1", pad_token="2")
-    arguments = trl.SFTConfig(
-        str(tmp_path), max_steps=2, per_device_train_batch_size=4, report_to=[], use_cpu=True, bf16=False,
-        disable_tqdm=True, save_strategy="no", logging_steps=1, max_length=16,
-    )  # fmt: skip
+    given = arguments(tmp_path, trl.SFTConfig, max_steps=2, bf16=False, max_length=16)
     model, data = gpt(2), datasets.Dataset.from_dict({"input_ids": IDS.tolist()})
     trainer = trl.SFTTrainer(
-        model, arguments, train_dataset=data, processing_class=tokenizer, callbacks=[PrecisionCallback()]
+        model, given, train_dataset=data, processing_class=tokenizer, callbacks=[PrecisionCallback()]
     )
     trainer.train()
     assert trainer.state.log_history[0]["dsq/stash_mib"] > 0
     assert len(dsq.converted(model)) == 8
+
+
+def model_of(kind):
+    torch.manual_seed(0)
+    return transformer(kind, 32, 2, 2, words=64, tie_word_embeddings=False)[0]
+
+
+def with_lora(model):
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+    torch.manual_seed(1)
+    model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    return model.train()
+
+
+def loss(model):
+    ids = torch.arange(64).view(2, 32) % 50
+    return model(input_ids=ids, labels=ids).loss
+
+
+def test_adapters_stay_plain_unless_asked():
+    plain, asked = (
+        dsq.convert(with_lora(model_of("llama")), dsq.DSQConfig(adapters=adapters)) for adapters in (False, True)
+    )
+    assert not [name for name in dsq.converted(plain) if "lora" in name]
+    assert len([name for name in dsq.converted(plain) if name.endswith("q_proj.base_layer")]) == 2
+    assert len([name for name in dsq.converted(asked) if "lora" in name]) == 8
+    assert set(dsq.converted(asked)) > set(dsq.converted(plain))
+
+
+def test_lora_on_a_converted_base_is_a_converted_lora():
+    config = dsq.DSQConfig("[4,4,4,16]")
+    before, after = with_lora(dsq.convert(model_of("llama"), config)), dsq.convert(with_lora(model_of("llama")), config)
+    for model in (before, after):
+        loss(model).backward()
+    assert set(dsq.converted(before)) == set(dsq.converted(after))
+    pairs = zip(before.named_parameters(), after.named_parameters(), strict=True)
+    trained = [(name, p.grad, q.grad) for (name, p), (_, q) in pairs if p.requires_grad]
+    assert len(trained) == 8
+    assert all("lora" in name and torch.equal(p, q) for name, p, q in trained)
+
+
+@pytest.mark.parametrize("policy, share", [("bfp", 0.5), ("gact", 0.5), ("mesa", 0.8), ("checkpoint", 0.5)])
+def test_policies_under_lora(policy, share):
+    model = with_lora(model_of("llama"))
+    model.enable_input_require_grads()
+    exact = loss(model)
+    exact.backward()
+    plain = dsq.stash.measure(lambda: loss(model)).nbytes
+    gradient = all_gradients(model)
+    model.zero_grad()
+    dsq.stash.apply(model, policy)
+    loss(model).backward()
+    assert error(all_gradients(model), gradient) < 0.3
+    assert dsq.stash.measure(lambda: loss(model)).nbytes < share * plain
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+@pytest.mark.parametrize("policy", ["bfp", "gact", "mesa"])
+def test_stash_policies_go_on_after_a_resize(kind, policy):
+    model, exact = model_of(kind), model_of(kind)
+    dsq.stash.apply(model, policy)
+    loss(model).backward()
+    for it in (model, exact):
+        torch.manual_seed(1)
+        it.resize_token_embeddings(81)
+    for _ in range(3):
+        model.zero_grad()
+        loss(model).backward()
+    loss(exact).backward()
+    assert 0 < error(all_gradients(model), all_gradients(exact)) < 0.5

@@ -48,7 +48,7 @@ def test_at_full_width_it_is_sdpa(name):
     assert model.config._attn_implementation == "sdpa"
 
 
-WHOLE = ["bert", "gpt2", "opt", "t5", "nn.Transformer", "nanoGPT", "written attention"]
+WHOLE = ["bert", "gpt2", "opt", "t5", "nn.Transformer", "nanoGPT"]
 ROUTED = ["mixtral", "qwen2-moe", "vit"]  #: products of a few columns are left
 
 

@@ -1,6 +1,7 @@
 """Small models, a plain loop and a model's snapshot, for the tests that every policy has to pass."""
 
 import itertools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,18 @@ PAIRS = [(a, b) for a, b in itertools.combinations(NAMES, 2) if compatible(a, b)
 def small(dropout=0.0):
     torch.manual_seed(0)
     return encoder(blocks=2, width=32, heads=4, ffn=64, dropout=dropout)
+
+
+class Of(nn.Module):
+    """A function of an input and of parameters."""
+
+    def __init__(self, function: Callable[..., Tensor], *parameters: Tensor) -> None:
+        super().__init__()
+        self.function = function
+        self.inner = nn.ParameterList(nn.Parameter(p.clone()) for p in parameters)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(*inputs, *self.inner)
 
 
 class Checkpointed(nn.Module):

@@ -1,9 +1,13 @@
-"""Measurements of dsq-cost calibrate become a hardware file; the fit finds the constants that times were made of."""
+"""Times of this machine become a hardware file, whose constants the fit finds; a trace keeps no result to its end."""
+
+import weakref
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+import dsq
 from dsq.costmodel.cli.commands.machine import toml
 from dsq.costmodel.hardware.hardware import load_hardware
 from dsq.costmodel.model.ledger import POINTWISE
@@ -12,7 +16,7 @@ from dsq.costmodel.model.roofline import TIMED_AS, evaluate
 from dsq.costmodel.workloads.named import load_workload
 from dsq.formats import BFP, Identity
 from dsq.precision import Precision
-from dsq.workload import calibration
+from dsq.workload import calibration, trace
 
 
 @pytest.fixture
@@ -54,3 +58,21 @@ def test_a_term_that_would_be_negative_is_left_out():
     sizes = (1e8, 1e5), (4e8, 8e5), (9e8, 1e6), (1e9, 5e6)
     times = [calibration.TimedProduct(f, v, 1e-11 * f - 1e-12 * v) for f, v in sizes]
     assert all(term >= 0 for term in calibration.fitted(times))
+
+
+def test_nothing_of_the_forward_stays_until_its_end():
+    """fairseq's plugin traces in the training process, whose peak a packed stash is to lower."""
+    results, alive = [], []
+
+    def look(module, inputs, y):
+        results.append(weakref.ref(y))
+        alive.append(sum(it() is not None for it in results))
+
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8)) for _ in range(6)))
+    dsq.convert(model, dsq.DSQConfig(stash="all"))
+    for module in model.modules():
+        if not list(module.children()):
+            module.register_forward_hook(look)
+    trace(model, torch.randn(32, 8))
+    assert len(results) == 18
+    assert max(alive) <= 3  # what a block and a layer of it read, and what that makes

@@ -13,6 +13,7 @@ import dsq
 from dsq.kernels.backend import AttentionOptions
 from dsq.kernels.cpu.library import LIBRARY, library
 from dsq.kernels.dispatch import backend_for
+from tests.threads import threads
 
 if not LIBRARY.exists():
     pytest.skip("the C++ kernels are not built", allow_module_level=True)
@@ -44,11 +45,15 @@ def inputs(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, spread: f
     return [(spread * x).to(dtype).detach() for x in made]
 
 
-def equations(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    if causal:
-        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -math.inf)
-    return scores.softmax(-1) @ v
+def causal_mask(queries: int, keys: int) -> Tensor:
+    return torch.ones(queries, keys).tril().bool()
+
+
+def equations(q: Tensor, k: Tensor, v: Tensor, *added: Tensor, seen: Tensor | None = None, kept=1) -> Tensor:
+    """Attention with what is ``added`` to the scores, of the keys that are ``seen``, with weights times ``kept``."""
+    scores = sum(added, q @ k.mT / math.sqrt(q.shape[-1]))
+    scores = scores if seen is None else scores.masked_fill(~seen, -math.inf)
+    return (scores.softmax(-1).nan_to_num() * kept) @ v  # NaN: a row without a key
 
 
 def results(function, *given: Tensor) -> list[Tensor]:
@@ -69,9 +74,9 @@ def ours(function, *given: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-6), (torch.bfloat16, 5e-3)], ids=str)
 def test_result_and_gradients_are_those_of_the_equations(dtype, tolerance, shape, causal, spread):
-    given = inputs(shape, dtype, spread)
+    given, seen = inputs(shape, dtype, spread), causal_mask(*shape[2:4]) if causal else None
     found = ours(lambda *x: F.scaled_dot_product_attention(*x, is_causal=causal), *given)
-    expected = results(lambda *x: equations(*x, causal), *(x.double() for x in given))
+    expected = results(lambda *x: equations(*x, seen=seen), *(x.double() for x in given))
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == dtype
         # errors grow with the scores; dq and dk of a single key are 0, but for rounding
@@ -118,13 +123,10 @@ def test_a_backward_that_comes_after_is_pytorch_s():
 
 
 def test_the_number_of_threads_alters_no_bit():
-    given, threads, found = inputs((2, 3, 70, 70, 32)), torch.get_num_threads(), []
-    try:
-        for number in (1, 2, 6):
-            torch.set_num_threads(number)
+    given, found = inputs((2, 3, 70, 70, 32)), []
+    for number in (1, 2, 6):
+        with threads(number):
             found.append(ours(F.scaled_dot_product_attention, *given))
-    finally:
-        torch.set_num_threads(threads)
     for other in found[1:]:
         assert all(map(torch.equal, found[0], other))
 
@@ -143,7 +145,7 @@ def test_a_gradient_with_strides_of_its_own():
 def test_large_scores(spread):
     given = inputs((1, 2, 40, 40, 24), spread=spread)
     y, *gradients = ours(F.scaled_dot_product_attention, *given)
-    torch.testing.assert_close(y, equations(*given[:3], causal=False))
+    torch.testing.assert_close(y, equations(*given[:3]))
     assert all(x.isfinite().all() for x in gradients)
 
 
@@ -156,7 +158,7 @@ def padding(batches: int, queries: int, keys: int) -> Tensor:
 MASKS = {
     "none": lambda *_: None,
     "padding": padding,
-    "the same for all": lambda _, queries, keys: torch.ones(queries, keys).tril().bool(),
+    "the same for all": lambda _, *sizes: causal_mask(*sizes),
     "numbers": lambda _, queries, keys: torch.linspace(-3, 3, queries * keys).view(1, 1, queries, keys),
     "the lowest number": lambda *sizes: (~padding(*sizes)).float() * torch.finfo(torch.float32).min,
     "a number a query": lambda _, queries, keys: torch.linspace(-3, 3, queries).view(queries, 1),
@@ -177,14 +179,9 @@ def test_result_and_gradients_under_a_mask_and_dropout(dtype, tolerance, shape, 
     learned = mask is not None and mask.dtype != torch.bool
     found = [attention(*options), *attention_gradients(dy, *options, learned)]
 
-    def weighted(q: Tensor, k: Tensor, v: Tensor, *added: Tensor) -> Tensor:
-        scores = q @ k.mT / math.sqrt(q.shape[-1])
-        scores = sum(added, scores) if mask is None or learned else scores.masked_fill(~mask, -math.inf)
-        weights = scores.softmax(-1).nan_to_num()  # a row without a key
-        return (weights * noise / (1 - dropout) if dropout else weights) @ v
-
+    seen, kept = mask if mask is not None and not learned else None, noise / (1 - dropout)
     given = q, k, v, *((mask,) if learned else ()), dy
-    expected = results(weighted, *(x.double() for x in given))
+    expected = results(partial(equations, seen=seen, kept=kept), *(x.double() for x in given))
     for one, other in zip(found, expected, strict=True):
         assert (one - other.nan_to_num()).norm() <= tolerance * max(other.nan_to_num().norm(), expected[0].norm())
 
@@ -211,7 +208,7 @@ def test_what_the_kernels_do_not_take_goes_to_pytorch():
     given = inputs((2, 4, 40, 40, 24))
     q, k, v, dy = given
     cases = {
-        "a mask": (given, {"attn_mask": torch.ones(40, 40).tril().bool()}),
+        "a mask": (given, {"attn_mask": causal_mask(40, 40)}),
         "a scale below 0": (given, {"scale": -30.0}),
         "float64": ([x.double() for x in given], {}),
         "columns apart": ([x.mT.contiguous().mT for x in given], {}),

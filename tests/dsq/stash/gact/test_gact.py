@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from analysis.models import encoder
 from dsq import stash
 from dsq.stash.gact import EXACT, allocate, factor
-from tests.dsq.gradients import all_gradients, error
+from tests.dsq.gradients import all_gradients, error, gradient
 from tests.dsq.stash.every_policy import SelfAttention
 
 
@@ -52,14 +52,6 @@ def tokens(seed: int = 0, length: int = 12) -> Tensor:
     return torch.randint(50, (4, length), generator=torch.Generator().manual_seed(seed))
 
 
-def step(model: nn.Module, x: Tensor) -> Tensor:
-    model.zero_grad()
-    out = model(x)
-    weights = torch.linspace(-1, 1, out.numel()).view(out.shape)
-    (out * weights).sum().backward()
-    return all_gradients(model).double()
-
-
 def bits_used(report: stash.Summary) -> float:
     return float(report.details[0].split()[0])
 
@@ -79,10 +71,10 @@ def test_allocation_is_the_best_there_is_on_small_cases() -> None:
 def test_average_bits_are_met(kind: type[nn.Module], x: Tensor, bits: float) -> None:
     model = make(kind)
     controller = stash.apply(model, "gact", bits=bits)
-    step(model, x)
+    gradient(model, x)
     assert f"uniform bits within {bits}" in controller.report().details[0]
     for _ in range(3):
-        step(model, x)
+        gradient(model, x)
     assert f"the budget is {bits}" in controller.report().details[0]
     # one of five equal tensors is the least step
     assert bits - 0.2 < bits_used(controller.report()) <= bits
@@ -92,7 +84,7 @@ def test_the_sensitive_tensor_gets_more_bits_than_its_like() -> None:
     model = make(Sensitive)
     controller = stash.apply(model, "gact", bits=3)
     for _ in range(3):
-        step(model, rows())
+        gradient(model, rows())
     lines = controller.report().details[1:]
     bits = [EXACT if "exact" in line else int(line.split(" bits")[0].split()[-1]) for line in lines]
     # in the order of the forward: the input, three of gelu, their sum
@@ -104,12 +96,12 @@ def test_sensitivities_predict_the_variance() -> None:
     model = make(Encoder)
     controller = stash.apply(model, "gact", bits=5)
     for _ in range(2):
-        step(model, tokens())
+        gradient(model, tokens())
     (measured,) = controller.plan.measured.values()
     for bits in (4, 6):
         controller.remove()
         controller = stash.apply(model, "gact", bits=bits, adapt_interval=None)
-        variance = torch.stack([step(model, tokens()) for _ in range(30)]).var(0).sum().item()
+        variance = torch.stack([gradient(model, tokens()) for _ in range(30)]).var(0).sum().item()
         assert sum(measured[0]) * factor(bits) == pytest.approx(variance, rel=0.4)
 
 
@@ -158,7 +150,7 @@ def test_a_step_that_is_measured_has_the_gradient_that_it_would_have_had() -> No
     for interval in (1, None):
         model = make(Sensitive)
         stash.apply(model, "gact", bits=4, adapt_interval=interval)
-        found.append([step(model, rows()) for _ in range(2)])
+        found.append([gradient(model, rows()) for _ in range(2)])
     for measured, unmeasured in zip(*found, strict=True):
         assert torch.equal(measured, unmeasured)
 
@@ -167,9 +159,9 @@ def test_batches_of_changing_shape_stay_within_budget_and_true() -> None:
     model = make(Encoder)
     controller = stash.apply(model, "gact", bits=6)
     for length in (12, 12, 7, 20, 7, 12, 20):
-        got = step(model, tokens(length, length))
+        got = gradient(model, tokens(length, length))
         assert bits_used(controller.report()) <= 6
-        assert error(got, step(make(Encoder), tokens(length, length))) < 0.1
+        assert error(got, gradient(make(Encoder), tokens(length, length))) < 0.1
 
 
 def test_another_list_of_tensors_is_measured_again() -> None:
@@ -186,7 +178,7 @@ def test_another_list_of_tensors_is_measured_again() -> None:
     controller = stash.apply(model, "gact", bits=4, adapt_interval=10)
     for number in range(14):
         model.deep = plain.deep = number > 3
-        assert error(step(model, rows()), step(plain, rows())) < 0.2
+        assert error(gradient(model, rows()), gradient(plain, rows())) < 0.2
     assert len(controller.plan.measured) == 2
 
 
@@ -197,11 +189,11 @@ def test_checkpointing_levels(level: str) -> None:
     for policy_level in ("L1", level):
         controller = stash.apply(model, "gact", bits=8, level=policy_level, adapt_interval=2)
         for number in range(4):
-            assert error(step(model, tokens(number)), step(plain, tokens(number))) < 0.05
+            assert error(gradient(model, tokens(number)), gradient(plain, tokens(number))) < 0.05
         kept.append(controller.report().kept_bytes)
         controller.remove()
     assert kept[1] < kept[0] / 4
-    assert torch.equal(step(model, tokens()), step(plain, tokens()))
+    assert torch.equal(gradient(model, tokens()), gradient(plain, tokens()))
 
 
 def test_memory_efficient_attention_keeps_no_map() -> None:
@@ -216,8 +208,8 @@ def test_an_overflow_is_not_measured() -> None:
     for _ in range(2):
         model(rows()).mul(float("inf")).sum().backward()
     assert not controller.plan.measured
-    step(model, rows())
-    step(model, rows())
+    gradient(model, rows())
+    gradient(model, rows())
     assert controller.plan.measured
 
 

@@ -8,18 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from dsq.stash import apply, measure
+from tests.dsq.stash.every_policy import Of
 
 LEAST = 0.95  #: cosine of every gradient
-
-
-class Model(nn.Module):
-    def __init__(self, function, *parameters):
-        super().__init__()
-        self.function = function
-        self.inner = nn.ParameterList(nn.Parameter(p.clone()) for p in parameters)
-
-    def forward(self, x):
-        return self.function(x, *self.inner)
 
 
 def gradients(model, x, upstream=None):
@@ -33,7 +24,7 @@ def gradients(model, x, upstream=None):
 
 def pairs(function, x, *parameters, upstream=None, policy="bfp"):
     """(under the policy, exact) gradients of the input and the parameters."""
-    model = Model(function, *parameters)
+    model = Of(function, *parameters)
     exact = gradients(model, x, upstream)
     apply(model, policy, **({"bits": 4} if policy == "bfp" else {}))
     return list(zip(gradients(model, x, upstream), exact, strict=True))
@@ -228,7 +219,7 @@ def test_infinite_inputs_of_functions_that_saturate(policy, least, function):
 def test_a_weight_that_is_standardised_costs_nothing():
     """As in a network without norms: batch_norm of a weight keeps the weight, which exists anyway."""
     function = lambda x, w: x @ F.batch_norm(w[None], None, None, training=True)[0].T  # noqa: E731
-    model = Model(function, drawn(64, 64, seed=1))
+    model = Of(function, drawn(64, 64, seed=1))
     before = measure(lambda: model(drawn(32, 64)).sum()).nbytes
     exact = gradients(model, drawn(32, 64))
     controller = apply(model, "bfp", bits=4)
@@ -242,14 +233,14 @@ def test_a_weight_that_is_standardised_costs_nothing():
 def test_batch_norm_of_no_rows(training):
     """As of a step in which a head has no box: PyTorch's backward by itself ends the process there."""
     function = lambda x, w: F.batch_norm(x * w, torch.zeros(8), torch.ones(8), w, None, training)  # noqa: E731
-    model, x = Model(function, torch.ones(8)), torch.empty(0, 8)
+    model, x = Of(function, torch.ones(8)), torch.empty(0, 8)
     apply(model, "bfp")
     assert gradients(model, x, x)[1].count_nonzero() == 0
 
 
 def test_a_wider_softmax_of_halves():
     """As fairseq's attention makes it."""
-    model = Model(lambda x, w: F.softmax(x * w, -1, dtype=torch.float32), torch.ones(64).half())
+    model = Of(lambda x, w: F.softmax(x * w, -1, dtype=torch.float32), torch.ones(64).half())
     exact = gradients(model, drawn(64, 64).half())
     apply(model, "bfp")
     for ours, true in zip(gradients(model, drawn(64, 64).half()), exact, strict=True):
