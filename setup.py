@@ -46,6 +46,7 @@ X86 = (
         "simd/avx512.cpp": AVX512,
         "gemm/bfloat16.cpp": [*AVX512, "-mavx512bf16"],
         "gemm/integer_avx2.cpp": [*AVX2, "-mfma"],
+        "gemm/integer_avxvnni.cpp": [*AVX2, "-mfma", "-mavxvnni"],
         "gemm/integer_avx512.cpp": [*AVX512, "-mavx512vnni"],
         "attention/avx2.cpp": [*AVX2, "-mfma"],
         "attention/avx512.cpp": AVX512,

@@ -112,8 +112,7 @@ def check_writable(path: str | Path) -> None:
 
 
 def _file_at(path: str | Path) -> Path:
-    """Return what ``path`` leads to. Raises ValueError for a folder, and for a device or a FIFO, to which the shell's
-    redirection writes."""
+    """Return what ``path`` leads to. Raises ValueError for a folder, a device and a FIFO."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise ValueError(f"output {path} is a folder: name a file")

@@ -164,8 +164,7 @@ class DSQConfig:
         return config
 
     def scheduler(self, total_updates: int | None = None) -> PrecisionScheduler:
-        """Return the scheduler of this schedule. Raises ValueError where ``rise_at`` has fractions and no total is
-        given."""
+        """Return the scheduler of this schedule. Raises ValueError for fractions in ``rise_at`` without a total."""
         return PrecisionScheduler(self.levels, self.patience, self.threshold, self.rise_at, total_updates)
 
     def _format(self, bits: int) -> formats.Format:

@@ -241,8 +241,7 @@ def without_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
 
 
 def gradients(model: nn.Module, loss: Callable[[], Tensor | None]) -> dict[str, Tensor]:
-    """Return the gradients of ``loss()`` by parameter. Compiled blocks run eagerly: compiled code draws another
-    dropout."""
+    """Return the gradients of ``loss()`` by parameter. Blocks run eagerly: compiled code draws another dropout."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with undisturbed(model), run_eagerly(), without_gradients(list(parameters.values())):
         start = loss()

@@ -37,8 +37,7 @@ class Precision:
 
     @staticmethod
     def parse(text: str) -> "Precision":
-        """Return the precision written ``[16,4,4,16]``: brackets optional, commas or spaces. Raises ValueError
-        otherwise."""
+        """Read ``[16,4,4,16]``: brackets optional, commas or spaces. Raises ValueError for anything else."""
         body = re.fullmatch(r"\s*(?:\[([^\[\]]*)\]|([^\[\]]*))\s*", text) if isinstance(text, str) else None
         widths = re.split(r"[\s,]+", (body[1] or body[2] or "").strip(" ,")) if body else []
         if len(widths) != 4 or not all(width.isdecimal() for width in widths):

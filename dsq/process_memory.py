@@ -66,8 +66,7 @@ def suit_a_packed_stash() -> None:
 
 
 def resident() -> dict[str, int]:
-    """Return the bytes of the resident set, "resident" now and "peak" since the process began; empty where there is no
-    /proc."""
+    """Return the bytes of the resident set, "resident" now and "peak" so far; nothing where there is no /proc."""
     status = _STATUS.read_text(encoding="ascii") if _STATUS.exists() else ""
     found = re.findall(r"^(VmRSS|VmHWM):\s*(\d+) kB", status, re.MULTILINE)
     return {{"VmRSS": "resident", "VmHWM": "peak"}[name]: int(kib) * 1024 for name, kib in found}

@@ -1,7 +1,6 @@
 """Races on this CPU: kernels against copies, one product by each GEMM, and training steps.
 
-A contestant of a race of steps does what its name says (analysis/models.py). "fused": inside dsq.fused_attention, where
-converted models always are.
+A contestant of a race of steps does what its name says (analysis/models.py); "fused": inside dsq.fused_attention.
 """
 
 import copy
@@ -87,7 +86,7 @@ def step(name: str, training: Training, warm: int = 0) -> Call:
     """A contestant's forward and backward; gradients are dropped. The model is changed in place."""
     model, loss_of = training
     attach(model, name)
-    attention = dsq.fused_attention if name.startswith("[") or "fused" in name else nullcontext
+    attention = dsq.fused_attention if "fused" in name else nullcontext
 
     def run() -> None:
         with attention():
@@ -124,7 +123,8 @@ def _race(title: str, training: Training, names: Sequence[str], rounds: int, war
 
 def six_blocks(rounds: int) -> Iterator[Race]:
     """Six blocks against fp32 at two widths, with the whole stash and under autocast."""
-    names = ["fp32", AUTOCAST, f"{AUTOCAST} + fused", *LEVELS, *(f"{levels} whole" for levels in LEVELS[1:])]
+    names = ["fp32", AUTOCAST, f"{AUTOCAST} + fused", *LEVELS, f"{LEVELS[-1]} + fused"]
+    names += [f"{levels} whole" for levels in LEVELS[1:]]
     names += [f"{levels} + autocast" for levels in ("[4,4,4,16]", "[4,4,4,8]", "[8,4,4,8]")]
     more = [f"{levels} {name}" for levels in ("[4,4,4,16]", "[4,4,4,8]") for name in ("bfp", "sbfp")]
     more += ["[4,4,4,16] fixed", "[2,2,2,16] stochastic", "[2,2,2,16] float32"]

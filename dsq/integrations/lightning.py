@@ -71,8 +71,7 @@ class PrecisionCallback(Callback):
         self._updates = trainer.global_step
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the level of the checkpoint that is validated, converting the module if it is not; the same before tests
-        and predictions."""
+        """Take the level of the checkpoint that is validated, tested or predicts; convert the module if it is not."""
         if self._saved:
             convert_at(pl_module, self._saved)
 

@@ -155,6 +155,13 @@ class Stash:
         self._count(values.numel() * x.element_size(), codes)
         return self._put(key, x, form, order)
 
+    def factor(self, x: Tensor, what: What, wanted: bool, exact: bool) -> Kept | None:
+        """Return how one factor of a product is kept if the other's gradient is ``wanted``: exact as told, and where no
+        gradient flows through it (a mask, an adjacency, a table of rotations)."""
+        if not wanted:
+            return None
+        return self.exact(x) if exact or not x.requires_grad else self.code(x, what)
+
     def exact(self, x: Tensor) -> Tensor:
         """Return ``x``, which is kept as it is."""
         if type(x) is not nn.Parameter and not _compiling() and not is_weight(x):
@@ -294,8 +301,7 @@ def spare(ctx: Any, dy: Tensor, *values: Tensor) -> list[Tensor | None]:
 
 
 def refuse_create_graph() -> None:
-    """Raise RuntimeError in a backward with create_graph=True: a second derivative of rounded or sampled values is
-    wrong."""
+    """Raise RuntimeError under create_graph=True: a second derivative of rounded or sampled values is wrong."""
     if torch.is_grad_enabled() and not _compiling():
         text = "activations in a packed stash are differentiable once: create_graph=True is not supported"
         raise RuntimeError(f"{text}; take the policies away (dsq.unconvert(model), controller.remove())")

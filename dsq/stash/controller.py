@@ -210,8 +210,7 @@ def intercept(controller: Controller, model: nn.Module) -> None:
 
 
 def _check_entered(controller: Controller, model: nn.Module, args: Any) -> None:
-    """Raise RuntimeError if a compiler that was given the model before the policy came calls it past
-    ``controller.call``."""
+    """Raise RuntimeError if a compiler, given the model before the policy came, calls it past ``controller.call``."""
     if torch.compiler.is_compiling():
         modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
         under_policy = any(getattr(mode, "stash", None) is not None for mode in modes)

@@ -8,14 +8,13 @@ Policies compose by being applied one after another, IN ANY ORDER:
     apply(model, "wtacrs"); apply(model, "bfp", bits=4)     the sampled rows are packed
     apply(model, "selective"); apply(model, "bfp")          only what a leaf needs is kept, and that is packed
     apply(model, "checkpoint"); apply(model, "bfp")         segment inputs are packed, and the recomputed stash too
-Pairs that no policy names in `composes_with` are refused: two quantisers of one stash
-make no sense.
+Pairs that no policy names in `composes_with` are refused: two quantisers of one stash make no sense.
 """
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -122,8 +121,6 @@ def _check_compiled(model: nn.Module, entry: Policy) -> None:
         raise ValueError(COMPILE_BEFORE)
 
 
-@contextmanager
-def run_eagerly() -> Iterator[None]:
+def run_eagerly() -> AbstractContextManager[Any]:
     """Let compiled modules run as they were before: a mode that sees every operation sees none inside of a graph."""
-    with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
-        yield
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

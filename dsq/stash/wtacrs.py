@@ -99,8 +99,7 @@ class NormCache:
         self.batch = torch.tensor(slots, dtype=torch.int64, device="cpu")
 
     def lookup(self, layer: str, device: torch.device) -> Tensor | None:
-        """Return cached norms of the current batch, an unseen sample's the mean of the others; None where all are
-        unseen."""
+        """Return cached norms of the batch, an unseen sample's the mean of the others; None if all are unseen."""
         self._take_over()
         if self.batch is None or layer not in self.norms:
             return None
@@ -128,8 +127,7 @@ class NormCache:
         self.norms = {layer: norms.clone() for layer, norms in state["norms"].items()}
 
     def _grown(self, layer: str) -> Tensor:
-        """Return the layer's norms, a column for every sample named so far and spare ones, so that growing copies
-        little."""
+        """Return the layer's norms, a column for each sample so far and spare ones: growing seldom copies."""
         known = self.norms.get(layer, torch.empty(0, device="cpu"))
         if known.numel() < len(self.slot_of):
             more = max(len(self.slot_of), 2 * known.numel()) - known.numel()

@@ -57,7 +57,7 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
     recorder = Recorder(model)
     nothing = torch.empty(0)  # is kept: there is no backward
     keeping = saved_tensors_hooks(lambda _: nothing, lambda _: nothing)
-    with as_plain(model), recorder.hooks(model), recorder, torch.enable_grad(), keeping:
+    with as_plain(model), recorder.hooks(), recorder, torch.enable_grad(), keeping:
         name = type(model).__name__  # its own, which a conversion may change
         functional_call(model, buffers, inputs, keywords)
     if not any(entry["op"] == "gemm" for entry in recorder.operations):

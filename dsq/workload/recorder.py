@@ -32,6 +32,7 @@ class Recorder(TorchDispatchMode):
         self.operations: list[Entry] = []
         # a storage's _cdata is its identity on the meta device too, where every address is 0
         self._names = {p.untyped_storage()._cdata: name for name, p in model.named_parameters()}
+        self._modules = {module: name for name, module in model.named_modules()}
         self._counted: set[tuple[int, int]] = set()  # (storage, offset) of parameters some operation owns
         layers = list(converted(model).values())
         #: whether attention's two products are quantised
@@ -45,26 +46,21 @@ class Recorder(TorchDispatchMode):
         self._inputs: list[ReferenceType[Tensor]] = []  # a step described in a run must not keep what that packs
 
     @contextmanager
-    def hooks(self, model: nn.Module) -> Iterator[None]:
-        """While inside, the modules of ``model`` tell which of them runs."""
-        handles = []
-        for name, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(self._enter(name), with_kwargs=True))
-            handles.append(module.register_forward_hook(self._leave, always_call=True))
+    def hooks(self) -> Iterator[None]:
+        """While inside, the modules of the model tell which of them runs."""
+        handles: list[Any] = [m.register_forward_pre_hook(self._enter, with_kwargs=True) for m in self._modules]
+        handles += [m.register_forward_hook(self._leave, always_call=True) for m in self._modules]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _enter(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            self._scopes.append(name)
-            if isinstance(module, nn.Linear):
-                self._linear(name, module, args[0] if args else keywords["input"])
-                self._inside_linear += 1
-
-        return hook
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self._scopes.append(self._modules[module])
+        if isinstance(module, nn.Linear):
+            self._linear(self._modules[module], module, args[0] if args else keywords["input"])
+            self._inside_linear += 1
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         self._scopes.pop()

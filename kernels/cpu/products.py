@@ -2,11 +2,11 @@
 
 bfloat16 takes operands that bfloat16 holds exactly (AVX512_BF16): of bfloat16 tensors BFP of any width. integer takes
 packed operands with boxes along the contraction: an exact integer dot product a box, then the boxes' scale factors, as
-hardware for the format computes it (AVX512_VNNI; NEON's sdot, codes of at most 8 bits; AVX2, codes of at most 13 bits
-together). With AVX512_VNNI codes of at most 8 bits multiply as bytes, at two thirds of the cost; and where a byte has
-room to shift narrower codes to one exponent, one dot product takes 64 or 512 values of the contraction. The sums of
-256 products of codes, shifted or not, times the scale factors of either operand or both, have to be within float32's
-range.
+hardware for the format computes it (AVX512_VNNI; AVX-VNNI; AVX2; NEON's sdot, codes of at most 8 bits). Codes of at
+most 8 bits multiply as bytes, on AVX2 those of at most 13 bits together, others as 16 bits. With AVX512_VNNI, where a
+byte has room to shift narrower codes to one exponent, one dot product takes 64 or 512 values of the contraction. The
+sums of 256 products of codes, shifted or not, times the scale factors of either operand or both, have to be within
+float32's range.
 
 What calls these functions has checked shapes, dtypes and codes (dsq.ops). Shape suffixes: M rows, N columns, K the
 contraction.

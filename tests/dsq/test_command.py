@@ -1,6 +1,5 @@
 """A mistake ends in one line and exit status 2; files appear whole or not at all; records as tables."""
 
-import fcntl
 import math
 import os
 import platform
@@ -74,18 +73,6 @@ def test_a_folder_that_is_there_may_be_gone_on_with(tmp_path):
     command.make_folder(tmp_path / "a")
     with pytest.raises(ValueError, match=r"--out /proc/run: .*; give a directory that can be written to$"):
         command.make_folder(type(tmp_path)("/proc/run"))
-
-
-def test_a_turn_is_taken_at_a_file_that_can_be_written(tmp_path, monkeypatch):
-    """As NFS asks of an exclusive lock: flock(2)."""
-    locked = []
-    monkeypatch.setattr(fcntl, "flock", lambda descriptor, _: locked.append(descriptor_of(descriptor)))
-
-    def descriptor_of(descriptor: int) -> tuple[bool, int]:
-        return stat.S_ISREG(os.fstat(descriptor).st_mode), fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
-
-    with command.turn_at(tmp_path):
-        assert locked == [(True, os.O_RDWR)]
 
 
 @pytest.mark.parametrize("error", [ValueError("--out x:\nthere already"), OSError("--out x: there already")])

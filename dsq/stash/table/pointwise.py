@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.codes import Kept, Stash, is_made_of_others, keep, kept, spare
+from dsq.stash.codes import Stash, is_made_of_others, keep, kept, spare
 
 aten = torch.ops.aten
 #: an input at which what saturates has all but the gradient of an infinite one: 1e-7 of a sigmoid, 0 of a tanh
@@ -152,7 +152,8 @@ class Mul(torch.autograd.Function):
     def forward(ctx: Any, stash: Stash, a: Tensor, b: Tensor) -> Tensor:
         y = torch.mul(a, b)
         a_wanted, b_wanted = ctx.needs_input_grad[1:]
-        forms = (_factor(stash, a, y, b_wanted), _factor(stash, b, y, a_wanted))
+        a_form = stash.factor(a, "factor", b_wanted, exact=a.shape != y.shape)
+        forms = a_form, stash.factor(b, "factor", a_wanted, exact=b.shape != y.shape)
         keep(ctx, *forms)
         stash.derive(y, forms, torch.mul)
         ctx.shapes = a.shape, b.shape
@@ -165,12 +166,6 @@ class Mul(torch.autograd.Function):
         da = None if b is None else torch.mul(dy, b, out=over_b).sum_to_size(ctx.shapes[0])
         db = None if a is None else torch.mul(dy, a, out=over_a).sum_to_size(ctx.shapes[1])
         return None, da, db
-
-
-def _factor(stash: Stash, x: Tensor, y: Tensor, wanted: bool) -> Kept | None:
-    if not wanted:
-        return None
-    return stash.code(x, "factor") if x.requires_grad and x.shape == y.shape else stash.exact(x)
 
 
 def sub(stash: Stash, input: Any, other: Any, *, alpha: Any = 1) -> Tensor:

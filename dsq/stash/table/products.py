@@ -19,7 +19,7 @@ from dsq.ops import linear_passes
 from dsq.ops.einsum import as_product, two_operands
 from dsq.ops.linear_passes import LinearPlan
 from dsq.quantizers import Quantizers
-from dsq.stash.codes import Form, Kept, Stash, is_weight, keep, kept
+from dsq.stash.codes import Form, Stash, is_weight, keep, kept
 
 
 def plain_linear(stash: Stash, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -135,7 +135,8 @@ class PlainMatMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, a: Tensor, b: Tensor, weights: tuple[bool, ...] = (False, False)) -> Tensor:
         a_wanted, b_wanted = ctx.needs_input_grad[1:3]
-        keep(ctx, *(operand(stash, *each) for each in zip((a, b), (b_wanted, a_wanted), weights, strict=True)))
+        a_form = stash.factor(a, "product", b_wanted, exact=weights[0])
+        keep(ctx, a_form, stash.factor(b, "product", a_wanted, exact=weights[1]))
         ctx.shapes = a.shape, b.shape
         return torch.matmul(a, b)
 
@@ -169,14 +170,6 @@ class GroupedMatMul(torch.autograd.Function):
         dx = None if w_GKN is None else F.grouped_mm(dy_TN, w_GKN.mT.to(dy_TN.dtype), offs=offs_G)
         dw = None if x_TK is None else F.grouped_mm(x_TK.to(dy_TN.dtype).mT, dy_TN, offs=offs_G)
         return None, dx, dw, None
-
-
-def operand(stash: Stash, x: Tensor, wanted: bool, weight: bool) -> Kept | None:
-    """Return how one factor of a product is kept for the other's gradient: exact if it is a weight, or if no gradient
-    flows through it (a mask, an adjacency, a table of rotations)."""
-    if not wanted:
-        return None
-    return stash.code(x, "product") if x.requires_grad and not weight else stash.exact(x)
 
 
 def convolution(dimensions: int, transposed: bool) -> Any:

@@ -174,4 +174,6 @@ inline float largest(__m512 v) { return of_all(v, [](float a, float b) { return 
 #define _mm512_reduce_max_ps emulated::largest
 #undef _mm512_madd_epi16  // SIMDe's takes the arguments of another
 #define _mm512_madd_epi16 simde_mm512_madd_epi16
+#define _mm256_dpbusd_avx_epi32 simde_mm256_dpbusd_epi32  // of AVX-VNNI
+#define _mm256_dpwssd_avx_epi32 simde_mm256_dpwssd_epi32
 #define _mm512_zextsi256_si512(v) simde_mm512_inserti64x4(simde_mm512_setzero_si512(), v, 0)

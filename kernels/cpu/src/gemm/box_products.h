@@ -1,6 +1,6 @@
-// C = A B from packed codes of at most 8 bits, boxes along the contraction: an exact integer dot product over each box,
-// times the two boxes' scale factors, summed in float32. Panels and the order of tiles; the dot products are the
-// includer's.
+// C = A B from packed codes, boxes along the contraction: an exact integer dot product over each box, times the two boxes'
+// scale factors, summed in float32. Panels, of bytes or of integers of 16 bits (Code), and the order of tiles; the dot
+// products are the includer's.
 #pragma once
 
 #include "../codec/bits.h"
@@ -15,14 +15,15 @@ namespace {
 constexpr int PANEL = 2 * LANES;  // vectors of a panel
 constexpr int ROWS = 4;           // of a register tile, PANEL columns wide
 constexpr int TASK_ROWS = 64;     // of C in a task
-constexpr int ELEMENT = 4;        // steps that a lane of 32 bits multiplies
+constexpr int ELEMENT = 4;        // bytes of an element, the codes that a lane of 32 bits multiplies
 constexpr int ELEMENTS_SIZE = PANEL * ELEMENT;  // bytes of an element of every vector
+template <class Code> constexpr int STEPS = ELEMENT / (int)sizeof(Code);  // codes of an element
 static_assert(PANEL % ROWS == 0 && TASK_ROWS % PANEL == 0, "tiles fill panels, and panels tasks");
 
 int least(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
 
-// An operand's panels. A panel holds PANEL vectors: an element (four steps' codes, as bytes) of every vector, then the
-// next; the scale factors of a box of every vector, then of the next; and likewise the boxes' offsets, where they have any.
+// An operand's panels. A panel holds PANEL vectors: an element of every vector, then the next; the scale factors of a box
+// of every vector, then of the next; and likewise the boxes' offsets, where they have any.
 struct Panels {
   int64_t count, boxes, size;  // `size`: bytes of a panel's codes
   int8_t* codes;
@@ -30,8 +31,8 @@ struct Panels {
   float* offsets;
   void* end;
 
-  Panels(int64_t vectors, int64_t depth, int box, bool has_offsets, void* memory)
-      : count(ceil_div(vectors, PANEL)), boxes(ceil_div(depth, box)), size(boxes * box * PANEL),
+  Panels(int64_t vectors, int64_t depth, int box, int steps, bool has_offsets, void* memory)
+      : count(ceil_div(vectors, PANEL)), boxes(ceil_div(depth, box)), size(boxes * (box / steps) * ELEMENTS_SIZE),
         codes((int8_t*)memory), scales((float*)(codes + count * size)), offsets(scales + count * boxes * PANEL),
         end(offsets + (has_offsets ? count * boxes * PANEL : 0)) {}
   int8_t* codes_of(int64_t panel) const { return codes + panel * size; }
@@ -39,29 +40,44 @@ struct Panels {
   float* offsets_of(int64_t panel) const { return offsets + panel * boxes * PANEL; }
 };
 
-// Four codes of each lane as its bytes.
-INLINE I joined(I first, I second, I third, I fourth) {
-  return (first & 255) | (second & 255) << 8 | (third & 255) << 16 | fourth << 24;
+// The codes of an element in each lane.
+INLINE I joined(const I (&code)[2]) { return (code[0] & 65535) | code[1] << 16; }
+INLINE I joined(const I (&code)[4]) {
+  return (code[0] & 255) | (code[1] & 255) << 8 | (code[2] & 255) << 16 | code[3] << 24;
 }
 
 typedef VECTOR(uint8_t, 4 * LANES) Bytes;
 
+// A tile's codes, plus `more`.
+INLINE void unpack(const Unpacker& unpacker, const uint8_t* from, int more, int8_t (&to)[TILE]) {
+  for (int v = 0; v < VECTORS; v += 4) {
+    const I code[4] = {unpacker.vector(from, v), unpacker.vector(from, v + 1), unpacker.vector(from, v + 2),
+                       unpacker.vector(from, v + 3)};
+    write(to + v * LANES, (Bytes)narrow_to_bytes(code) + (uint8_t)more);
+  }
+}
+INLINE void unpack(const Unpacker& unpacker, const uint8_t* from, int more, int16_t (&to)[TILE]) {
+  for (int v = 0; v < VECTORS; v++)
+    write(to + v * LANES, __builtin_convertvector(unpacker.vector(from, v) + more, I16));
+}
+
 // `steps` codes of every vector, plus `more`; zeros where there is no code.
-void pack_codes(const PackedVectors& x, int64_t vector, int64_t steps, int more, int8_t* panel) {
+template <class Code> void pack_codes(const PackedVectors& x, int64_t vector, int64_t steps, int more, int8_t* panel) {
+  constexpr int per_element = STEPS<Code>;
   const Unpacker unpacker(x.bits);
   const int vectors = least(PANEL, x.vectors - vector);
   const int64_t row_bytes = x.row_bytes();
-  memset(panel, 0, (size_t)(steps * PANEL));
+  memset(panel, 0, (size_t)(steps / per_element * ELEMENTS_SIZE));
   if (x.across) {
     const uint8_t* row = x.codes + vector / 8 * x.bits;
-    for (int64_t k = 0; k < x.depth; k += ELEMENT, panel += ELEMENTS_SIZE) {
-      uint8_t few[ELEMENT][32] = {};  // the unpacker reads beyond the codes
-      for (int step = 0; step < least(ELEMENT, x.depth - k); step++, row += row_bytes)
+    for (int64_t k = 0; k < x.depth; k += per_element, panel += ELEMENTS_SIZE) {
+      uint8_t few[per_element][2 * PANEL + 16] = {};  // the unpacker reads beyond the codes
+      for (int step = 0; step < least(per_element, x.depth - k); step++, row += row_bytes)
         memcpy(few[step], row, (size_t)ceil_div(vectors * x.bits, 8));
       for (int v = 0; v < PANEL / LANES; v++) {
-        I code[ELEMENT];
-        for (int step = 0; step < ELEMENT; step++) code[step] = unpacker.vector(few[step], v) + more;
-        write(panel + v * LANES * ELEMENT, joined(code[0], code[1], code[2], code[3]));
+        I code[per_element];
+        for (int step = 0; step < per_element; step++) code[step] = unpacker.vector(few[step], v) + more;
+        write(panel + v * LANES * ELEMENT, joined(code));
       }
     }
     return;
@@ -69,16 +85,14 @@ void pack_codes(const PackedVectors& x, int64_t vector, int64_t steps, int more,
   const uint8_t* row = x.codes + vector * row_bytes;
   for (int i = 0; i < vectors; i++, row += row_bytes)
     for (int64_t k = 0; k < x.depth; k += TILE) {
-      uint8_t few[TILE + 16] = {}, bytes[TILE];
+      uint8_t few[2 * TILE + 16] = {};
+      Code codes[TILE];
       const int count = least(TILE, x.depth - k);
       memcpy(few, row + k / 8 * x.bits, (size_t)ceil_div(count * x.bits, 8));
-      for (int v = 0; v < VECTORS; v += 4) {
-        const I code[4] = {unpacker.vector(few, v), unpacker.vector(few, v + 1), unpacker.vector(few, v + 2),
-                           unpacker.vector(few, v + 3)};
-        write(bytes + v * LANES, (Bytes)narrow_to_bytes(code) + (uint8_t)more);
-      }
-      int8_t* to = panel + k * PANEL + i * ELEMENT;
-      for (int e = 0; e < ceil_div(count, ELEMENT); e++) memcpy(to + e * ELEMENTS_SIZE, bytes + e * ELEMENT, ELEMENT);
+      unpack(unpacker, few, more, codes);
+      int8_t* to = panel + k / per_element * ELEMENTS_SIZE + i * ELEMENT;
+      for (int e = 0; e < ceil_div(count, per_element); e++)
+        memcpy(to + e * ELEMENTS_SIZE, codes + e * per_element, ELEMENT);
     }
 }
 
@@ -112,37 +126,38 @@ struct BoxTile {
   int rows, columns;
 };
 
-template <bool OFFSETS> int64_t scratch_of(GemmSize size, int, int, int box) {
-  const Panels a(size.rows, size.depth, box, false, nullptr), b(size.columns, size.depth, box, OFFSETS, a.end);
-  return (int64_t)b.end;
+// Bytes of the panels of both operands.
+template <class Code, bool OFFSETS> int64_t panels_size(GemmSize size, int box) {
+  const Panels a(size.rows, size.depth, box, STEPS<Code>, false, nullptr);
+  return (int64_t)Panels(size.columns, size.depth, box, STEPS<Code>, OFFSETS, a.end).end;
 }
 
 // With OFFSETS, A's codes grow by half their range, `more`, which takes their signs away: offset(more, elements, a box's
 // codes in a panel of B, to) says by how much that changes the box's dot products, and b_offsets has that times B's scale
 // factors.
-template <bool OFFSETS, class Offset>
+template <class Code, bool OFFSETS, class Offset>
 void multiply(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias,
               const Result& c, GemmSize size, void* scratch, int threads, void (*microkernel)(const BoxTile&),
               const Offset& offset) {
   const PackedVectors A = packed(a, box, one_scale, size.rows, size.depth);
   const PackedVectors B = packed(b, box, one_scale, size.columns, size.depth);
-  const Panels left(size.rows, size.depth, box, false, scratch);
-  const Panels right(size.columns, size.depth, box, OFFSETS, left.end);
+  const Panels left(size.rows, size.depth, box, STEPS<Code>, false, scratch);
+  const Panels right(size.columns, size.depth, box, STEPS<Code>, OFFSETS, left.end);
   if (size.rows * size.columns * size.depth < 1 << 20) threads = 1;
-  const int elements = box / ELEMENT, more = OFFSETS ? 1 << (a.bits - 1) : 0;
+  const int elements = box / STEPS<Code>, more = OFFSETS ? 1 << (a.bits - 1) : 0;
 
   parallel_for(left.count + right.count, threads, [&](int64_t i) {
     const bool of_a = i < left.count;
     const PackedVectors& x = of_a ? A : B;
     const Panels& panels = of_a ? left : right;
     const int64_t panel = of_a ? i : i - left.count;
-    pack_codes(x, panel * PANEL, panels.boxes * box, of_a ? more : 0, panels.codes_of(panel));
+    pack_codes<Code>(x, panel * PANEL, panels.boxes * box, of_a ? more : 0, panels.codes_of(panel));
     fill_scales(x, panel * PANEL, panels.boxes, panels.scales_of(panel));
     if constexpr (OFFSETS)
       for (int64_t n = 0; !of_a && n < right.boxes; n++) {
         const float* scales = right.scales_of(panel) + n * PANEL;
         float* to = right.offsets_of(panel) + n * PANEL;
-        offset(more, elements, right.codes_of(panel) + n * box * PANEL, to);
+        offset(more, elements, right.codes_of(panel) + n * elements * ELEMENTS_SIZE, to);
         for (int v = 0; v < PANEL; v++) to[v] *= scales[v];
       }
   });

@@ -48,7 +48,7 @@ struct IntegerGemm {
   void (*multiply)(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias,
                    const Result& c, GemmSize size, uint32_t* scratch, int threads);
 };
-extern const IntegerGemm INTEGER_AVX512, INTEGER_AVX2, INTEGER_NEON;
+extern const IntegerGemm INTEGER_AVX512, INTEGER_AVXVNNI, INTEGER_AVX2, INTEGER_NEON;
 
 // What abi.h says of dsq_integer_gemm and dsq_use_integer_gemm; and the one that multiplies, or null.
 const char* integer_gemm_name(int index, int* usable);

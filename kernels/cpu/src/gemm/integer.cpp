@@ -6,7 +6,7 @@ namespace {
 
 const IntegerGemm* const GEMMS[] = {
 #ifdef DSQ_X86
-    &INTEGER_AVX512, &INTEGER_AVX2,
+    &INTEGER_AVX512, &INTEGER_AVXVNNI, &INTEGER_AVX2,
 #elif defined DSQ_ARM
     &INTEGER_NEON,
 #endif

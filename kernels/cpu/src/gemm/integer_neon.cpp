@@ -53,14 +53,17 @@ bool usable() {
 }
 
 // NEON multiplies wider codes no faster than float32.
-bool fits(int a_bits, int b_bits, int box) { return a_bits <= 8 && b_bits <= 8 && box % ELEMENT == 0; }
+bool fits(int a_bits, int b_bits, int box) { return a_bits <= 8 && b_bits <= 8 && box % STEPS<int8_t> == 0; }
 
 void gemm(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias, const Result& c,
           GemmSize size, uint32_t* scratch, int threads) {
-  const auto kernel = box / ELEMENT == 4 ? microkernel<4> : microkernel<0>;
-  multiply<false>(a, b, one_scale, box, bias, c, size, scratch, threads, kernel, [](int, int, const int8_t*, float*) {});
+  const auto kernel = box / STEPS<int8_t> == 4 ? microkernel<4> : microkernel<0>;
+  multiply<int8_t, false>(a, b, one_scale, box, bias, c, size, scratch, threads, kernel,
+                          [](int, int, const int8_t*, float*) {});
 }
+
+int64_t scratch_size(GemmSize size, int, int, int box) { return panels_size<int8_t, false>(size, box); }
 
 }  // namespace
 
-const IntegerGemm INTEGER_NEON = {"neon", usable, fits, scratch_of<false>, gemm};
+const IntegerGemm INTEGER_NEON = {"neon", usable, fits, scratch_size, gemm};

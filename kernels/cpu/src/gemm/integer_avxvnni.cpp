@@ -1,0 +1,35 @@
+// The integer GEMM on AVX-VNNI, which CPUs without AVX-512 may have: a lane's products are summed in 32 bits.
+#include <cpuid.h>
+
+#include "box_products_256.h"
+
+namespace {
+
+bool as_bytes(int a_bits, int b_bits, int box) { return a_bits <= 8 && b_bits <= 8 && box % STEPS<int8_t> == 0; }
+
+template <class Code, int GROUP>
+INLINE void multiply_box(const int8_t* row, const int8_t* columns, int groups, __m256i (&dots)[2]) {
+  dots[0] = dots[1] = _mm256_setzero_si256();
+  for (int group = 0; group < groups; group++)
+#pragma GCC unroll 8
+    for (int e = 0; e < GROUP; e++, row += ELEMENTS_SIZE, columns += ELEMENTS_SIZE)
+      for (int half = 0; half < 2; half++) {
+        const __m256i a = element_of_all(row), b = element_of(columns + half * 32);
+        dots[half] = sizeof(Code) == 1 ? _mm256_dpbusd_avx_epi32(dots[half], a, b)
+                                       : _mm256_dpwssd_avx_epi32(dots[half], a, b);
+      }
+}
+
+bool usable() {
+#ifdef DSQ_EMULATED  // make avx512
+  return true;
+#else
+  unsigned a, b, c, d;  // Clang's __builtin_cpu_supports does not know it
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid_count(7, 1, &a, &b, &c, &d) &&
+         (a >> 4 & 1);
+#endif
+}
+
+}  // namespace
+
+const IntegerGemm INTEGER_AVXVNNI = {"avx_vnni", usable, fits, scratch_size, gemm};
