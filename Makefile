@@ -113,7 +113,7 @@ house:
 	@for room in dsq kernels costmodel fairseq_plugin analysis tests; do printf '%-15s %3d files %6d lines\n' $$room \
 		"$$(git ls-files "$$room/*.py" | wc -l)" "$$(git ls-files "$$room/*.py" | xargs cat | wc -l)"; done
 	@printf 'docs %14d words, and %d in tables\n' "$$(git ls-files 'docs/*.md' | xargs grep -hv '^|' | wc -w)" \
-		"$$(git ls-files 'docs/*.md' | xargs grep -h '^|' | wc -w)"
+		"$$(git ls-files 'docs/*.md' | xargs grep -h '^|' | tr -d '|' | wc -w)"
 
 env: $(DEV)
 
