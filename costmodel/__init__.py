@@ -41,8 +41,9 @@ def plan(
         if options.get("lora") is not None:
             raise ValueError("give --lora or --qlora, not both: --qlora has a rank of its own")
         options |= {"lora": qlora, "base_bits": NF4_BITS}
-    step = AskedStep(workload, **{name: options.pop(name) for name in list(options) if name in vars(AskedStep())})
-    return Question(step, load_hardware(hardware), budget=fit, **options).ask()
+    device = load_hardware(hardware)
+    of_step = {name: options.pop(name) for name in vars(AskedStep()) if name in options}
+    return Question(AskedStep(workload, cpu=device.cpu, **of_step), device, budget=fit, **options).ask()
 
 
 def predicted(config: Mapping[str, Any], workload: dict[str, Any], total_updates: int = 0) -> str:

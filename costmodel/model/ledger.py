@@ -79,6 +79,7 @@ def of_width(width: str, tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
 
 _DATA = read_toml(Path(__file__).with_suffix(".toml"))
 MADE_AGAIN: tuple[str, ...] = tuple(_DATA["made_again"])
+TIMED_AS: dict[str, str] = _DATA["timed_as"]
 #: the tensors of matrix products, and the parts of those
 PRODUCTS = _tensors(_DATA["products"])
 #: the tensors of each pointwise operation

@@ -123,11 +123,6 @@ class CostedPolicy:
         linear = op.weight and op.weights == 1 and not op.transposed and not convolution and (op.quantised or op.tied)
         return linear and self.ratio < 1
 
-    @property
-    def packs(self) -> bool:
-        """Whether the policy packs and does nothing else, as the one that `calibrate` times."""
-        return bool(self.bits) and self.more and self.ratio == 1
-
     def code_bits(self, what: What) -> float:
         """Bits of a value that is coded as ``what``, scales included; of a float if nothing is coded."""
         return self.bits + self.more * MORE.get(what, 0) + self.scales if self.bits else WIDEST

@@ -11,9 +11,10 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from dsq.costmodel.hardware.hardware import Hardware, Rate
+from dsq.costmodel.model.ledger import TIMED_AS
 from dsq.costmodel.model.memory import saved_bytes
 from dsq.costmodel.model.methods import Setup, at_width
-from dsq.costmodel.model.operations import CLASSES, CPU_DROPOUT, Gemm, Group, Workload
+from dsq.costmodel.model.operations import CLASSES, Gemm, Group, Workload
 from dsq.costmodel.model.traffic import CostedMatMul, Transfer, arithmetic_cost, matmuls, total_stash_bytes, transfers
 from dsq.formats import WIDEST, Identity
 
@@ -22,12 +23,6 @@ FLOPS_PER_MAC = 2
 CODED_FORWARD = 8
 #: width of the floats that codes are multiplied as
 COPY_BITS = 16
-#: passes that take what another kind was measured to take
-TIMED_AS = {"bias": "scale", "split": "heads", "late rms": "rms", "loss of fp32": "loss"}
-TIMED_AS |= {"position bias": "embedding", CPU_DROPOUT: "dropout"} | dict.fromkeys(
-    ("mask", "zero bias", "fused bias"), "scale"
-)
-TIMED_AS |= {"expert gate": "gate", "expert weights": "activation"}
 
 
 @dataclass(frozen=True)

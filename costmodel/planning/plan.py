@@ -45,7 +45,6 @@ class Question(Training):
     accumulate: int = 1  #: batches of a step, on each data-parallel device
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "step", replace(self.step, cpu=self.hardware.cpu))
         for name in ("devices", "tensor", "pipeline", "accumulate"):
             whole_number(name, getattr(self, name), 1, MOST_SEQUENCES)
         if not self.memory:
@@ -186,7 +185,10 @@ class Plan:
         if not self.question.step.sized:
             return "its batch is fixed"
         quickest, found = WORTH_IT * self.best.tokens_per_second, ""
-        for option, question in self._larger():
+        questions = {"": self.question}
+        if not self.question.step.chunked_loss and self.best.memory.categories["logits"]:
+            questions["--chunked-loss "] = _chunking(self.question)  # which leaves room for a larger batch
+        for option, question in questions.items():
             own_first = sorted(self.rows, key=lambda row: row is not self.best)
             for method, fitting in ((row.method, row.largest_batch) for row in own_first if row.method.trusted):
                 own = question is self.question and fitting is not None
@@ -196,12 +198,6 @@ class Plan:
                     quickest = WORTH_IT * row.tokens_per_second
                     found = f"{option}--sequences {batch} with {method.name} ({row.tokens_per_second:,.0f} tokens/s)"
         return f"cheapest change that helps: {found}" if found else "a larger batch would not make it quicker"
-
-    def _larger(self) -> Iterator[tuple[str, Question]]:
-        """The question as it is, and with the loss in chunks, which leaves room for a larger batch."""
-        yield "", self.question
-        if not self.question.step.chunked_loss and self.best.memory.categories["logits"]:
-            yield "--chunked-loss ", _chunking(self.question)
 
     def _to_fit(self) -> str:
         fitting = [row.largest_batch or 0 for row in self.rows if row.method.trusted]

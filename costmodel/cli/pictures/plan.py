@@ -62,8 +62,8 @@ def _draw_methods(all_: Axes, plan: Plan) -> None:
     """Every method's time and memory, the front and the budget as lines."""
     named = [(row.method.name, place(row), FITS if row.fits else TOO_LARGE) for row in plan.rows]
     all_.plot(*np.transpose([place(row) for row in front(plan.rows)]), color=GREY, linewidth=1, zorder=1)
-    for _, point, colour in named:
-        all_.scatter(*point, color=colour, s=30, zorder=3)
+    times, peaks = np.transpose([point for _, point, _ in named])
+    all_.scatter(times, peaks, c=[colour for *_, colour in named], s=30, zorder=3)
     all_.axhline(plan.question.memory / GIGA, color=BLACK, linestyle="--", linewidth=1)
     top = 1.1 * max(row.memory.peak for row in plan.rows) / GIGA
     all_.set(xlabel=TIME, ylabel=MEMORY, ylim=(0, top), title=f"{plan.workload.name}: better down and left")
@@ -97,15 +97,14 @@ def draw_page(path: Path, plan: Plan) -> None:
 
     titles = (f"{plan.workload.name}: better down and left", "memory over the step")
     figure = make_subplots(rows=1, cols=2, subplot_titles=titles)
-    times, peaks = zip(*map(place, front(plan.rows)), strict=True)
     left, right = {"row": 1, "col": 1}, {"row": 1, "col": 2}
-    figure.add_scatter(x=times, y=peaks, mode="lines", line={"color": GREY}, showlegend=False, **left)
     figure.add_hline(plan.question.memory / GIGA, line_dash="dash", annotation_text="what fits", **left)
-    for row in plan.rows:
-        x, y = place(row)
-        dot = {"color": FITS if row.fits else TOO_LARGE, "size": 9}
-        look = {"mode": "markers", "marker": dot, "hovertext": _told(row), "hoverinfo": "text", "showlegend": False}
-        figure.add_scatter(x=[x], y=[y], name=row.method.name, **look, **left)
+    told = {"hovertext": list(map(_told, plan.rows)), "hoverinfo": "text"}
+    colours = [FITS if row.fits else TOO_LARGE for row in plan.rows]
+    line, dots = {"mode": "lines", "line_color": GREY}, {"mode": "markers", "marker": {"color": colours, "size": 9}}
+    for rows, look in ((front(plan.rows), line), (plan.rows, dots | told)):
+        times, peaks = zip(*map(place, rows), strict=True)
+        figure.add_scatter(x=times, y=peaks, showlegend=False, **look, **left)
     owners = [""] * len(figure.data)  # of each trace, whose memory it is
     for row in plan.rows:
         for name, band in bands(row).items():

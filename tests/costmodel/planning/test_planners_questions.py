@@ -156,7 +156,8 @@ def test_words_in_any_order_are_a_model_and_precisions(capsys):
 
 def test_a_traced_step_keeps_its_tokens(capsys, tmp_path):
     path = tmp_path / "traced.json"
-    path.write_text('{"costmodel": 1, "name": "a", "tokens": 1, "operations": []}')
+    layer = {"op": "gemm", "name": "fc", "M": 1, "K": 1, "N": 1}
+    path.write_text(json.dumps({"costmodel": 1, "name": "a", "tokens": 1, "operations": [layer]}))
     assert main(["plan", str(path), "--tokens", "4"]) == 2
     assert "states its own sizes: tokens cannot be changed" in capsys.readouterr().err
 

@@ -10,9 +10,9 @@ from torch import nn
 import dsq
 from dsq.costmodel.cli.commands.machine import toml
 from dsq.costmodel.hardware.hardware import load_hardware
-from dsq.costmodel.model.ledger import POINTWISE
+from dsq.costmodel.model.ledger import POINTWISE, TIMED_AS
 from dsq.costmodel.model.methods import Setup
-from dsq.costmodel.model.roofline import TIMED_AS, evaluate
+from dsq.costmodel.model.roofline import evaluate
 from dsq.costmodel.workloads.named import load_workload
 from dsq.formats import BFP, Identity
 from dsq.precision import Precision
