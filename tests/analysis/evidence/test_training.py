@@ -233,7 +233,7 @@ def test_dsq_train_takes_the_flags_of_the_papers_sizes(task: Task) -> None:
     words += ["--criterion", "label_smoothed_cross_entropy", "--dsq-levels", setting.levels]
     words += translations.flags(task, setting, 1)
     given = options.parse_args_and_arch(options.get_training_parser(), words)
-    config = config_of(given, log=False)
+    config = config_of(given)
     assert (config.tied, config.patience, config.format) == (True, 5, "bfp")
     assert (given.max_update, given.max_epoch, given.max_tokens) == (0, task.flags["max-epoch"], 4096)
     assert given.decoder_ffn_embed_dim == task.flags["decoder-ffn-embed-dim"]
