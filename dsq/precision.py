@@ -125,8 +125,8 @@ BLEU = 28.9
 #: rounded stochastically
 LOST: dict[str, dict[int, float]] = {
     "snvint": {4: 0.7, 3: 1.9, 2: 11.9},
-    "sbfp": {4: 0.7, 3: 2.6, 2: 10.0},
-    "bfp": {4: 1.0, 3: 3.6, 2: 22.8},
+    "sbfp": {4: 0.8, 3: 2.6, 2: 10.0},
+    "bfp": {4: 0.9, 3: 3.6, 2: 22.8},
     "fixed": {8: 0.1, 4: 23.8},
 }
 STOCHASTIC = {"snvint": 1.1, "sbfp": 2.7, "bfp": 3.5}
