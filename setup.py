@@ -1,8 +1,8 @@
 """Builds the C++ kernels of the CPU (kernels/cpu/src) into the package; all else is in pyproject.toml.
 
 The result is a plain shared library, called through cffi by kernels/cpu/library.py: it needs neither PyTorch nor
-Python's headers, only a C++17 compiler (GCC or Clang). Without one the package installs all the same and runs the
-reference. In a checkout: ``python setup.py build_ext --inplace``.
+Python's headers, only a C++17 compiler that knows AVX-VNNI (GCC from 11 on, or Clang). Without one the package installs
+all the same and runs the reference. In a checkout: ``python setup.py build_ext --inplace``.
 """
 
 import os

@@ -202,7 +202,7 @@ def _lines(out: Path, name: str) -> list[Record]:
 
 
 def _last(out: Path, name: str, worker: int) -> Record:
-    """What a process wrote last, or was written when it was started."""
+    """The line that a process wrote last, or that was written when it was started."""
     return [line for line in _lines(out, name) if line["worker"] == worker][-1]
 
 

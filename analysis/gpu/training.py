@@ -56,9 +56,8 @@ class Step:
 
     def __init__(self, machine: Machine, name: str, size: Size, batch: int | None = None) -> None:
         torch.manual_seed(0)
-        with (
-            machine.device if size == LARGE else torch.device("cpu")
-        ):  # a CPU takes long; small ones are the same on both
+        made_on = machine.device if size == LARGE else torch.device("cpu")  # where small ones are what a CPU has
+        with made_on:
             model = GPT(*size[:5], dropout=0.0)
         setup = setups(machine)[name]
         attach(model, setup)

@@ -202,7 +202,7 @@ def _prepared(x: Tensor, wanted: Wanted, row_bits: int) -> tuple[Any, list[Any],
 
 
 def _target(wanted: Wanted, word: int) -> Target:
-    """What is wanted, as the kernel is compiled for it."""
+    """The Target that the kernel is compiled for."""
     fmt, (low, high) = wanted.fmt, _exponents(wanted) or (-1, -1)
     return Target(GRIDS[type(fmt)], fmt.bits, fmt.smallest_code, low, high, wanted.dtype is None, word)
 

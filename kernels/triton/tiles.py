@@ -187,8 +187,9 @@ def load_words(
     pointer, row_T, col0_T, valid_T, row_words,
     BITS: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """What ``split_words`` takes the codes of a tile from: words of WORD bits that hold whole codes; the BITS words of
-    each 32 codes (G, T, P), as ``store_codes`` writes them; or for each code the three bytes from its first bit on."""
+    """Load what ``split_words`` takes the codes of a tile from: words of WORD bits that hold whole codes; the BITS
+    words of each 32 codes (G, T, P), as ``store_codes`` writes them; or for each code the three bytes from its first
+    bit on."""
     if WORD % BITS == 0:
         V: tl.constexpr = WORD // BITS
         at_TW = (col0_T // V)[:, None] + tl.arange(0, C // V)[None, :]

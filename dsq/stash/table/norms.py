@@ -260,7 +260,10 @@ class Normalize(torch.autograd.Function):
         length = x.norm(2, dim, keepdim=True).clamp_min(eps)
         y: Tensor = x / length
         lengths = stash.exact(length)
-        again = lambda y, length: torch.where(length > eps, F.normalize(y, dim=dim), y)  # noqa: E731
+
+        def again(y: Tensor, length: Tensor) -> Tensor:
+            return torch.where(length > eps, F.normalize(y, dim=dim), y)
+
         keep(ctx, stash.restored(y, "layernorm", again, lengths), lengths)
         ctx.dim, ctx.eps = dim, eps
         return y

@@ -66,7 +66,7 @@ template <class Code> auto microkernel_for(int elements) {
                                       : microkernel<Code, 1, false>;
 }
 
-// What A's codes have grown by, times the sum of B's over a box.
+// The change of a box's dot products: `more`, by which A's codes have grown, times the sum of B's.
 void offset(int more, int elements, const int8_t* codes, float* to) {
   __m256i sums[2] = {};
   for (int e = 0; e < 2 * elements; e++, codes += 32) {

@@ -4,14 +4,15 @@
 
 namespace {
 
-// Of both codes: a lane's 8 products in a group of 4 elements, of 2^a - 1 and 2^(b - 1) at most, fit 16 bits.
+// The most bits of both codes together: a lane's 8 products in a group of 4 elements, of 2^a - 1 and 2^(b - 1) at most,
+// then fit 16 bits.
 constexpr int MOST_BITS = 13;
 
 bool as_bytes(int a_bits, int b_bits, int box) {
   return a_bits <= 8 && b_bits <= 8 && a_bits + b_bits <= MOST_BITS && box % STEPS<int8_t> == 0;
 }
 
-// Of one row and PANEL columns: the sums of the products of GROUP elements, of bytes in 16 bits, else in 32.
+// Sums the products of GROUP elements of one row and PANEL columns: of bytes in 16 bits, else in 32.
 template <class Code, int GROUP> INLINE void dot(const int8_t* row, const int8_t* columns, __m256i (&sums)[2]) {
 #pragma GCC unroll 8
   for (int e = 0; e < GROUP; e++, row += ELEMENTS_SIZE, columns += ELEMENTS_SIZE)
