@@ -81,7 +81,7 @@ def floors(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware
     for transfer in moved:
         kernel = (id(transfer.group), transfer.phase)
         groups[kernel[0]] = transfer.group
-        nbytes[kernel] += transfer.total
+        nbytes[kernel] += transfer.bytes
         if not isinstance(transfer.group.operation, Gemm):
             values = float(transfer.values)
             flops[kernel] += values
@@ -176,7 +176,7 @@ def evaluate(workload: Workload, setup: Setup, hardware: Hardware) -> Estimate:
     moved = transfers(workload, setup)
     multiplied = matmuls(workload, setup)
     return Estimate(
-        dram_bytes=sum(transfer.total for transfer in moved),
+        dram_bytes=sum(transfer.bytes for transfer in moved),
         stash_bytes=total_stash_bytes(workload, setup),
         saved_bytes=saved_bytes(workload, setup),
         arithmetic=arithmetic_cost(multiplied),

@@ -25,25 +25,14 @@ _ON_CHIP = {"x": "MK", "y": "MN", "": ""}
 
 @dataclass(frozen=True)
 class Transfer:
-    """One named tensor's traffic, of each operation of a group of alike ones."""
+    """One named tensor's traffic, of all operations of a group of alike ones."""
 
     group: Group
     tensor: str
     phase: str
     direction: str  #: "read" or "write"
-    bits: int
     bytes: int
-    elements: int
-
-    @property
-    def total(self) -> int:
-        """Bytes of the whole group."""
-        return self.bytes * self.group.count
-
-    @property
-    def values(self) -> int:
-        """Values moved by the whole group."""
-        return self.elements * self.group.count
+    values: int
 
 
 def transfers(workload: Workload, setup: Setup) -> list[Transfer]:
@@ -123,8 +112,8 @@ def _shape(group: Group, stored: Stored) -> tuple[int, int, int]:
 
 def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -> list[Transfer]:
     op = group.operation
-    size = stored.times * layout_bytes(group, stored, setup, widths)
-    bits, elements = widths[stored.width], stored.times * prod(_shape(group, stored))
+    count, bits = group.count * stored.times, widths[stored.width]
+    size, values = count * layout_bytes(group, stored, setup, widths), count * prod(_shape(group, stored))
     moved = []
     if stored.own and (stored.written != UPDATE or op.kind == "adam"):  # which writes the parameters of the others
         there = True
@@ -133,12 +122,12 @@ def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -
         elif stored.width == "w":  # where the container has 32 bits, the master weights serve
             there = bits < WIDEST
         if there:
-            moved.append(Transfer(group, stored.name, stored.written, "write", bits, size, elements))
+            moved.append(Transfer(group, stored.name, stored.written, "write", size, values))
     for read in stored.reads:
         gradient = FOR_GRADIENT.get(read)
         if not gradient or getattr(op, gradient):
             name, phase = (f"{stored.name} (for {read})", BACKWARD) if gradient else (stored.name, read)
-            moved.append(Transfer(group, name, phase, "read", bits, size, elements))
+            moved.append(Transfer(group, name, phase, "read", size, values))
     return moved
 
 

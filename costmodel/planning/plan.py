@@ -64,7 +64,7 @@ class Question(Training):
 
     @property
     def shard(self) -> Shard:
-        return Shard(self.tensor, self.pipeline, sequence=self.tensor > 1)
+        return Shard(self.tensor, self.pipeline)
 
     def compared(self) -> tuple[Method, ...]:
         """The methods, each over the devices that are asked for."""

@@ -19,7 +19,7 @@ def of(*operations):
 
 
 def by_tensor(workload, setup=SETUP):
-    return {(t.tensor, t.phase, t.direction): t.total for t in transfers(workload, setup)}
+    return {(t.tensor, t.phase, t.direction): t.bytes for t in transfers(workload, setup)}
 
 
 def test_every_tensor_of_a_linear_layer():
@@ -63,7 +63,7 @@ def test_a_frozen_layer_leaves_the_stash_to_those_that_share_its_input():
     one = total_stash_bytes(shared, SETUP)
     assert [total_stash_bytes(shared.freezing(names), SETUP) for names in ("q", "q|k", "v")] == [one] * 3
     written = sum(
-        t.total for t in transfers(shared.freezing("q"), SETUP) if t.tensor == "stash" and t.direction == "write"
+        t.bytes for t in transfers(shared.freezing("q"), SETUP) if t.tensor == "stash" and t.direction == "write"
     )
     assert written == one
 
