@@ -68,20 +68,12 @@ def test_nothing_beats_a_method_of_the_front_in_both_time_and_memory():
         assert ahead if row not in kept else ahead == [row]
 
 
-@pytest.mark.parametrize(
-    ("question", "suffix", "magic"),
-    [
-        (("plan", "gpt2"), ".png", b"\x89PNG"),
-        (("plan", "gpt2", "bfp:[2,2,2,16]"), ".png", b"\x89PNG"),
-        (("roofline", "[16,4,4,16]", "[2,2,2,16]"), ".png", b"\x89PNG"),
-        (("roofline", "[16,4,4,16]", "[2,2,2,16]"), ".svg", b"<?xml"),
-    ],
-)
-def test_a_picture_is_a_whole_file_beside_the_answer(capsys, tmp_path, question, suffix, magic):
-    path = tmp_path / f"picture{suffix}"
+@pytest.mark.parametrize("question", [("plan", "gpt2"), ("roofline", "[16,4,4,16]", "[2,2,2,16]")])
+def test_a_picture_is_a_whole_file_beside_the_answer(capsys, tmp_path, question):
+    path = tmp_path / "picture.png"
     assert main([*question, "--picture", str(path)]) == 0
     assert capsys.readouterr().out
-    assert path.read_bytes().startswith(magic)
+    assert path.read_bytes().startswith(b"\x89PNG")
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 

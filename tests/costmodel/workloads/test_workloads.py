@@ -38,10 +38,6 @@ def test_a_config_json_may_leave_out_what_has_a_default(name, tmp_path):
     assert load_workload(str(path)).parameters == count
 
 
-def test_fairseqs_iwslt_model_has_fairseqs_count():
-    assert load_workload("transformer_iwslt_de_en").parameters == 39_469_056
-
-
 @pytest.mark.parametrize(
     "given, name",
     [
