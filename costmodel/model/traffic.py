@@ -136,14 +136,13 @@ def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -
 
 @dataclass(frozen=True)
 class CostedMatMul:
-    """One matrix product of a group of operations: its multiply-accumulates, operand widths and format."""
+    """One matrix product of a group of operations, and the formats of its operands."""
 
     group: Group
     op: Gemm  #: the group's operation
     name: str  #: "forward", "dx", "dw" or "recompute"
-    m1: int
-    m2: int
-    format: Format
+    first: Format
+    second: Format
 
     @property
     def total_macs(self) -> int:
@@ -162,12 +161,6 @@ class CostedMatMul:
         x, w, y = op.M * op.K, op.weights * op.N * op.K, op.M * op.N
         return op.batch * {"dx": y + w, "dw": y + x}.get(self.name, x + w)
 
-    @property
-    def operands(self) -> tuple[int, int]:
-        """Widths that the multiplier sees: all of a code, the significand of a float."""
-        first, second = (at_width(self.format, bits) for bits in (self.m1, self.m2))
-        return first.multiplier_bits, second.multiplier_bits
-
 
 def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
     """Every matrix product of one training step."""
@@ -183,11 +176,13 @@ def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
         pairs += [("recompute", q.q0, q.q0)] * op.recompute
         for name, m1, m2 in pairs:
             plain = WIDEST if op.wide else container
-            widths = (m1, m2, setup.format) if op.quantised else (plain, plain, Identity())
-            listed.append(CostedMatMul(group, op, name, *widths))
+            fmt, *widths = (setup.format, m1, m2) if op.quantised else (Identity(), plain, plain)
+            listed.append(CostedMatMul(group, op, name, *(at_width(fmt, bits) for bits in widths)))
     return listed
 
 
 def arithmetic_cost(listed: list[CostedMatMul]) -> float:
-    """Cost of the matrix products in fixed-point 32 x 32 multiply-accumulates."""
-    return sum((matmul.total_macs * matmul.format.law.cost(*matmul.operands) for matmul in listed), start=0.0)
+    """Cost of the matrix products in fixed-point 32 x 32 multiply-accumulates. A multiplier sees all of a code, and the
+    significand of a float."""
+    widths = ((it.first.multiplier_bits, it.second.multiplier_bits) for it in listed)
+    return sum((it.total_macs * it.first.law.cost(*pair) for it, pair in zip(listed, widths, strict=True)), start=0.0)
