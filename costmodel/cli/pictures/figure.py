@@ -13,11 +13,10 @@ WHITE_BOX: dict[str, Any] = {"boxstyle": "square,pad=0.1", "facecolor": "white",
 
 def new_figure(columns: int = 1) -> tuple[Figure, Any]:
     """A figure, and its axes: one, or a list of them side by side."""
-    figure = Figure(figsize=(9 * columns, 6), dpi=150)
+    figure = Figure(figsize=(9 * columns, 6), dpi=150, layout="constrained")
     listed = figure.subplots(1, columns, squeeze=False)[0]
     for axes in listed:
         axes.grid(True, which="major", color="#EEEEEE", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.subplots_adjust(left=0.09 / columns, right=1 - 0.03 / columns, bottom=0.1, top=0.93)
     return figure, listed[0] if columns == 1 else listed
