@@ -1,6 +1,7 @@
 """A GPT of 124 million parameters trained on a GPU, eager and as a CUDA graph; what it waits for; that it learns."""
 
 import gc
+import importlib.util
 from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from dsq.kernels.triton.backend import TRITON
 from dsq.precision import DEFAULT_LEVELS
 
 LEVELS = (str(DEFAULT_LEVELS[0]), "[4,3,3,8]")
+FLOAT8 = "torchao float8"
 
 
 class Size(NamedTuple):
@@ -34,12 +36,14 @@ TINY = Size(64, 16, 32, 1, 2, 2)
 
 
 def setups(machine: Machine) -> dict[str, str]:
-    """Name -> that of analysis/models.py."""
+    """Name -> that of analysis/models.py; torchao's float8 if it is installed and the GPU has it."""
     found = {"fp32": "fp32", "bf16": "autocast", "bf16, checkpoints": "around checkpoint + autocast"}
     for level in LEVELS if machine.is_gpu else LEVELS[:1]:
         found[f"dsq {level}, linears"] = f"{level} + autocast"
         found[f"dsq {level}, whole"] = f"{level} whole + autocast"
     found[f"dsq {LEVELS[0]}, whole, checkpoints"] = f"{LEVELS[0]} whole + around checkpoint + autocast"
+    if machine.is_gpu and importlib.util.find_spec("torchao") and torch.cuda.get_device_capability() >= (8, 9):
+        found[FLOAT8] = "autocast"
     return found
 
 
@@ -53,6 +57,10 @@ class Step:
             model = GPT(*size[:5], dropout=0.0)
         setup = setups(machine)[name]
         attach(model, setup)
+        if name == FLOAT8:
+            from torchao.float8 import convert_to_float8_training
+
+            convert_to_float8_training(model, module_filter_fn=lambda _, name: "head" not in name)
         self.model = model.to(machine.device)
         shape = size.batch, size.tokens + 1
         self.tokens = torch.randint(size.vocabulary, shape, generator=torch.Generator().manual_seed(0))
