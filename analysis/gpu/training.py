@@ -1,5 +1,6 @@
 """A GPT of 124 million parameters trained on a GPU, eager and as a CUDA graph; what it waits for; that it learns."""
 
+import copy
 import gc
 import importlib.util
 from collections.abc import Iterator
@@ -7,9 +8,12 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.multiprocessing import Manager
+from torch.multiprocessing.spawn import spawn
 from torch.nn import functional as F
 
+import dsq
 from analysis.gpu import Machine, Trial, captured
 from analysis.models import GPT, attach
 from dsq.command import Record
@@ -50,7 +54,7 @@ def setups(machine: Machine) -> dict[str, str]:
 class Step:
     """Forward, backward and an update of one batch, always the same."""
 
-    def __init__(self, machine: Machine, name: str, size: Size) -> None:
+    def __init__(self, machine: Machine, name: str, size: Size, batch: int | None = None) -> None:
         torch.manual_seed(0)
         made_on = machine.device if size == LARGE else torch.device("cpu")  # where small ones are what a CPU has
         with made_on:
@@ -62,7 +66,7 @@ class Step:
 
             convert_to_float8_training(model, module_filter_fn=lambda _, name: "head" not in name)
         self.model = model.to(machine.device)
-        shape = size.batch, size.tokens + 1
+        shape = batch or size.batch, size.tokens + 1
         self.tokens = torch.randint(size.vocabulary, shape, generator=torch.Generator().manual_seed(0))
         self.tokens = self.tokens.to(machine.device)
         on_gpu = {"fused": machine.is_gpu, "capturable": machine.is_gpu}
@@ -98,6 +102,25 @@ def _step(machine: Machine, name: str, size: Size) -> Record:
             step()
             row["peak MiB"] = round(torch.cuda.max_memory_allocated() / 2**20)
         return row
+
+
+def largest_batches(machine: Machine) -> Iterator[Trial]:
+    """The largest batch of the GPT that fits the card, by doubling and then by halves."""
+    return (Trial(name, partial(_largest, machine, name)) for name in setups(machine) if name != "fp32")
+
+
+def _largest(machine: Machine, name: str) -> Record:
+    size, fits, fails = (GPT2, 4, 4096) if machine.is_gpu else (TINY, 1, 2)
+    while fails - fits > max(fits // 8, 1):
+        trial = min(2 * fits, (fits + fails) // 2)
+        try:
+            with use_backend(TRITON, machine.device.type):
+                Step(machine, name, size, trial)()
+            fits = trial
+        except torch.cuda.OutOfMemoryError:
+            fails = trial
+        torch.cuda.empty_cache()
+    return {"batch": fits, "tokens": fits * size.tokens}
 
 
 def graphs(machine: Machine) -> Iterator[Trial]:
@@ -154,3 +177,28 @@ def _learned(machine: Machine, name: str) -> Record:
     for _ in range(updates):
         expected = cpu()
     return {"loss": round(float(loss), 4), "on the CPU": round(float(expected), 4)}
+
+
+def two_devices(machine: Machine) -> Iterator[Trial]:
+    """Two processes of DDP over NCCL: the gradients of both are one."""
+    if machine.is_gpu and torch.cuda.device_count() > 1:
+        yield Trial("DDP over NCCL", _ddp)
+
+
+def _ddp() -> Record:
+    with Manager() as manager:
+        sums = manager.dict()
+        spawn(_ddp_process, (sums,), nprocs=2)
+        return {"disagree": "" if sums[0] == sums[1] else "gradients of the two devices"}
+
+
+def _ddp_process(rank: int, sums: dict[int, float]) -> None:
+    torch.distributed.init_process_group("nccl", init_method="tcp://127.0.0.1:29517", rank=rank, world_size=2)
+    torch.cuda.set_device(rank)
+    torch.manual_seed(0)
+    model = GPT(*TINY[:5], dropout=0.0)
+    dsq.convert(model, dsq.DSQConfig(levels=LEVELS[0], stash="all"))
+    wrapped = nn.parallel.DistributedDataParallel(copy.deepcopy(model).to(rank))
+    wrapped(torch.randint(TINY.vocabulary, (2, TINY.tokens), device=rank)).float().square().mean().backward()
+    sums[rank] = sum(float(p.grad.double().sum()) for p in wrapped.parameters() if p.grad is not None)
+    torch.distributed.destroy_process_group()
