@@ -199,6 +199,13 @@ WITHOUT_A_ROW = {
 }
 
 
+ADJACENCY = (drawn(30, 30) > 1).float()
+WITHOUT_A_ROW |= {
+    "sparse @": lambda x: ADJACENCY.to_sparse() @ x[:, 0],
+    "mm of a sparse matrix": lambda x: torch.mm(ADJACENCY.to_sparse_csr(), x[:, 0]),
+}
+
+
 @pytest.mark.parametrize("policy", ["bfp", "mesa", "gact"])
 @pytest.mark.parametrize("name", WITHOUT_A_ROW)
 def test_an_operation_without_a_row_is_exact(name, policy):
@@ -246,3 +253,22 @@ def test_a_wider_softmax_of_halves():
     for ours, true in zip(gradients(model, drawn(64, 64).half()), exact, strict=True):
         assert ours.dtype == torch.float16
         assert cosine(ours, true) > LEAST
+
+
+def test_rows_of_a_softmax_that_are_masked_as_a_whole_leave_their_neighbours_alone():
+    """They are NaN, which the model takes away; rows of 40 share boxes of 16 with them."""
+    whole = torch.zeros(40, 40, dtype=torch.bool).index_fill(0, torch.tensor([3]), True)
+    attend = lambda x, w: torch.nan_to_num((x @ w @ x.mT).masked_fill(whole, -torch.inf).softmax(-1)) @ x  # noqa: E731
+    for ours, true in pairs(attend, drawn(40, 64), W):
+        assert cosine(ours, true) > LEAST
+
+
+def test_the_imaginary_parts_of_a_number_and_of_its_conjugate_are_told_apart():
+    """They are one piece of memory, read with two signs."""
+
+    def parts(x, w):
+        number = torch.view_as_complex(torch.stack((x, x @ w), -1))
+        return F.gelu(number.imag) + F.silu(number.conj().imag)
+
+    for ours, true in pairs(parts, X, W):
+        assert cosine(ours, true) > 0.99
