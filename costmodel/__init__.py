@@ -5,7 +5,7 @@ model/       operations, methods -> ledger -> traffic, entries -> memory, roofli
 planning/    does it fit, how long is a step, over how many devices, what would help
 hardware/    peaks and bandwidths, each with its source
 paper/       the calibrated model that reproduces the published tables, and the tables themselves
-cli/         dsq-cost
+cli/         dsq-cost: main.py parses, commands/ answer, pictures/ draw
 """
 
 from collections.abc import Mapping

@@ -14,7 +14,6 @@ from dsq.command import OneLineParser, as_csv, count, guarded, make_folder, tabl
 #: part -> its races, of rounds
 RACES = {
     "kernels": races.against_copies,
-    "product": races.product,
     "step": races.six_blocks,
     "policies": races.policies,
 }

@@ -1,4 +1,4 @@
-"""Races on this CPU: kernels against copies, one product by each GEMM, and training steps.
+"""Races on this CPU: kernels against copies, and training steps.
 
 A contestant of a race of steps does what its name says (analysis/models.py); "fused": inside dsq.fused_attention.
 """
@@ -16,13 +16,10 @@ import dsq
 from analysis.models import attach, encoder
 from analysis.timing import Call, Race, race
 from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
-from dsq.kernels import dispatch
 from dsq.kernels.cpu.backend import backend as cpu_backend
 from dsq.kernels.cpu.library import library
-from dsq.kernels.tuning import prepared
 from dsq.precision import DEFAULT_LEVELS
 from dsq.process_memory import keep_freed_memory
-from dsq.quantizers import Quantizers
 
 COLUMNS = 4096
 SIZES = (1 << 18, 1 << 22, 1 << 24)  #: values of a layer's tensor, in cache and beyond, and of a large one
@@ -59,20 +56,6 @@ def operations(isa: str, x: Tensor, fmt: Format) -> dict[str, Call]:
         calls[f"quantise, {axis}"] = partial(backend.quantize, x, fmt, layout, None, x.dtype)
         calls[f"quantise stochastic, {axis}"] = partial(backend.quantize, x, fmt, layout, 1, x.dtype)
     return calls
-
-
-def product(rounds: int) -> Iterator[Race]:
-    """One product x (M, K) by w (N, K) at 4 bits by each GEMM that fits, its operands made ready before."""
-    matmul, backend = Quantizers.of("[4,4,4,16]").matmuls.output, dispatch.backend_for(torch.device("cpu"))
-    for rows, depth, columns in ((1024, 512, 2048), (4096, 1024, 1024)):
-        torch.manual_seed(0)
-        x, w = torch.randn(rows, depth), torch.randn(columns, depth)
-        calls: dict[str, Call] = {"torch bf16": partial(torch.mm, x.bfloat16(), w.bfloat16().t())}
-        for gemm in backend.gemms:
-            if gemm.fits(matmul, x.dtype):
-                calls[gemm.name] = partial(gemm.run, matmul, *prepared(gemm, matmul, x, w, backend), None)
-        title = f"{rows} x {depth} x {columns}, {torch.get_num_threads()} threads"
-        yield race(title, ("torch fp32", partial(torch.mm, x, w.t())), calls, rounds)
 
 
 # ---- training steps

@@ -1,9 +1,6 @@
 """Whether the GPU kernels are what a backend must be: every bit of codecs and masks, and exact products."""
 
 import itertools
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -152,12 +149,14 @@ def _seed_on_device(device: torch.device) -> str:
 @contextmanager
 def _wide_offsets() -> Iterator[None]:
     """Inside, the kernels compute every offset in 64 bits, as they do for tensors of 2**30 values and more."""
-    with patch.object(codec, "WIDE", 0), patch.dict(codec._compiled, clear=True):
-        codec.launch_for.cache_clear()
+    with patch.object(codec, "WIDE", 0), patch.object(codec, "encoder", codec.Encoder):
+        codec._decoder.cache_clear()
+        codec._of_mask.cache_clear()
         try:
             yield
         finally:
-            codec.launch_for.cache_clear()
+            codec._decoder.cache_clear()
+            codec._of_mask.cache_clear()
 
 
 def _beyond_32_bits() -> str:
@@ -178,30 +177,3 @@ def _beyond_32_bits() -> str:
         names = ("codes", "scales", "unpack")
         wrong += [f"{name} (boxes along {axis})" for name, ok in zip(names, alike, strict=True) if not ok]
     return " ".join(wrong)
-
-
-_SAMPLE = """
-import torch
-from dsq.formats import BFP, Layout
-from dsq.kernels.triton.backend import TRITON
-x = torch.randn(37, 300, device="cuda")
-for dim in (0, 1):
-    layout = Layout.of(x.shape, dim)
-    TRITON.unpack(*TRITON.pack(x, BFP(4), layout, 1), BFP(4), layout, torch.bfloat16)
-TRITON.apply_mask(TRITON.pack_mask(x.view(-1), 0.0, 1.0, True), x.view(-1))
-torch.cuda.synchronize()
-"""
-
-
-def sanitizer(machine: Machine) -> Iterator[Trial]:
-    """A sample of the codecs and masks under compute-sanitizer, if the machine has it."""
-    tool = shutil.which("compute-sanitizer")
-    for check in ("memcheck", "racecheck") if tool and machine.is_gpu else ():
-        command = [str(tool), "--tool", check, "--error-exitcode", "9", sys.executable, "-c", _SAMPLE]
-        yield Trial(check, partial(_clean, command))
-
-
-def _clean(command: list[str]) -> Record:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    last = [line for line in (done.stdout + "\n" + done.stderr).splitlines() if "=====" in line][-1:]
-    return {"disagree": "" if done.returncode == 0 else f"status {done.returncode}", "said": " ".join(last)}

@@ -5,14 +5,11 @@
 Parts run in the order of their worth, each in a process of its own with a share of the minutes:
 
     agreement   every kernel against the reference on the CPU, bit for bit, over shapes and values full of edges
-    steps       a GPT of 124M parameters: tokens a second and peak memory of fp32, bf16, recomputed, float8, dsq
+    steps       a GPT of 124M parameters: tokens a second and peak memory of fp32, bf16, recomputed, dsq
     bandwidth   every kernel against a device-to-device copy that moves the same bytes
-    products    every way to multiply quantised operands, beside PyTorch's float32, bfloat16, fp8 and torchao's int8
+    products    every way to multiply quantised operands, beside PyTorch's float32, bfloat16 and fp8
     graphs      whether a step waits for the device; the step as a CUDA graph
     learning    a small GPT trained to the loss that the CPU reaches
-    sanitizer   a sample of the kernels under compute-sanitizer
-    batches     the largest batch that fits the card
-    devices     two processes over NCCL
 
 A row is written to DIR/PART.jsonl as soon as it is known. One that raises has its error; one that ends its process is
 marked, and the part goes on behind it. The same command goes on where the last one stopped; what was running then has
@@ -58,9 +55,6 @@ PARTS = {
     "products": Part("speed:multiply", 0.1),
     "graphs": Part("training:graphs", 0.1),
     "learning": Part("training:learning", 0.05),
-    "sanitizer": Part("agreement:sanitizer", 0.05),
-    "batches": Part("training:largest_batches", 0.05),
-    "devices": Part("training:two_devices", 0.05),
 }
 #: what says nothing without a GPU
 TIMES = ("ms", "us", "copy us", "share of copy", "GB/s", "TFLOP/s", "tokens/s", "with quantising ms", "MB moved")

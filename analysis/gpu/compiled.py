@@ -189,8 +189,8 @@ def compiling(target: str) -> Iterator[list[Any]]:
 
 
 def read(kernel: Any) -> Record:
-    """Measure one compiled kernel: a thread's registers and spilled bytes, a block's shared memory, the bytes of its
-    widest access to global memory, its matrix instructions and asynchronous copies."""
+    """Measure one compiled kernel: a thread's registers and spilled bytes, a block's shared memory; for NVIDIA's GPUs
+    also the bytes of its widest access to global memory and its matrix instructions."""
     asm = kernel.asm
     made = _read_amd(asm["amdgcn"]) if "amdgcn" in asm else _read_nvidia(asm)
     return {"kernel": kernel.metadata.name, "shared": kernel.metadata.shared, **made}
@@ -214,7 +214,6 @@ def _read_nvidia(asm: Any) -> Record:
         "load": widest("ld"),
         "store": widest("st"),
         "matrix": len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)", ptx)),
-        "async": len(re.findall(r"\bcp\.async\.(?:cg|ca|bulk)", ptx)),
         "flushes": bool(re.search(r"\b(add|sub|mul|fma)\.[a-z.]*ftz", ptx)),
     }
 
@@ -223,20 +222,8 @@ def _read_amd(asm: str) -> Record:
     def number(name: str) -> int:
         return int(re.findall(rf"\.{name}:\s+(\d+)", asm)[0])
 
-    def widest(kind: str) -> int:
-        widths = {"byte": 1, "ubyte": 1, "sbyte": 1, "short": 2, "ushort": 2, "sshort": 2, "dword": 4}
-        names = re.findall(rf"(?:global|buffer|flat)_{kind}_(\w+)", asm)
-        return max((4 * int(it[6:]) if re.fullmatch(r"dwordx\d", it) else widths.get(it, 0) for it in names), default=0)
-
-    return {
-        "registers": number("vgpr_count"),
-        "spilled": 4 * number("vgpr_spill_count"),
-        "load": widest("load"),
-        "store": widest("store"),
-        "matrix": len(re.findall(r"^\s+v_mfma", asm, re.MULTILINE)),
-        "async": 0,
-        "flushes": ".amdhsa_float_denorm_mode_32 0" in asm,
-    }
+    found = {"registers": number("vgpr_count"), "spilled": 4 * number("vgpr_spill_count")}
+    return found | {"flushes": ".amdhsa_float_denorm_mode_32 0" in asm}
 
 
 def compiled_rows(target: str, wanted: Iterable[KernelCall]) -> Iterator[Record]:
@@ -279,8 +266,9 @@ def summary(rows: list[Record]) -> list[Any]:
     compiled = pd.DataFrame([{"variants": 1, **row} for row in rows if "error" not in row])
     if compiled.empty:
         return []
-    figures = dict.fromkeys(("registers", "spilled", "shared", "load", "store", "matrix", "async"), "max")
-    of_each = compiled.groupby(["kernel", "target"], sort=False).agg({"variants": "sum", **figures})
+    figures = ("registers", "spilled", "shared", "load", "store", "matrix")
+    most = {name: "max" for name in figures if name in compiled}  # of AMD's GPUs the last three are not read
+    of_each = compiled.groupby(["kernel", "target"], sort=False).agg({"variants": "sum", **most})
     return list(of_each.reset_index().sort_values("kernel", kind="stable").to_dict("records"))
 
 

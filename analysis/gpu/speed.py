@@ -1,6 +1,5 @@
 """How near the GPU kernels come to their ceilings: a copy of the same bytes; PyTorch's products of the same sizes."""
 
-import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -102,7 +101,7 @@ OPERANDS: tuple[tuple[Format, Format], ...] = (
 
 def multiply(machine: Machine) -> Iterator[Trial]:
     """A row a kernel: milliseconds of a product of ready operands, and with quantising or packing both; PyTorch's in
-    float32, bfloat16 and fp8, and torchao's int8 if it is installed, beside them."""
+    float32, bfloat16 and fp8 beside them."""
     for rows, columns, depth in SIZES if machine.is_gpu else TINY:
         sizes = f"{rows}x{columns}x{depth}"
         x, w = (torch.randn(n, depth, device=machine.device) for n in (rows, columns))
@@ -110,8 +109,8 @@ def multiply(machine: Machine) -> Iterator[Trial]:
             "float32": partial(torch.mm, x, w.t()),
             "bfloat16": partial(torch.mm, x.bfloat16(), w.bfloat16().t()),
         }
-        if machine.is_gpu:
-            plain |= _others(x, w)
+        if machine.is_gpu and torch.cuda.get_device_capability() >= (8, 9):
+            plain["fp8"] = _fp8(x, w)
         for name, call in plain.items():
             yield Trial(f"{sizes} {name}, torch", partial(_product, machine, {"product": call}, rows * columns * depth))
         for a, b in OPERANDS:
@@ -121,17 +120,9 @@ def multiply(machine: Machine) -> Iterator[Trial]:
                 yield Trial(f"{sizes} {a} by {b}, {gemm.name}", row)
 
 
-def _others(x: Tensor, w: Tensor) -> dict[str, Call]:
-    found: dict[str, Call] = {}
-    if torch.cuda.get_device_capability() >= (8, 9):
-        one, (a, b) = torch.ones((), device=x.device), (t.to(torch.float8_e4m3fn) for t in (x, w))
-        found["fp8"] = lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16)
-    if importlib.util.find_spec("torchao"):
-        from torchao.kernel import int_matmul
-
-        i, j = (t.clamp(-1, 1).mul(127).to(torch.int8) for t in (x, w))
-        found["torchao int8"] = lambda: int_matmul(i, j.t())
-    return found
+def _fp8(x: Tensor, w: Tensor) -> Call:
+    one, (a, b) = torch.ones((), device=x.device), (t.to(torch.float8_e4m3fn) for t in (x, w))
+    return lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16)
 
 
 def _product(machine: Machine, calls: dict[str, Call], products: int) -> Record:

@@ -1,19 +1,14 @@
 """A GPT of 124 million parameters trained on a GPU, eager and as a CUDA graph; what it waits for; that it learns."""
 
-import copy
 import gc
-import importlib.util
 from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.multiprocessing import Manager
-from torch.multiprocessing.spawn import spawn
+from torch import Tensor
 from torch.nn import functional as F
 
-import dsq
 from analysis.gpu import Machine, Trial, captured
 from analysis.models import GPT, attach
 from dsq.command import Record
@@ -22,7 +17,6 @@ from dsq.kernels.triton.backend import TRITON
 from dsq.precision import DEFAULT_LEVELS
 
 LEVELS = (str(DEFAULT_LEVELS[0]), "[4,3,3,8]")
-FLOAT8 = "torchao float8"
 
 
 class Size(NamedTuple):
@@ -40,33 +34,27 @@ TINY = Size(64, 16, 32, 1, 2, 2)
 
 
 def setups(machine: Machine) -> dict[str, str]:
-    """Name -> that of analysis/models.py; torchao's float8 if it is installed and the GPU has it."""
+    """Name -> that of analysis/models.py."""
     found = {"fp32": "fp32", "bf16": "autocast", "bf16, checkpoints": "around checkpoint + autocast"}
     for level in LEVELS if machine.is_gpu else LEVELS[:1]:
         found[f"dsq {level}, linears"] = f"{level} + autocast"
         found[f"dsq {level}, whole"] = f"{level} whole + autocast"
     found[f"dsq {LEVELS[0]}, whole, checkpoints"] = f"{LEVELS[0]} whole + around checkpoint + autocast"
-    if machine.is_gpu and importlib.util.find_spec("torchao") and torch.cuda.get_device_capability() >= (8, 9):
-        found[FLOAT8] = "autocast"
     return found
 
 
 class Step:
     """Forward, backward and an update of one batch, always the same."""
 
-    def __init__(self, machine: Machine, name: str, size: Size, batch: int | None = None) -> None:
+    def __init__(self, machine: Machine, name: str, size: Size) -> None:
         torch.manual_seed(0)
         made_on = machine.device if size == LARGE else torch.device("cpu")  # where small ones are what a CPU has
         with made_on:
             model = GPT(*size[:5], dropout=0.0)
         setup = setups(machine)[name]
         attach(model, setup)
-        if name == FLOAT8:
-            from torchao.float8 import convert_to_float8_training
-
-            convert_to_float8_training(model, module_filter_fn=lambda _, name: "head" not in name)
         self.model = model.to(machine.device)
-        shape = batch or size.batch, size.tokens + 1
+        shape = size.batch, size.tokens + 1
         self.tokens = torch.randint(size.vocabulary, shape, generator=torch.Generator().manual_seed(0))
         self.tokens = self.tokens.to(machine.device)
         on_gpu = {"fused": machine.is_gpu, "capturable": machine.is_gpu}
@@ -102,25 +90,6 @@ def _step(machine: Machine, name: str, size: Size) -> Record:
             step()
             row["peak MiB"] = round(torch.cuda.max_memory_allocated() / 2**20)
         return row
-
-
-def largest_batches(machine: Machine) -> Iterator[Trial]:
-    """The largest batch of the GPT that fits the card, by doubling and then by halves."""
-    return (Trial(name, partial(_largest, machine, name)) for name in setups(machine) if name != "fp32")
-
-
-def _largest(machine: Machine, name: str) -> Record:
-    size, fits, fails = (GPT2, 4, 4096) if machine.is_gpu else (TINY, 1, 2)
-    while fails - fits > max(fits // 8, 1):
-        trial = min(2 * fits, (fits + fails) // 2)
-        try:
-            with use_backend(TRITON, machine.device.type):
-                Step(machine, name, size, trial)()
-            fits = trial
-        except torch.cuda.OutOfMemoryError:
-            fails = trial
-        torch.cuda.empty_cache()
-    return {"batch": fits, "tokens": fits * size.tokens}
 
 
 def graphs(machine: Machine) -> Iterator[Trial]:
@@ -177,28 +146,3 @@ def _learned(machine: Machine, name: str) -> Record:
     for _ in range(updates):
         expected = cpu()
     return {"loss": round(float(loss), 4), "on the CPU": round(float(expected), 4)}
-
-
-def two_devices(machine: Machine) -> Iterator[Trial]:
-    """Two processes of DDP over NCCL: the gradients of both are one."""
-    if machine.is_gpu and torch.cuda.device_count() > 1:
-        yield Trial("DDP over NCCL", _ddp)
-
-
-def _ddp() -> Record:
-    with Manager() as manager:
-        sums = manager.dict()
-        spawn(_ddp_process, (sums,), nprocs=2)
-        return {"disagree": "" if sums[0] == sums[1] else "gradients of the two devices"}
-
-
-def _ddp_process(rank: int, sums: dict[int, float]) -> None:
-    torch.distributed.init_process_group("nccl", init_method="tcp://127.0.0.1:29517", rank=rank, world_size=2)
-    torch.cuda.set_device(rank)
-    torch.manual_seed(0)
-    model = GPT(*TINY[:5], dropout=0.0)
-    dsq.convert(model, dsq.DSQConfig(levels=LEVELS[0], stash="all"))
-    wrapped = nn.parallel.DistributedDataParallel(copy.deepcopy(model).to(rank))
-    wrapped(torch.randint(TINY.vocabulary, (2, TINY.tokens), device=rank)).float().square().mean().backward()
-    sums[rank] = sum(float(p.grad.double().sum()) for p in wrapped.parameters() if p.grad is not None)
-    torch.distributed.destroy_process_group()

@@ -1,1 +1,0 @@
-"""Hardware profiles: a .toml file each, and what reads them."""

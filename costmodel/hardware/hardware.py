@@ -157,7 +157,6 @@ class Hardware:
     attention: float = 1  #: rate of a fused attention kernel, as a share of a product's, where its peak states none
     efficiency: Efficiency = Efficiency()  #: shares of the rates that steps reach
     passes: dict[tuple[str, int, str], Pass] = field(default_factory=dict)  #: (kind, container bits, phase)
-    _found: dict[tuple[Format, Format], Rate] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def moving(self, nbytes: float) -> float:
         """Seconds that a step's kernels take to move so many bytes."""
@@ -165,14 +164,12 @@ class Hardware:
 
     def rate(self, first: Format, second: Format) -> Rate:
         """The fastest way to multiply two such operands exactly. Raises ValueError where there is none."""
-        if (first, second) not in self._found:
-            able = [Rate(peak, passes) for peak in self.peaks if (passes := peak.passes(first, second))]
-            if not able:
-                wider = max(first, second, key=lambda operand: operand.bits)
-                missing = f"{wider.name} operands of {wider.bits} bits"
-                raise ValueError(f"hardware {self.name!r} has no peak that holds {missing}")
-            self._found[first, second] = able[0] if self.measured else max(able, key=lambda rate: rate.flops)
-        return self._found[first, second]
+        able = [Rate(peak, passes) for peak in self.peaks if (passes := peak.passes(first, second))]
+        if not able:
+            wider = max(first, second, key=lambda operand: operand.bits)
+            missing = f"{wider.name} operands of {wider.bits} bits"
+            raise ValueError(f"hardware {self.name!r} has no peak that holds {missing}")
+        return able[0] if self.measured else max(able, key=lambda rate: rate.flops)
 
     @property
     def rates(self) -> str:

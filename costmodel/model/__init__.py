@@ -1,1 +1,0 @@
-"""One training step costed from first principles."""

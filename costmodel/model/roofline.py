@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from dsq.costmodel.hardware.hardware import Hardware, Rate
 from dsq.costmodel.model.ledger import TIMED_AS
 from dsq.costmodel.model.memory import saved_bytes
-from dsq.costmodel.model.methods import Setup, at_width
+from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import CLASSES, Gemm, Group, Workload
 from dsq.costmodel.model.traffic import CostedMatMul, Transfer, arithmetic_cost, matmuls, total_stash_bytes, transfers
 from dsq.formats import WIDEST, Identity
@@ -67,7 +67,7 @@ ZERO = Floor(0.0, 0.0, 0.0, 0.0, 0.0)
 
 def rates(listed: list[CostedMatMul], cls: str, hardware: Hardware) -> dict[str, Rate]:
     """The ways in which the matrix products of a class run, by their names: "bf16", "2 x bf16"."""
-    used = [_rate(matmul, hardware) for matmul in listed if matmul.op.cls == cls]
+    used = [hardware.rate(matmul.first, matmul.second) for matmul in listed if matmul.op.cls == cls]
     return {str(rate): rate for rate in used}
 
 
@@ -81,7 +81,7 @@ def floors(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware
     for transfer in moved:
         kernel = (id(transfer.group), transfer.phase)
         groups[kernel[0]] = transfer.group
-        nbytes[kernel] += transfer.total
+        nbytes[kernel] += transfer.bytes
         if not isinstance(transfer.group.operation, Gemm):
             values = float(transfer.values)
             flops[kernel] += values
@@ -131,22 +131,18 @@ def _beside(matmul: CostedMatMul, hardware: Hardware, container: int) -> float:
     summed, turned = (hardware.passes.get((kind, WIDEST, "forward")) for kind in ("column sum", "turned"))
     if summed and op.bias and matmul.name == "dw":
         found = summed.seconds(op.M * op.N)
-    if isinstance(matmul.format, Identity):
+    if isinstance(matmul.first, Identity):
         return matmul.group.count * found
-    if turned and op.transposed and matmul.m1 > (CODED_FORWARD if matmul.name == "forward" else 0):
+    if turned and op.transposed and matmul.first.bits > (CODED_FORWARD if matmul.name == "forward" else 0):
         found += turned.seconds(op.K * op.N)
-    if not hardware.efficiency.overlaps and _rate(matmul, hardware).peak.multiplies_floats:
+    if not hardware.efficiency.overlaps and hardware.rate(matmul.first, matmul.second).peak.multiplies_floats:
         found += hardware.moving(matmul.operand_values * (container + COPY_BITS) / 8)
     return matmul.group.count * found
 
 
-def _rate(matmul: CostedMatMul, hardware: Hardware) -> Rate:
-    return hardware.rate(at_width(matmul.format, matmul.m1), at_width(matmul.format, matmul.m2))
-
-
 def _product_seconds(matmul: CostedMatMul, hardware: Hardware) -> float:
     """Time of the group's products, run the fastest exact way for the two widths."""
-    op, count, rate = matmul.op, matmul.group.count, _rate(matmul, hardware)
+    op, count, rate = matmul.op, matmul.group.count, hardware.rate(matmul.first, matmul.second)
     fused = op.on_chip and not op.weight
     if fused and rate.peak.attention:
         values = op.K * op.N + op.M * (op.K if op.on_chip == "y" else op.N)  # but for the scores
@@ -176,7 +172,7 @@ def evaluate(workload: Workload, setup: Setup, hardware: Hardware) -> Estimate:
     moved = transfers(workload, setup)
     multiplied = matmuls(workload, setup)
     return Estimate(
-        dram_bytes=sum(transfer.total for transfer in moved),
+        dram_bytes=sum(transfer.bytes for transfer in moved),
         stash_bytes=total_stash_bytes(workload, setup),
         saved_bytes=saved_bytes(workload, setup),
         arithmetic=arithmetic_cost(multiplied),

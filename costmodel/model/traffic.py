@@ -25,25 +25,14 @@ _ON_CHIP = {"x": "MK", "y": "MN", "": ""}
 
 @dataclass(frozen=True)
 class Transfer:
-    """One named tensor's traffic, of each operation of a group of alike ones."""
+    """One named tensor's traffic, of all operations of a group of alike ones."""
 
     group: Group
     tensor: str
     phase: str
     direction: str  #: "read" or "write"
-    bits: int
     bytes: int
-    elements: int
-
-    @property
-    def total(self) -> int:
-        """Bytes of the whole group."""
-        return self.bytes * self.group.count
-
-    @property
-    def values(self) -> int:
-        """Values moved by the whole group."""
-        return self.elements * self.group.count
+    values: int
 
 
 def transfers(workload: Workload, setup: Setup) -> list[Transfer]:
@@ -123,8 +112,8 @@ def _shape(group: Group, stored: Stored) -> tuple[int, int, int]:
 
 def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -> list[Transfer]:
     op = group.operation
-    size = stored.times * layout_bytes(group, stored, setup, widths)
-    bits, elements = widths[stored.width], stored.times * prod(_shape(group, stored))
+    count, bits = group.count * stored.times, widths[stored.width]
+    size, values = count * layout_bytes(group, stored, setup, widths), count * prod(_shape(group, stored))
     moved = []
     if stored.own and (stored.written != UPDATE or op.kind == "adam"):  # which writes the parameters of the others
         there = True
@@ -133,12 +122,12 @@ def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -
         elif stored.width == "w":  # where the container has 32 bits, the master weights serve
             there = bits < WIDEST
         if there:
-            moved.append(Transfer(group, stored.name, stored.written, "write", bits, size, elements))
+            moved.append(Transfer(group, stored.name, stored.written, "write", size, values))
     for read in stored.reads:
         gradient = FOR_GRADIENT.get(read)
         if not gradient or getattr(op, gradient):
             name, phase = (f"{stored.name} (for {read})", BACKWARD) if gradient else (stored.name, read)
-            moved.append(Transfer(group, name, phase, "read", bits, size, elements))
+            moved.append(Transfer(group, name, phase, "read", size, values))
     return moved
 
 
@@ -147,14 +136,13 @@ def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -
 
 @dataclass(frozen=True)
 class CostedMatMul:
-    """One matrix product of a group of operations: its multiply-accumulates, operand widths and format."""
+    """One matrix product of a group of operations, and the formats of its operands."""
 
     group: Group
     op: Gemm  #: the group's operation
     name: str  #: "forward", "dx", "dw" or "recompute"
-    m1: int
-    m2: int
-    format: Format
+    first: Format
+    second: Format
 
     @property
     def total_macs(self) -> int:
@@ -173,12 +161,6 @@ class CostedMatMul:
         x, w, y = op.M * op.K, op.weights * op.N * op.K, op.M * op.N
         return op.batch * {"dx": y + w, "dw": y + x}.get(self.name, x + w)
 
-    @property
-    def operands(self) -> tuple[int, int]:
-        """Widths that the multiplier sees: all of a code, the significand of a float."""
-        first, second = (at_width(self.format, bits) for bits in (self.m1, self.m2))
-        return first.multiplier_bits, second.multiplier_bits
-
 
 def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
     """Every matrix product of one training step."""
@@ -194,11 +176,13 @@ def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
         pairs += [("recompute", q.q0, q.q0)] * op.recompute
         for name, m1, m2 in pairs:
             plain = WIDEST if op.wide else container
-            widths = (m1, m2, setup.format) if op.quantised else (plain, plain, Identity())
-            listed.append(CostedMatMul(group, op, name, *widths))
+            fmt, *widths = (setup.format, m1, m2) if op.quantised else (Identity(), plain, plain)
+            listed.append(CostedMatMul(group, op, name, *(at_width(fmt, bits) for bits in widths)))
     return listed
 
 
 def arithmetic_cost(listed: list[CostedMatMul]) -> float:
-    """Cost of the matrix products in fixed-point 32 x 32 multiply-accumulates."""
-    return sum((matmul.total_macs * matmul.format.law.cost(*matmul.operands) for matmul in listed), start=0.0)
+    """Cost of the matrix products in fixed-point 32 x 32 multiply-accumulates. A multiplier sees all of a code, and the
+    significand of a float."""
+    widths = ((it.first.multiplier_bits, it.second.multiplier_bits) for it in listed)
+    return sum((it.total_macs * it.first.law.cost(*pair) for it, pair in zip(listed, widths, strict=True)), start=0.0)

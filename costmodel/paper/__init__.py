@@ -1,1 +1,0 @@
-"""The cost model of the paper, calibrated on its tables, and those tables beside ours."""

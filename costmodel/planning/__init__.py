@@ -1,1 +1,0 @@
-"""Answers to the questions of users: plan.py; how long a step takes: step.py."""

@@ -64,7 +64,7 @@ class Question(Training):
 
     @property
     def shard(self) -> Shard:
-        return Shard(self.tensor, self.pipeline, sequence=self.tensor > 1)
+        return Shard(self.tensor, self.pipeline)
 
     def compared(self) -> tuple[Method, ...]:
         """The methods, each over the devices that are asked for."""
@@ -223,8 +223,6 @@ class Plan:
     def notes(self) -> list[str]:
         question, rows = self.question, self.rows
         notes = [f"the peak comes at the {'; '.join(dict.fromkeys(row.memory.cause for row in rows))}."]
-        if question.step.sized and (lacking := question.step.positions_lacking()):
-            notes.append(lacking)
         if question.step.stores_scores():
             notes.append("attention's scores are stored: with --fused-attention they stay on chip.")
         if any(gemm.wide for gemm in self.workload.gemms):

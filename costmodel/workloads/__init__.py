@@ -1,1 +1,0 @@
-"""Where the shapes of a training step come from."""

@@ -154,15 +154,6 @@ class AskedStep:
             cut = [change(stage) for stage in cut]
         return tuple(cut)
 
-    def positions_lacking(self) -> str:
-        """A note if sequences are longer than a table of positions that the model has; else ""."""
-        model = load_shapes(self.workload, **self._sizes())
-        for stack, length in ((model.encoder, model.source_length), (model.decoder, model.target_length)):
-            known = dict(stack.tables).get("positions", length) if stack and not stack.patches else length
-            if known < length:
-                return f"{model.name} has {known:,} positions: it takes no {length:,} tokens as it is."
-        return ""
-
     def stores_scores(self) -> bool:
         """Whether a fused kernel would take the attention of the step, which runs without one unasked."""
         fused = replace(self, fused_attention=True)

@@ -294,17 +294,15 @@ _STREAM_KINDS = ("norm", "rms", "late rms", "residual", "dropout", "embedding")
 class Shard:
     """The number of parts into which a model is cut."""
 
-    tensor: int = 1  #: heads and MLP widths
+    tensor: int = 1  #: heads and MLP widths, and the tokens of what these leave whole (sequence parallelism)
     pipeline: int = 1  #: layers
-    sequence: bool = False  #: tokens of what tensor parallelism leaves whole
 
     @property
     def devices(self) -> int:
         return self.tensor * self.pipeline
 
     def __str__(self) -> str:
-        parts = [f"TP {self.tensor}"] if self.tensor > 1 else []
-        parts += ["SP"] if self.sequence else []
+        parts = [f"TP {self.tensor} SP"] if self.tensor > 1 else []
         parts += [f"PP {self.pipeline}"] if self.pipeline > 1 else []
         return " ".join(parts)
 
@@ -356,7 +354,7 @@ def _divided(stack: Stack, field: str, parts: int) -> int:
 
 def _parallel(workload: Workload, shard: Shard) -> Workload:
     """The workload with the tokens of the residual stream shared out."""
-    if not shard.sequence:
+    if shard.tensor == 1:
         return workload
 
     def share(op: Operation) -> Operation:

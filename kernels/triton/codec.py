@@ -1,8 +1,9 @@
 """Quantise, pack, unpack and masks on a GPU: launches the kernels of codec_kernels."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.reference.codec import BLOCK
 from dsq.kernels.reference.formats import NAN_EXPONENT
 from dsq.kernels.triton import codec_kernels as kernels
+from dsq.kernels.triton.launch import Launch
 from dsq.kernels.triton.tiles import POWER, SIGNED_E4M3, SIGNED_POWER, Grid, Target
 
 GRIDS: dict[type[Format], Grid] = {
@@ -28,39 +30,13 @@ TILE = {"T": 32, "C": BLOCK, "num_warps": 4}
 ROWS_OF_WARP = 32
 #: a tile holds whole boxes of these lengths
 BOXES = frozenset((0, 1, 2, 4, 8, 16, 32, 64, 128))
-#: into how many parts a tensor is cut to find the largest value of each, at most; and the values that a program of
-#: ``largest`` reads at once: 64 bytes of float32 a thread
-PARTS, STRETCH = (1, 16, 256), {"E": 4096, "num_warps": 8}
+#: into how many parts a tensor is cut to find the largest value of each, at most: at least 16 bytes of them; and the
+#: values that a program of ``largest`` reads at once: 64 bytes of float32 a thread
+PARTS, STRETCH = (4, 16, 256), {"E": 4096, "num_warps": 8}
 #: from here on offsets take 64 bits (a margin below 2**31: a tile may reach beyond the tensor)
 WIDE = 1 << 30
-#: a function that makes a kernel's arguments of compile time
-Options = Callable[[], dict[str, Any]]
-#: (kernel, device, what the caller says, alignments) -> a compiled kernel, and its arguments of compile time
-_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
-#: the compiled kernels that are kept at most: each size that a tensor may have makes another
-COMPILED = 4096
-
-
-def launch(kernel: Any, programs: int, args: tuple[Any, ...], options: Options, *key: Hashable) -> None:
-    """Launch ``kernel`` for tensors on one device, of which the first argument is one.
-
-    Triton looks up by all arguments what it compiled, which takes the host longer than the kernel runs. ``key`` says
-    it at once: what ``options`` gives, types and whole numbers must follow from it.
-    """
-    # Triton compiles another kernel for what is not given, and for what is not aligned to 16 bytes
-    aligned = [x if x is None else x.data_ptr() % 16 == 0 for x in args if type(x) not in (int, float)]
-    known = (kernel.__name__, args[0].get_device(), key, *aligned)
-    with torch.cuda.device_of(args[0]):
-        if (found := _compiled.get(known)) is not None:
-            compiled, last = found
-            compiled[programs, 1, 1](*args, *last)
-            return
-        named = options()
-        compiled = kernel[(programs,)](*args, **named)
-        if compiled is not None:  # as it is where the kernel is interpreted
-            if len(_compiled) >= COMPILED:  # not ==, which two threads may pass
-                _compiled.clear()
-            _compiled[known] = compiled, tuple(named[name] for name in kernel.arg_names[len(args) :])
+#: encoders, decoders and launches of masks that are kept at most: each size that a tensor may have makes another
+KEPT = 4096
 
 
 class Wanted(NamedTuple):
@@ -68,51 +44,63 @@ class Wanted(NamedTuple):
 
     fmt: Format
     layout: Layout
-    seed: int | Tensor | None  #: None rounds to nearest, a number stochastically
     dtype: torch.dtype | None  #: of values; None: codes and scales
+    draws: int | None = None  #: None rounds to nearest, else stochastically: what is added to the seed
+
+
+#: the dtype of a tensor, and what is wanted of it
+Job = tuple[torch.dtype, tuple[Wanted, ...]]
 
 
 def quantize(x: Tensor, fmt: Format, layout: Layout, seed: int | Tensor | None, dtype: torch.dtype) -> Tensor:
     """``x`` rounded to the grid, as ``dtype``; ``seed`` None rounds to nearest, a number stochastically."""
-    y: Tensor = encode((x, [Wanted(fmt, layout, seed, dtype)]))[0][0]
+    y: Tensor = encoder((x.dtype, (Wanted(fmt, layout, dtype, None if seed is None else 0),)))(seed, x)[0][0]
     return y
 
 
 def pack(x: Tensor, fmt: Format, layout: Layout, seed: int | Tensor | None) -> tuple[Tensor, Tensor]:
     """Codes and scales of ``x`` as uint8 tensors of ``layout.code_shape`` and ``fmt.scale_shape``."""
-    codes, scales = encode((x, [Wanted(fmt, layout, seed, None)]))[0][0]
+    wanted = Wanted(fmt, layout, None, None if seed is None else 0)
+    codes, scales = encoder((x.dtype, (wanted,)))(seed, x)[0][0]
     return codes, scales
 
 
-def encode(*jobs: tuple[Tensor, Sequence[Wanted]]) -> list[list[Any]]:
-    """Make what is wanted of one or two tensors: for each a list of values, or of (codes, scales).
+class Encoder:
+    """Makes what is wanted of one or two contiguous tensors: for each a list of values, or of (codes, scales).
 
     One launch finds the largest values of both, where a format needs them. A tensor that is wanted with boxes along
     columns and along rows is read once for both, where a tile holds both.
     """
-    if not all(x.numel() for x, _ in jobs):
-        return [[_of_nothing(x, it) for it in wanted] for x, wanted in jobs]
-    asking = [any(map(_exponents, wanted)) for _, wanted in jobs]
-    largest = iter(_largest(*(x for (x, _), asks in zip(jobs, asking, strict=True) if asks)))
-    return [_encode(x, wanted, next(largest) if asks else None) for (x, wanted), asks in zip(jobs, asking, strict=True)]
+
+    def __init__(self, *jobs: Job) -> None:
+        self.wanted = [wanted for _, wanted in jobs]
+        sizes = [_size(wanted[0].layout) for wanted in self.wanted]
+        self.empty = not all(sizes)
+        asking = [any(map(_exponents, wanted)) for wanted in self.wanted]
+        self.largest = _Largest([size if asks else 0 for size, asks in zip(sizes, asking, strict=True)])
+        self.roundings = [
+            _roundings(wanted, self.largest.parts * asks) for wanted, asks in zip(self.wanted, asking, strict=True)
+        ]
+
+    def __call__(self, seed: int | Tensor | None, *tensors: Tensor) -> list[list[Any]]:
+        if self.empty:
+            return [[_of_nothing(x, it) for it in wanted] for x, wanted in zip(tensors, self.wanted, strict=True)]
+        result = []
+        with torch.cuda.device_of(tensors[0]):
+            largest = self.largest(tensors)
+            for x, parts, roundings in zip(tensors, largest, self.roundings, strict=True):
+                made: dict[int, Any] = {}
+                for rounding in roundings:
+                    rounding(x, parts, seed, made)
+                result.append([made[place] for place in range(len(made))])
+        return result
 
 
-def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: torch.dtype) -> Tensor:
-    """The values of packed ``codes`` as ``dtype``, shape (outer, rows, columns)."""
-    y = torch.empty(layout.outer, layout.rows, layout.columns, dtype=dtype, device=codes.device)
-    if y.numel():
-        how = launch_for(fmt, layout, counted=False)
-        words, word = words_of(codes, fmt.bits, how.row_bits)
-        of_tensor = scales.view(-1)[-1:] if fmt.tensor_bytes else None
-        args = words, scales, of_tensor, integers_for_bfloat16(y), *how.sizes, how.row_bits // word
-        options: Options = partial(dict, **grid_of(fmt), WORD=word, **how.options)
-        launch(kernels.decode, how.programs, args, options, fmt, layout, word, dtype)
-    return y
+encoder = lru_cache(KEPT)(Encoder)
 
 
-def grid_of(fmt: Format) -> dict[str, Any]:
-    """Return the format as compile-time arguments of the kernels that read codes."""
-    return {"GRID": GRIDS[type(fmt)], "OF_TENSOR": fmt.tensor_bytes > 0, "BITS": fmt.bits}
+def _size(layout: Layout) -> int:
+    return layout.outer * layout.rows * layout.columns
 
 
 def _of_nothing(x: Tensor, wanted: Wanted) -> Any:
@@ -132,92 +120,125 @@ def _exponents(wanted: Wanted) -> tuple[int, int] | None:
     return None
 
 
-def _largest(*tensors: Tensor) -> list[Tensor]:
-    """The bits of the largest magnitudes of the parts of each of up to two tensors, by one launch."""
-    if not tensors:
-        return []
-    x, y = tensors[0], tensors[-1] if len(tensors) > 1 else None
-    count = max(t.numel() for t in tensors)
-    number = next((it for it in PARTS if it * STRETCH["E"] >= count), PARTS[-1])
-    parts = torch.empty(len(tensors), number, dtype=torch.int32, device=x.device)
-    of_y = (None, 0) if y is None else (integers_for_bfloat16(y), y.numel())
-    args = integers_for_bfloat16(x), of_y[0], x.numel(), of_y[1], parts
-    options: Options = partial(dict, PARTS=number, WIDE=count >= WIDE, **STRETCH)
-    launch(kernels.largest, parts.numel(), args, options, x.dtype, x.numel(), y is not None and y.dtype, of_y[1])
-    return list(parts.unbind())
+class _Largest:
+    """The bits of the largest magnitudes of the parts of each tensor whose size is given, by one launch; 0: of none."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.asks, asked = [size > 0 for size in sizes], [size for size in sizes if size]
+        most = max(asked, default=0)
+        self.parts = next((it for it in PARTS if it * STRETCH["E"] >= most), PARTS[-1])
+        self.numbers = (*asked, 0)[:2]
+        self.launch = Launch(kernels.largest, self.parts * len(asked), PARTS=self.parts, WIDE=most >= WIDE, **STRETCH)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor | None]:
+        asked = [x for x, asks in zip(tensors, self.asks, strict=True) if asks]
+        if not asked:
+            return [None] * len(tensors)
+        found = torch.empty(len(asked), self.parts, dtype=torch.int32, device=asked[0].device)
+        self.launch((asked[0], asked[1] if len(asked) > 1 else None, found), *self.numbers)
+        rows = iter(found.unbind())
+        return [next(rows) if asks else None for asks in self.asks]
 
 
-def _encode(x: Tensor, wanted: Sequence[Wanted], largest: Tensor | None) -> list[Any]:
-    """Values or (codes, scales) of ``x``: by one launch if two go together, else by a launch for each."""
-    first, *others = wanted
-    if others and not _go_together(first, others[0]):
-        return [_encode(x, [it], largest)[0] for it in wanted]
-    if others and not first.layout.along_rows:
-        return _encode(x, wanted[::-1], largest)[::-1]
-    how = launch_for(first.fmt, first.layout, counted=first.seed is not None)
-    made, given, word = _prepared(x, first, how.row_bits)
-    found, given_2, word_2 = [made], _NONE, 0
-    for other in others:
-        made_2, given_2, word_2 = _prepared(x, other, 8 * other.layout.code_shape(other.fmt.bits)[1])
-        found.append(made_2)
+class _Output:
+    """Memory for what is wanted of a tensor, and the kernel's arguments for it."""
 
-    def options() -> dict[str, Any]:
-        to_2, box_2 = (_target(others[0], word_2), others[0].fmt.box) if others else (None, None)
-        parts = 0 if largest is None else largest.numel()
-        named = {"TO": _target(first, word), "TO_2": to_2, "BOX_2": box_2, "PARTS": parts, **how.options}
-        return {**named, "STOCHASTIC": first.seed is not None}
+    def __init__(self, wanted: Wanted, row_bits: int) -> None:
+        fmt, layout, self.dtype, self.draws = wanted
+        self.codes, self.scales = layout.code_shape(fmt.bits), fmt.scale_shape(layout)
+        self.word = word_of(fmt.bits, row_bits) if self.dtype is None else 8
+        low, high = _exponents(wanted) or (-1, -1)
+        self.target = Target(GRIDS[type(fmt)], fmt.bits, fmt.smallest_code, low, high, self.dtype is None, self.word)
+        self.numbers = prod(self.scales) - 1, row_bits // self.word
 
-    args = integers_for_bfloat16(x), largest, *how.sizes, first.layout.columns, *given, *given_2
-    key = x.dtype, largest is not None and largest.numel(), word, word_2
-    said = [(it.fmt, it.layout, it.dtype, it.seed is None) for it in wanted]
-    launch(kernels.encode, how.programs, args, options, *key, *said)
-    return found
+    def __call__(self, x: Tensor) -> tuple[Any, Tensor, Tensor | None]:
+        """Return what is made, and where the kernel writes it."""
+        if self.dtype is not None:
+            y = torch.empty_like(x, dtype=self.dtype)
+            return y, y, None
+        codes = torch.empty(self.codes, dtype=torch.uint8, device=x.device)
+        scales = torch.empty(self.scales, dtype=torch.uint8, device=x.device)
+        return (codes, scales), codes, scales
+
+
+class _Rounding:
+    """One launch that rounds a tensor for one or two things that are wanted of it, each with its place among them."""
+
+    def __init__(self, wanted: Sequence[tuple[int, Wanted]], parts: int) -> None:
+        self.places, (first, *others) = zip(*wanted, strict=True)
+        how = tiles_for(first.fmt, first.layout, counted=first.draws is not None)
+        self.outputs = [_Output(first, how.row_bits), *(_Output(it, _row_bits(it)) for it in others)]
+        self.sizes = *how.sizes, first.layout.columns
+        to, to_2 = self.outputs[0].target, self.outputs[1].target if others else None
+        self.launch = Launch(
+            kernels.encode, how.programs, TO=to, TO_2=to_2, BOX_2=others[0].fmt.box if others else None, PARTS=parts,
+            STOCHASTIC=first.draws is not None, **how.options,
+        )  # fmt: skip
+
+    def __call__(self, x: Tensor, largest: Tensor | None, seed: int | Tensor | None, made: dict[int, Any]) -> None:
+        tensors: list[Tensor | None] = [x, largest]
+        numbers = list(self.sizes)
+        for place, output in zip(self.places, self.outputs, strict=True):
+            made[place], codes, scales = output(x)
+            number, on_device = (0, None) if seed is None else _seeds(seed + (output.draws or 0), x.device)
+            tensors += codes, scales, on_device
+            numbers += *output.numbers, number
+        if len(self.outputs) == 1:
+            self.launch((*tensors, None, None, None), *numbers, 0, 0, 0)
+        else:
+            self.launch(tensors, *numbers)
+
+
+def _roundings(wanted: Sequence[Wanted], parts: int) -> list[_Rounding]:
+    """The launches for what is wanted of a tensor: one if two go together, that with boxes along rows first."""
+    placed = list(enumerate(wanted))
+    if len(wanted) == 2 and _go_together(*wanted):
+        return [_Rounding(sorted(placed, key=lambda it: not it[1].layout.along_rows), parts)]
+    return [_Rounding([it], parts) for it in placed]
 
 
 def _go_together(a: Wanted, b: Wanted) -> bool:
     """Whether a tile of boxes along rows holds the boxes along columns of the other."""
-    if a.layout.along_rows == b.layout.along_rows or (a.seed is None) != (b.seed is None):
+    if a.layout.along_rows == b.layout.along_rows or (a.draws is None) != (b.draws is None):
         return False
     return a.layout.outer == b.layout.outer == 1 and 0 not in (a.fmt.box, b.fmt.box)
 
 
-#: the kernel's arguments for a second thing, where a tensor is rounded once
-_NONE = [None, None, None, 0, None, 0]
-
-
-def _prepared(x: Tensor, wanted: Wanted, row_bits: int) -> tuple[Any, list[Any], int]:
-    """Memory for what is wanted of ``x``, the kernel's arguments for it, and the bits of the words of codes."""
-    fmt, layout, seed, dtype = wanted
-    made: Any
-    word, scales = 8, None
-    if dtype is None:
-        codes = torch.empty(layout.code_shape(fmt.bits), dtype=torch.uint8, device=x.device)
-        scales = torch.empty(fmt.scale_shape(layout), dtype=torch.uint8, device=x.device)
-        made, (out, word) = (codes, scales), words_of(codes, fmt.bits, row_bits)
-    else:
-        made = torch.empty_like(x, dtype=dtype)
-        out = integers_for_bfloat16(made)
-    of_tensor = None if scales is None or _exponents(wanted) is None else scales.view(-1)[-1:]
-    return made, [out, scales, of_tensor, *_seeds(seed, x.device), row_bits // word], word
-
-
-def _target(wanted: Wanted, word: int) -> Target:
-    """The Target that the kernel is compiled for."""
-    fmt, (low, high) = wanted.fmt, _exponents(wanted) or (-1, -1)
-    return Target(GRIDS[type(fmt)], fmt.bits, fmt.smallest_code, low, high, wanted.dtype is None, word)
-
-
-def _seeds(seed: int | Tensor | None, device: torch.device) -> tuple[int, Tensor | None]:
+def _seeds(seed: int | Tensor, device: torch.device) -> tuple[int, Tensor | None]:
     """A seed as the kernel takes it: a number, or in a CUDA graph a tensor, which each replay draws anew."""
     if isinstance(seed, Tensor):
         return 0, seed
-    if seed is not None and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return 0, torch.randint(2**62, (1,), device=device)
-    return seed or 0, None
+    return seed, None
+
+
+def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """The values of packed ``codes`` as ``dtype``, shape (outer, rows, columns)."""
+    y = torch.empty(layout.outer, layout.rows, layout.columns, dtype=dtype, device=codes.device)
+    if y.numel():
+        launch, numbers = _decoder(fmt, layout, codes.data_ptr() % 4, dtype)
+        with torch.cuda.device_of(codes):
+            launch((codes, scales, y), *numbers)
+    return y
+
+
+@lru_cache(KEPT)
+def _decoder(fmt: Format, layout: Layout, address: int, dtype: torch.dtype) -> tuple[Launch, tuple[int, ...]]:
+    """A launch that unpacks codes at this address, modulo 4, into ``dtype``, and the numbers that it takes."""
+    how = tiles_for(fmt, layout, counted=False)
+    word = word_of(fmt.bits, how.row_bits, address)
+    numbers = *how.sizes, prod(fmt.scale_shape(layout)) - 1, how.row_bits // word
+    return Launch(kernels.decode, how.programs, **grid_of(fmt), WORD=word, **how.options), numbers
+
+
+def grid_of(fmt: Format) -> dict[str, Any]:
+    """Return the format as compile-time arguments of the kernels that read codes."""
+    return {"GRID": GRIDS[type(fmt)], "OF_TENSOR": fmt.tensor_bytes > 0, "BITS": fmt.bits}
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class Tiles:
     """How the kernels walk a tensor."""
 
     programs: int
@@ -226,12 +247,11 @@ class Launch:
     options: dict[str, int | bool]  #: compile-time arguments
 
 
-@lru_cache(maxsize=256)
-def launch_for(fmt: Format, layout: Layout, counted: bool) -> Launch:
+def tiles_for(fmt: Format, layout: Layout, counted: bool) -> Tiles:
     """``counted``: stochastic rounding numbers the values by row and column."""
     flat, by_rows = _is_flat(fmt, layout, counted), layout.along_rows and fmt.box > 0
     if flat:
-        layout = Layout(1, 1, layout.outer * layout.rows * layout.columns, along_rows=False)
+        layout = Layout(1, 1, _size(layout), along_rows=False)
     tile = TILE
     if by_rows:  # with the random numbers one warp would spill
         tile = {"T": fmt.box, "C": BLOCK, "num_warps": max(fmt.box // ROWS_OF_WARP, 1) * (2 if counted else 1)}
@@ -240,10 +260,9 @@ def launch_for(fmt: Format, layout: Layout, counted: bool) -> Launch:
         programs = layout.outer * -(-layout.rows // fmt.box) * strips
     else:
         programs = -(-layout.outer * layout.rows * strips // tile["T"])
-    wide = layout.outer * layout.rows * layout.columns >= WIDE
-    options = {"BOX": fmt.box, "ALONG_ROWS": by_rows, "FLAT": flat, "WIDE": wide, **tile}
+    options = {"BOX": fmt.box, "ALONG_ROWS": by_rows, "FLAT": flat, "WIDE": _size(layout) >= WIDE, **tile}
     sizes = (layout.outer * layout.rows, layout.rows, layout.columns)
-    return Launch(programs, sizes, 8 * layout.code_shape(fmt.bits)[1], options)
+    return Tiles(programs, sizes, 8 * layout.code_shape(fmt.bits)[1], options)
 
 
 def _is_flat(fmt: Format, layout: Layout, counted: bool) -> bool:
@@ -253,18 +272,18 @@ def _is_flat(fmt: Format, layout: Layout, counted: bool) -> bool:
     return boxes and layout.columns * fmt.bits % 8 == 0 and (not counted or layout.columns % BLOCK == 0)
 
 
-def words_of(codes: Tensor, bits: int, row_bits: int) -> tuple[Tensor, int]:
-    """``codes`` as the widest words that hold whole codes, of which 32 hold those of 32 codes of up to 8 bits, and end
-    with the row; and their width in bits."""
-    for dtype, word in ((torch.int32, 32), (torch.int16, 16)):
+def _row_bits(wanted: Wanted) -> int:
+    return 8 * wanted.layout.code_shape(wanted.fmt.bits)[1]
+
+
+def word_of(bits: int, row_bits: int, address: int = 0) -> int:
+    """The bits of the widest words that hold whole codes, of which 32 hold those of 32 codes of up to 8 bits, end with
+    the row, and lie at multiples of their size from ``address`` on."""
+    for word in (32, 16):
         whole = word % bits == 0 or (word == 32 and bits < 8)
-        if whole and row_bits % word == 0 and codes.data_ptr() % dtype.itemsize == 0:
-            return codes.view(-1).view(dtype), word
-    return codes, 8
-
-
-def integers_for_bfloat16(x: Tensor) -> Tensor:
-    return x.view(torch.int16) if x.dtype == torch.bfloat16 else x
+        if whole and row_bits % word == 0 and address % (word // 8) == 0:
+            return word
+    return 8
 
 
 # ---- masks
@@ -275,31 +294,34 @@ MASK = {"B": 256, "num_warps": 4}
 
 def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
     """kernels/reference/stash.py on a GPU."""
-    count = x_N.numel()
+    count, flags = x_N.numel(), x_N.dtype is torch.bool
     bits = torch.empty((count + 7) // 8, dtype=torch.uint8, device=x_N.device)
-    limits, options = (float(low), float(high)), {"FLAGS": x_N.dtype is torch.bool, "NAN_IS_OPEN": nan_is_open}
-    values = x_N.view(torch.uint8) if options["FLAGS"] else integers_for_bfloat16(x_N)
-    _launch_mask(kernels.pack_mask, count, values, bits, count, *limits, **options)
+    of_kernel = _of_mask(kernels.pack_mask, count, x_N.dtype, FLAGS=flags, NAN_IS_OPEN=nan_is_open)
+    _launch_mask(of_kernel, (x_N.view(torch.uint8) if flags else x_N, bits), count, float(low), float(high))
     return bits
 
 
 def unpack_mask(bits: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """kernels/reference/stash.py on a GPU."""
     out = torch.empty(count, dtype=dtype, device=bits.device)
-    _launch_mask(kernels.unpack_mask, count, bits, integers_for_bfloat16(out), count)
+    _launch_mask(_of_mask(kernels.unpack_mask, count, dtype), (bits, out), count)
     return out
 
 
 def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
     """kernels/reference/stash.py on a GPU."""
-    out, integers = torch.empty_like(x), torch.int32 if x.dtype is torch.float32 else torch.int16
-    _launch_mask(kernels.apply_mask, x.numel(), bits, x.view(integers), out.view(integers), x.numel())
+    out = torch.empty_like(x)
+    _launch_mask(_of_mask(kernels.apply_mask, x.numel(), x.dtype), (bits, x, out), x.numel())
     return out
 
 
-def _launch_mask(kernel: Any, count: int, *given: Any, **options: bool) -> None:
-    """Launch ``kernel`` for a mask of ``count`` values; the first of what it is given is a tensor."""
+@lru_cache(KEPT)
+def _of_mask(kernel: Any, count: int, dtype: torch.dtype, **options: bool) -> Launch:
+    """The launch for a mask of ``count`` values of ``dtype``."""
+    return Launch(kernel, -(-count // (8 * MASK["B"])), WIDE=count >= WIDE, **options, **MASK)
+
+
+def _launch_mask(launch: Launch, tensors: tuple[Tensor, ...], count: int, *limits: float) -> None:
     if count:
-        named: Options = partial(dict, WIDE=count >= WIDE, **options, **MASK)
-        types = [getattr(x, "dtype", None) for x in given]
-        launch(kernel, -(-count // (8 * MASK["B"])), given, named, count, *types, *options.values())
+        with torch.cuda.device_of(tensors[0]):
+            launch(tensors, count, *limits)

@@ -23,6 +23,8 @@ from dsq.kernels.triton.tiles import (
     MAGIC,
     MAGIC_BITS,
     NAN_EXPONENT,
+    as_integers,
+    as_words,
     load_float,
     load_words,
     magnitude,
@@ -69,10 +71,10 @@ def _spread(v_TB, BOX: tl.constexpr):
 
 
 @triton.jit
-def exponent_of_tensor(pointer, OF_TENSOR: tl.constexpr):
-    """Return the stored exponent that a Grid takes as ``tensor``."""
+def exponent_of_tensor(scales_pointer, last, OF_TENSOR: tl.constexpr):
+    """Return the stored exponent that a Grid takes as ``tensor``: the last of the scales."""
     if OF_TENSOR:
-        return tl.load(pointer).to(tl.int32)
+        return tl.load(scales_pointer + last).to(tl.int32)
     return 0
 
 
@@ -98,11 +100,14 @@ def _largest_part(x_pointer, count, part, PARTS: tl.constexpr, E: tl.constexpr, 
 
 @triton.jit
 def largest(
-    x_pointer, y_pointer, x_count, y_count, out_pointer,
+    x_pointer, y_pointer, out_pointer, x_count, y_count,
     PARTS: tl.constexpr, E: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """PARTS bits of magnitudes, of which the largest is that of ``x``; behind them those of ``y``, if it is given."""
     program = tl.program_id(0)
+    x_pointer = as_integers(x_pointer)
+    if y_pointer is not None:
+        y_pointer = as_integers(y_pointer)
     if y_pointer is None:  # noqa: SIM114 (decided when it is compiled; the other one, on the device)
         part = _largest_part(x_pointer, x_count, program, PARTS, E, WIDE)
     elif program < PARTS:
@@ -112,32 +117,29 @@ def largest(
     tl.store(out_pointer + program, part)
 
 
-@triton.jit(
-    do_not_specialize=["lines", "rows", "width", "seed", "seed_2"],
-    do_not_specialize_on_alignment=["tensor_pointer", "tensor_pointer_2"],
-)
+@triton.jit(do_not_specialize=["lines", "rows", "width", "last", "seed", "last_2", "seed_2"])
 def encode(
-    x_pointer, largest_pointer, lines, rows, columns, width,
-    out_pointer, scales_pointer, tensor_pointer, seed: tl.int64, seed_pointer, row_words,
-    out_pointer_2, scales_pointer_2, tensor_pointer_2, seed_2: tl.int64, seed_pointer_2, row_words_2,
+    x_pointer, largest_pointer, out_pointer, scales_pointer, seed_pointer,
+    out_pointer_2, scales_pointer_2, seed_pointer_2,
+    lines, rows, columns, width, last, row_words, seed: tl.int64, last_2, row_words_2, seed_2: tl.int64,
     TO: tl.constexpr, TO_2: tl.constexpr, BOX_2: tl.constexpr, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr,
     FLAT: tl.constexpr, STOCHASTIC: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
     """Round a tile of ``x``; if ``out_pointer_2`` is given, of boxes along rows, round it with boxes along columns too:
-    the tile is read once."""
+    the tile is read once. ``last`` is the place of the tensor's exponent among the scales."""
     row_T, col0_T, valid_T, box, col0 = _tile(lines, rows, columns, ALONG_ROWS, FLAT, T, C, WIDE)
     col_TC = col0_T[:, None] + tl.arange(0, C)[None, :]
     mask_TC = valid_T[:, None] & (col_TC < columns)
-    x_TC = load_float(x_pointer + row_T[:, None] * columns + col_TC, mask_TC)
+    x_TC = load_float(as_integers(x_pointer) + row_T[:, None] * columns + col_TC, mask_TC)
     tile = x_TC, mask_TC, col_TC, row_T, col0_T, valid_T, box, col0, rows, columns, width, largest_pointer
     _round_tile(
-        *tile, out_pointer, scales_pointer, tensor_pointer, seed, seed_pointer, row_words,
+        *tile, out_pointer, scales_pointer, last, seed, seed_pointer, row_words,
         TO, BOX, ALONG_ROWS, FLAT, STOCHASTIC, PARTS, T, C,
     )  # fmt: skip
     if out_pointer_2 is not None:
         _round_tile(
-            *tile, out_pointer_2, scales_pointer_2, tensor_pointer_2, seed_2, seed_pointer_2, row_words_2,
+            *tile, out_pointer_2, scales_pointer_2, last_2, seed_2, seed_pointer_2, row_words_2,
             TO_2, BOX_2, False, False, STOCHASTIC, PARTS, T, C,
         )  # fmt: skip
 
@@ -145,7 +147,7 @@ def encode(
 @triton.jit
 def _round_tile(
     x_TC, mask_TC, col_TC, row_T, col0_T, valid_T, box, col0, rows, columns, width, largest_pointer,
-    out_pointer, scales_pointer, tensor_pointer, seed, seed_pointer, row_words,
+    out_pointer, scales_pointer, last, seed, seed_pointer, row_words,
     TO: tl.constexpr, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr, FLAT: tl.constexpr,
     STOCHASTIC: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
@@ -153,7 +155,7 @@ def _round_tile(
     device (``seed_pointer``) replaces ``seed``: a replayed CUDA graph keeps its numbers."""
     tensor = _made_exponent(largest_pointer, TO.low, TO.high, PARTS)
     if TO.low >= 0 and TO.pack:
-        tl.store(tensor_pointer, tensor.to(tl.uint8), tl.program_id(0) == 0)
+        tl.store(scales_pointer + last, tensor.to(tl.uint8), tl.program_id(0) == 0)
     if BOX == 0:
         scale_TC = tl.zeros_like(col_TC).to(tl.int32) + tensor
     elif ALONG_ROWS:
@@ -178,15 +180,15 @@ def _round_tile(
     if TO.pack:
         kept_TC = tl.where(TO.grid.is_nan(scale_TC, tensor, TO.bits), 0, (1 << TO.bits) - 1)
         code_TC = magic_TC.to(tl.int32, bitcast=True) & kept_TC
-        store_codes(out_pointer, code_TC, row_T, col0_T, valid_T, row_words, TO.bits, TO.word, T, C)
+        store_codes(as_words(out_pointer, TO.word), code_TC, row_T, col0_T, valid_T, row_words, TO.bits, TO.word, T, C)
     else:
         y_TC = TO.grid.multiply(magic_TC - MAGIC, scale_TC, tensor, TO.bits)
-        store_float(out_pointer + row_T[:, None] * columns + col_TC, y_TC, mask_TC)
+        store_float(as_integers(out_pointer) + row_T[:, None] * columns + col_TC, y_TC, mask_TC)
 
 
-@triton.jit(do_not_specialize=["lines", "rows"], do_not_specialize_on_alignment=["tensor_pointer"])
+@triton.jit(do_not_specialize=["lines", "rows", "last"])
 def decode(
-    codes_pointer, scales_pointer, tensor_pointer, y_pointer, lines, rows, columns, row_words,
+    codes_pointer, scales_pointer, y_pointer, lines, rows, columns, last, row_words,
     GRID: tl.constexpr, OF_TENSOR: tl.constexpr, BITS: tl.constexpr, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr,
     FLAT: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -194,8 +196,8 @@ def decode(
     row_T, col0_T, valid_T, box, _ = _tile(lines, rows, columns, ALONG_ROWS, FLAT, T, C, WIDE)
     col_TC = col0_T[:, None] + tl.arange(0, C)[None, :]
     mask_TC = valid_T[:, None] & (col_TC < columns)
-    words = load_words(codes_pointer, row_T, col0_T, valid_T, row_words, BITS, WORD, T, C)
-    tensor = exponent_of_tensor(tensor_pointer, OF_TENSOR)
+    words = load_words(as_words(codes_pointer, WORD), row_T, col0_T, valid_T, row_words, BITS, WORD, T, C)
+    tensor = exponent_of_tensor(scales_pointer, last, OF_TENSOR)
     if BOX == 0:
         scale_TC = tl.zeros_like(col_TC).to(tl.int32) + tl.load(scales_pointer).to(tl.int32)
     elif ALONG_ROWS:
@@ -210,7 +212,7 @@ def decode(
     code_TC = split_words(words, BITS, WORD, T, C)
     magic_TC = (code_TC ^ (MAGIC_BITS | SIGN)).to(tl.float32, bitcast=True)  # MAGIC + SIGN + the signed code
     y_TC = GRID.multiply(magic_TC - (MAGIC + SIGN), scale_TC, tensor, BITS)
-    store_float(y_pointer + row_T[:, None] * columns + col_TC, y_TC, mask_TC)
+    store_float(as_integers(y_pointer) + row_T[:, None] * columns + col_TC, y_TC, mask_TC)
 
 
 # ---- masks
@@ -236,7 +238,7 @@ def pack_mask(
     if FLAGS:
         open_BV = tl.load(x_pointer + value_BV, mask_BV, other=0) != 0
     else:
-        x_BV = load_float(x_pointer + value_BV, mask_BV)
+        x_BV = load_float(as_integers(x_pointer) + value_BV, mask_BV)
         open_BV = ((x_BV <= low) | (x_BV >= high)) == 0
         if not NAN_IS_OPEN:
             open_BV = open_BV & (x_BV == x_BV)
@@ -256,12 +258,12 @@ def _unpacked(bits_pointer, count, B: tl.constexpr, WIDE: tl.constexpr):
 def unpack_mask(bits_pointer, y_pointer, count, B: tl.constexpr, WIDE: tl.constexpr):
     """Bits as floating values of 0 and 1."""
     bit_BV, value_BV, mask_BV = _unpacked(bits_pointer, count, B, WIDE)
-    store_float(y_pointer + value_BV, bit_BV.to(tl.float32), mask_BV)
+    store_float(as_integers(y_pointer) + value_BV, bit_BV.to(tl.float32), mask_BV)
 
 
 @triton.jit
 def apply_mask(bits_pointer, x_pointer, y_pointer, count, B: tl.constexpr, WIDE: tl.constexpr):
-    """Values, as integers of their width, where the bit is 1; else 0."""
+    """Values where the bit is 1; else 0."""
     bit_BV, value_BV, mask_BV = _unpacked(bits_pointer, count, B, WIDE)
-    x_BV = tl.load(x_pointer + value_BV, mask_BV, other=0)
-    tl.store(y_pointer + value_BV, tl.where(bit_BV == 1, x_BV, 0), mask_BV)
+    x_BV = tl.load(as_integers(x_pointer) + value_BV, mask_BV, other=0)
+    tl.store(as_integers(y_pointer) + value_BV, tl.where(bit_BV == 1, x_BV, 0), mask_BV)

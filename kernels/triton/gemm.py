@@ -23,7 +23,7 @@ from dsq.formats import Format, Layout
 from dsq.kernels.backend import DTYPES, Codes, GemmKernel, MatMul, Operand
 from dsq.kernels.reference.backend import TORCH
 from dsq.kernels.triton import int8_kernels as kernels
-from dsq.kernels.triton.codec import GRIDS, grid_of, words_of
+from dsq.kernels.triton.codec import GRIDS, grid_of, word_of
 
 Fits = Callable[[Format | None], bool]
 
@@ -132,11 +132,11 @@ def _expanded(x: Codes, operand: Operand, axis: int, sharing: bool) -> _Vectors:
         torch.zeros(out_vectors, dtype=torch.int32, device=x.codes.device) if sharing else None,
     )
     row_bits = 8 * layout.code_shape(fmt.bits)[1]
-    words, word = words_of(x.codes.contiguous(), fmt.bits, row_bits)
-    scales = x.scales.contiguous()
-    with torch.cuda.device_of(words):
+    codes, scales = x.codes.contiguous(), x.scales.contiguous()
+    word = word_of(fmt.bits, row_bits, codes.data_ptr() % 4)
+    with torch.cuda.device_of(codes):
         kernels.expand[(out_vectors // EXPAND[across]["V"] * (out_depth // RUN),)](
-            words, scales, scales.view(-1)[-1:], *out, vectors, depth, boxes, row_bits // word, *strides, out_vectors,
+            codes, scales, *out, vectors, depth, boxes, scales.numel() - 1, row_bits // word, *strides, out_vectors,
             out_depth, **grid_of(fmt), BOX=box, SPARE=_spare(fmt) if sharing else -1, ACROSS=across, WORD=word, RUN=RUN,
             **EXPAND[across],
         )  # fmt: skip

@@ -11,13 +11,13 @@ import triton
 import triton.language as tl
 
 from dsq.kernels.triton.codec_kernels import exponent_of_tensor
-from dsq.kernels.triton.tiles import load_words, split_words
+from dsq.kernels.triton.tiles import as_words, load_words, split_words
 
 
-@triton.jit(do_not_specialize=["vectors", "depth", "boxes"], do_not_specialize_on_alignment=["tensor_pointer"])
+@triton.jit(do_not_specialize=["vectors", "depth", "boxes", "last"])
 def expand(
-    codes_pointer, scales_pointer, tensor_pointer, out_codes_pointer, out_steps_pointer, out_apart_pointer,
-    vectors, depth, boxes, row_words, scales_to_vector, scales_to_box, out_vectors, out_depth,
+    codes_pointer, scales_pointer, out_codes_pointer, out_steps_pointer, out_apart_pointer,
+    vectors, depth, boxes, last, row_words, scales_to_vector, scales_to_box, out_vectors, out_depth,
     GRID: tl.constexpr, OF_TENSOR: tl.constexpr, BITS: tl.constexpr, BOX: tl.constexpr, SPARE: tl.constexpr,
     ACROSS: tl.constexpr, WORD: tl.constexpr, V: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
@@ -29,6 +29,7 @@ def expand(
     vector_V = first + tl.arange(0, V)
     at_K = run * RUN + tl.arange(0, RUN)
     box_B = run * (RUN // BOX) + tl.arange(0, RUN // BOX)
+    codes_pointer = as_words(codes_pointer, WORD)
     if ACROSS:
         row_K = at_K.to(tl.int64)
         col0_K = tl.zeros_like(row_K) + first
@@ -40,7 +41,7 @@ def expand(
         code_VK = split_words(words, BITS, WORD, V, RUN)
     SIGN: tl.constexpr = 1 << (BITS - 1)
     code_VBX = tl.reshape((code_VK ^ SIGN) - SIGN, (V, RUN // BOX, BOX))
-    tensor = exponent_of_tensor(tensor_pointer, OF_TENSOR)
+    tensor = exponent_of_tensor(scales_pointer, last, OF_TENSOR)
     mask_VB = (vector_V < vectors)[:, None] & (box_B < boxes)[None, :]
     at_VB = vector_V[:, None] * scales_to_vector + box_B[None, :] * scales_to_box
     scale_VB = tl.load(scales_pointer + at_VB, mask_VB, other=0).to(tl.int32)

@@ -24,55 +24,60 @@ class Passes:
     """FusedLinear (kernels/backend.py)."""
 
     def forward(self, layer: Layer, gemm: str) -> ForwardCall | None:
-        (matmul, _, _), stash, dtypes, kernel = layer.matmuls, layer.matmuls.stash, layer.dtypes, _BY_NAME[gemm]
-        x_matrix, y_shape, inner = layer.x_matrix, layer.y_shape, _narrower(dtypes.x, dtypes.y)
+        (matmul, _, _), dtypes, kernel = layer.matmuls, layer.dtypes, _BY_NAME[gemm]
+        x_matrix, w_shape, y_shape = layer.x_matrix, layer.w_shape, layer.y_shape
+        inner = _narrower(dtypes.x, dtypes.y)
+        of_x = _wanted(kernel, matmul.a, x_matrix, kernel.a_dtype or inner, layer)
+        of_w = _wanted(kernel, matmul.b, w_shape, kernel.b_dtype or inner, layer)
+        jobs: list[tuple[codec.Wanted, ...]] = [(of_x,)]
+        if layer.matmuls.stash.format is not None:
+            jobs.append((of_x, _packed(layer.matmuls.stash, x_matrix, layer)))
+        encoders = [codec.Encoder((dtypes.x, it), (dtypes.w, (of_w,))) for it in jobs]  # by whether x is packed
+        product = _Product(kernel, matmul, (x_matrix, w_shape), inner, dtypes.y)
 
         def call(
             x: Tensor, w: Tensor, bias: Tensor | None, seed: int | None, packing: bool
         ) -> tuple[Tensor, Codes | None]:
             x_TK, w = x.detach().reshape(x_matrix).contiguous(), w.detach().contiguous()
-            of_x = [_wanted(kernel, matmul.a, x_TK, kernel.a_dtype or inner, seed)]
-            if packing:
-                of_x.append(_packed(stash, x_TK, seed))
-            of_w = [_wanted(kernel, matmul.b, w, kernel.b_dtype or inner, seed)]
-            (left, *kept), (right,) = codec.encode((x_TK, of_x), (w, of_w))
-            y = _multiplied(kernel, matmul, (left, x_TK.shape), (right, w.shape), bias, seed, inner, dtypes.y)
+            (left, *kept), (right,) = encoders[packing](seed, x_TK, w)
             # autograd does not let a view be changed in place that a Function gives
-            y = torch.ops.aten._unsafe_view(y, y_shape)
+            y = torch.ops.aten._unsafe_view.default(product(left, right, bias, seed), y_shape)
             return y, Codes(kept[0][0], kept[0][1], x_matrix) if packing else None
 
         return call
 
     def backward(self, layer: Layer, gemms: tuple[str | None, str | None]) -> BackwardCall | None:
-        (_, of_dx, of_dw), dtypes = layer.matmuls, layer.dtypes
-        dx_kernel, dw_kernel = (TORCH if gemm is None else _BY_NAME[gemm] for gemm in gemms)
-        dx_inner, dw_inner = _narrower(dtypes.y, dtypes.x), _narrower(dtypes.y, dtypes.w)
-        y_matrix, x_shape = layer.y_matrix, layer.x_shape
+        (_, of_dx, of_dw), dtypes, (dx_gemm, dw_gemm) = layer.matmuls, layer.dtypes, gemms
+        x_shape, x_matrix, y_matrix, w_shape = layer.x_shape, layer.x_matrix, layer.y_matrix, layer.w_shape
+        of_dy, of_w, product_dx, product_dw, unpacked = [], [], None, None, None
+        if dx_gemm is not None:
+            kernel, inner = _BY_NAME[dx_gemm], _narrower(dtypes.y, dtypes.x)
+            of_dy.append(_wanted(kernel, of_dx.a, y_matrix, kernel.a_dtype or inner, layer))
+            of_w.append((dtypes.w, (_wanted(kernel, of_dx.b, w_shape, kernel.b_dtype or inner, layer),)))
+            product_dx = _Product(kernel, of_dx, (y_matrix, w_shape), inner, dtypes.x)
+        if dw_gemm is not None:
+            kernel, inner = _BY_NAME[dw_gemm], _narrower(dtypes.y, dtypes.w)
+            of_dy.append(_wanted(kernel, of_dw.a, y_matrix, kernel.a_dtype or inner, layer))
+            if not kernel.packed:
+                unpacked = of_dw.b.quantised_to, layout_of(x_matrix, of_dw.b.axis), kernel.b_dtype or inner
+            product_dw = _Product(kernel, of_dw, (y_matrix, x_matrix), inner, dtypes.w)
+        encoder = codec.Encoder((dtypes.y, tuple(of_dy)), *of_w)
 
         def call(
             dy: Tensor, w: Tensor | None, x: Codes | None, seed: int | None
         ) -> tuple[Tensor | None, Tensor | None]:
-            dy_TN, of_dy, jobs = dy.detach().reshape(y_matrix).contiguous(), [], []
-            dx = dw_NK = None
-            if w is not None:
-                w = w.detach().contiguous()
-                of_dy.append(_wanted(dx_kernel, of_dx.a, dy_TN, dx_kernel.a_dtype or dx_inner, seed))
-                jobs.append((w, [_wanted(dx_kernel, of_dx.b, w, dx_kernel.b_dtype or dx_inner, seed)]))
-            if x is not None:
-                of_dy.append(_wanted(dw_kernel, of_dw.a, dy_TN, dw_kernel.a_dtype or dw_inner, seed))
-            left, *right = codec.encode((dy_TN, of_dy), *jobs)
-            if w is not None:
-                given = (left.pop(0), dy_TN.shape), (right[0][0], w.shape)
-                dx = _multiplied(dx_kernel, of_dx, *given, None, seed, dx_inner, dtypes.x).view(x_shape)
-                del given, right
-            if x is not None:
+            assert dy.dtype is dtypes.y
+            dy_TN, dx, dw_NK = dy.detach().reshape(y_matrix).contiguous(), None, None
+            left, *right = encoder(seed, dy_TN) if w is None else encoder(seed, dy_TN, w.detach().contiguous())
+            del dy_TN
+            if product_dx is not None:
+                dx = product_dx(left.pop(0), right.pop()[0], None, seed).view(x_shape)
+            if product_dw is not None and x is not None:
                 codes, scales = x.codes.contiguous(), x.scales.contiguous()  # hooks may have changed their order
                 x_1: Any = codes, scales
-                if not dw_kernel.packed:
-                    fmt, layout = of_dw.b.quantised_to, layout_of(x.shape, of_dw.b.axis)
-                    x_1 = codec.unpack(codes, scales, fmt, layout, dw_kernel.b_dtype or dw_inner).view(x.shape)
-                given = (left.pop(0), dy_TN.shape), (x_1, x.shape)
-                dw_NK = _multiplied(dw_kernel, of_dw, *given, None, seed, dw_inner, dtypes.w)
+                if unpacked is not None:
+                    x_1 = codec.unpack(codes, scales, *unpacked).view(x_matrix)
+                dw_NK = product_dw(left.pop(), x_1, None, seed)
             return dx, dw_NK
 
         return call
@@ -83,41 +88,47 @@ def _narrower(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     return min(a, b, key=lambda dtype: dtype.itemsize)
 
 
-def _wanted(kernel: GemmKernel, operand: Operand, x: Tensor, dtype: torch.dtype, seed: int | None) -> codec.Wanted:
-    """``x`` as ``kernel`` takes it: packed, or values of ``dtype``."""
-    wanted = _packed(operand, x, seed)
+def _wanted(kernel: GemmKernel, operand: Operand, shape: torch.Size, dtype: torch.dtype, layer: Layer) -> codec.Wanted:
+    """A matrix of the layer's as ``kernel`` takes it: packed, or values of ``dtype``."""
+    wanted = _packed(operand, shape, layer)
     return wanted if kernel.packed else wanted._replace(dtype=dtype)
 
 
-def _packed(operand: Operand, x: Tensor, seed: int | None) -> codec.Wanted:
-    own_seed = None if seed is None else seed + operand.seed
-    return codec.Wanted(operand.quantised_to, layout_of(x.shape, operand.axis), own_seed, None)
+def _packed(operand: Operand, shape: torch.Size, layer: Layer) -> codec.Wanted:
+    draws = operand.seed if layer.stochastic else None
+    return codec.Wanted(operand.quantised_to, layout_of(shape, operand.axis), None, draws)
 
 
-def _multiplied(
-    kernel: GemmKernel,
-    matmul: MatMul,
-    a: tuple[Any, torch.Size],
-    b: tuple[Any, torch.Size],
-    bias: Tensor | None,
-    seed: int | None,
-    inner: torch.dtype,
-    dtype: torch.dtype,
-) -> Tensor:
-    """The product of what was made of two matrices of these shapes, with the bias, in the result's format."""
-    left: Any
-    right: Any
-    left, right = (
-        Codes(made[0], made[1], shape) if kernel.packed else made.mT if operand.transposed else made
-        for operand, (made, shape) in ((matmul.a, a), (matmul.b, b))
-    )
-    if kernel.run is matmul_bf16 and dtype is torch.bfloat16 and matmul.result is None:
+class _Product:
+    """The product of what was made of two matrices of these shapes, with the bias, in the result's format and dtype."""
+
+    def __init__(
+        self,
+        kernel: GemmKernel,
+        matmul: MatMul,
+        shapes: tuple[torch.Size, torch.Size],
+        inner: torch.dtype,
+        dtype: torch.dtype,
+    ) -> None:
+        self.kernel, self.matmul, self.shapes, self.dtype = kernel, matmul, shapes, dtype
         # PyTorch's product rounds to bfloat16 itself, as autocast has it: each part where cuBLAS splits the sums
-        return torch.mm(left, right) if bias is None else torch.addmm(bias.detach().to(dtype), left, right)
-    if bias is not None:
-        bias = bias.detach().to(inner if kernel is TORCH else torch.promote_types(inner, torch.float32))
-    y = kernel.run(matmul, left, right, bias)
-    if matmul.result is None:
-        return y.to(dtype)
-    own_seed = None if seed is None else seed + matmul.result_seed
-    return codec.quantize(y, matmul.result, layout_of(y.shape, -1), own_seed, dtype)
+        self.rounds = kernel.run is matmul_bf16 and dtype is torch.bfloat16 and matmul.result is None
+        self.bias_dtype = inner if kernel is TORCH else torch.promote_types(inner, torch.float32)
+        self.layout = layout_of(matmul.sizes(*shapes)[:2], -1)
+
+    def __call__(self, left: Any, right: Any, bias: Tensor | None, seed: int | None) -> Tensor:
+        matmul = self.matmul
+        if self.kernel.packed:
+            left, right = Codes(left[0], left[1], self.shapes[0]), Codes(right[0], right[1], self.shapes[1])
+        else:
+            left = left.mT if matmul.a.transposed else left
+            right = right.mT if matmul.b.transposed else right
+        if bias is not None:
+            bias = bias.detach().to(self.dtype if self.rounds else self.bias_dtype)
+        if self.rounds:
+            return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
+        y = self.kernel.run(matmul, left, right, bias)
+        if matmul.result is None:
+            return y.to(self.dtype)
+        own_seed = None if seed is None else seed + matmul.result_seed
+        return codec.quantize(y, matmul.result, self.layout, own_seed, self.dtype)

@@ -48,6 +48,24 @@ def times_power(value, unit, power):
 
 
 @triton.jit
+def as_integers(pointer):
+    """A pointer to bfloat16 as one to int16."""
+    if pointer.dtype.element_ty == tl.bfloat16:
+        pointer = pointer.to(tl.pointer_type(tl.int16), bitcast=True)
+    return pointer
+
+
+@triton.jit
+def as_words(pointer, WORD: tl.constexpr):
+    """A pointer to bytes as one to words of WORD bits."""
+    if WORD == 32:
+        pointer = pointer.to(tl.pointer_type(tl.int32), bitcast=True)
+    elif WORD == 16:
+        pointer = pointer.to(tl.pointer_type(tl.int16), bitcast=True)
+    return pointer
+
+
+@triton.jit
 def load_float(pointer, mask):
     """float32 values from a float32, float16 or (as int16) bfloat16 tensor; 0 where masked."""
     x = tl.load(pointer, mask, other=0)

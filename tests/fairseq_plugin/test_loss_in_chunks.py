@@ -45,8 +45,7 @@ def logged(folder: Path, caplog, *flags: object) -> list[float]:
     return [float(number) for number in re.findall(r"\b(?:loss|nll_loss|gnorm)[= ]([\d.]+)", text)]
 
 
-@pytest.mark.parametrize("criterion", ["label_smoothed_cross_entropy", "cross_entropy"])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("criterion", "tied"), [("label_smoothed_cross_entropy", True), ("cross_entropy", False)])
 def test_a_run_logs_what_it_logs_without_chunks(data, tmp_path, caplog, monkeypatch, criterion, tied):
     model = [it for it in MODEL if tied or it != "--share-decoder-input-output-embed"]
     flags = [data, *model, "--criterion", criterion, "--dropout", 0, "--dsq-levels", "[8,4,8,8]", "--dsq-stash", "all"]

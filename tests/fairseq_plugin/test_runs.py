@@ -76,8 +76,11 @@ def test_a_loss_that_is_not_finite(capsys, data: Path, tmp_path: Path) -> None:
     assert checkpoints.is_whole(tmp_path / "crash.pt")
 
 
-def test_an_interrupted_run_goes_on(capsys, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_goes_on_and_one_that_ended_is_left_as_it_is(
+    capsys, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = [data, *MODEL, "--save-interval-updates", 1, "--max-update", 3, "--save-dir", tmp_path]
+    given += ["--dsq-levels", LEVELS, "--dsq-rise-at", 1]
     save = checkpoints.save
 
     def interrupted(state: object, filename: str) -> None:
@@ -95,11 +98,6 @@ def test_an_interrupted_run_goes_on(capsys, data: Path, tmp_path: Path, monkeypa
     monkeypatch.undo()
     run("train", *given)
     assert torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["optimizer_history"][-1]["num_updates"] == 3
-
-
-def test_a_finished_run_is_left_as_it_is(data: Path, tmp_path: Path) -> None:
-    given = [data, *MODEL, "--max-update", 2, "--dsq-levels", LEVELS, "--dsq-rise-at", 1, "--save-dir", tmp_path]
-    run("train", *given)
     before = contents(tmp_path)
     run("train", *given)
     assert contents(tmp_path) == before

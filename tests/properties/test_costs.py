@@ -23,7 +23,7 @@ A100 = load_hardware("a100-80gb")
 def test_traffic_of_operations_is_the_traffic_of_the_step(rng: random.Random) -> None:
     workload, setup = random_workload(rng), random_setup(rng)
     cost = evaluate(workload, setup, A100)
-    assert float(cost.dram_bytes) == pytest.approx(sum(float(it.total) for it in transfers(workload, setup)))
+    assert float(cost.dram_bytes) == pytest.approx(sum(float(it.bytes) for it in transfers(workload, setup)))
     assert float(cost.total.bytes) == pytest.approx(float(cost.dram_bytes))
 
 
@@ -46,9 +46,9 @@ def test_the_update_reads_every_gradient_as_it_was_written(rng: random.Random) -
         if isinstance(op, Gemm) and not op.weight:
             continue
         if moved.direction == "write" and moved.tensor in ("dw", "d bias", "d scale and shift", "d table"):
-            written += float(moved.total)
+            written += float(moved.bytes)
         elif moved.tensor in ("dw, d table", "their sum"):
-            summed += float(moved.total) * (1 if moved.direction == "write" else -1)
+            summed += float(moved.bytes) * (1 if moved.direction == "write" else -1)
         elif moved.direction == "read" and (moved.tensor, moved.phase) == ("dw", "update"):
-            read += float(moved.total)
+            read += float(moved.bytes)
     assert written + summed == read == 4 * workload.trained

@@ -1,1 +1,0 @@
-"""The commands of dsq-cost: functions of their names, from arguments to an answer."""

@@ -1,13 +1,16 @@
 """A plan's pictures: time against memory of all methods, the best one's memory over the step; a file, and a page."""
 
 import textwrap
+from itertools import cycle, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogFormatter
 
-from dsq.costmodel.cli.pictures.figure import BLACK, BLUE, GREY, VERMILION, around, name_points, new_figure
+from dsq.costmodel.cli.pictures.figure import BLACK, BLUE, GREY, VERMILION, new_figure
+from dsq.costmodel.cli.pictures.figure import COLOURS as METHOD_COLOURS
 from dsq.costmodel.model.entries import CATEGORIES
 from dsq.costmodel.planning.plan import GIGA, MethodCost, Plan
 
@@ -23,6 +26,8 @@ COLOURS = {
 }
 TIME, MEMORY = "time of a step (ms)", "memory of a device (GB)"
 FITS, TOO_LARGE = BLUE, VERMILION
+#: a method is known by its mark and colour
+MARKERS = ("o", "s", "^", "D")
 
 
 def front(rows: tuple[MethodCost, ...]) -> list[MethodCost]:
@@ -59,20 +64,18 @@ def draw_picture(path: Path, plan: Plan) -> None:
 
 
 def _draw_methods(all_: Axes, plan: Plan) -> None:
-    """Every method's time and memory, the front and the budget as lines."""
-    named = [(row.method.name, place(row), FITS if row.fits else TOO_LARGE) for row in plan.rows]
+    """Every method's time and memory, hollow where it does not fit; the front and the budget as lines."""
     all_.plot(*np.transpose([place(row) for row in front(plan.rows)]), color=GREY, linewidth=1, zorder=1)
-    times, peaks = np.transpose([point for _, point, _ in named])
-    all_.scatter(times, peaks, c=[colour for *_, colour in named], s=30, zorder=3)
+    for row, (marker, colour) in zip(plan.rows, cycle(product(MARKERS, METHOD_COLOURS)), strict=False):
+        look: dict[str, Any] = {"color": colour, "fillstyle": "full" if row.fits else "none"}
+        all_.plot(*place(row), marker, **look, markersize=8, label=row.method.name)
     all_.axhline(plan.question.memory / GIGA, color=BLACK, linestyle="--", linewidth=1)
     top = 1.1 * max(row.memory.peak for row in plan.rows) / GIGA
     all_.set(xlabel=TIME, ylabel=MEMORY, ylim=(0, top), title=f"{plan.workload.name}: better down and left")
     all_.set_xscale("log")
-    all_.margins(x=0.4)
     for axis in (all_.xaxis.set_major_formatter, all_.xaxis.set_minor_formatter):
         axis(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
-    all_.figure.canvas.draw()
-    name_points(all_, named, [around(all_, point, 6) for _, point, _ in named])
+    all_.legend(loc="best", fontsize=8, frameon=False)
 
 
 def _draw_memory(one: Axes, best: MethodCost, budget: float) -> None:

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from dsq.costmodel.cli.answer import Record
-from dsq.costmodel.cli.pictures.figure import BLACK, COLOURS, GREY, LABEL, SMALL, new_figure
+from dsq.costmodel.cli.pictures.figure import BLACK, COLOURS, GREY, SMALL, WHITE_BOX, new_figure
 from dsq.costmodel.hardware.hardware import Hardware
 
 TERA = 1e12
@@ -73,7 +73,7 @@ def _draw_roofs(axes: Axes, hardware: Hardware) -> None:
         axes.plot([rate / bandwidth, right], [rate, rate], color=BLACK, linewidth=1.6)
 
     def name(text: str, at: tuple[float, float], away: tuple[float, float], side: str) -> None:
-        style: dict[str, Any] = {"textcoords": "offset points", "ha": side, "fontsize": SMALL, "bbox": LABEL["bbox"]}
+        style: dict[str, Any] = {"textcoords": "offset points", "ha": side, "fontsize": SMALL, "bbox": WHITE_BOX}
         axes.annotate(text, at, away, **style)
 
     for rate, names in roofs(hardware):

@@ -1,11 +1,8 @@
 """A call of the command runs, skips and enters trainings; here something else stands for their processes."""
 
-import fcntl
 import json
-import os
 import resource
 import shutil
-import stat
 from pathlib import Path
 
 import pytest
@@ -74,22 +71,6 @@ def test_a_row_of_another_definition_does_not_count_and_is_replaced(trainings: T
     assert read_rows(ledger, load_suite()) == {}
     assert call(data, "--settings", "fp32", "--seeds", "1") == 0
     assert [float(row["loss"]) for row in read_rows(ledger).values()] == [1]
-
-
-def test_a_turn_is_taken_at_a_file_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As NFS asks of an exclusive lock: flock(2)."""
-    locked, flock = set[tuple[bool, int]](), fcntl.flock
-
-    def record(descriptor: int, operation: int) -> None:
-        if operation & fcntl.LOCK_EX:
-            flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-            locked.add((stat.S_ISREG(os.fstat(descriptor).st_mode), flags & os.O_ACCMODE))
-        flock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", record)
-    (tmp_path / "rows.csv").write_text(as_csv([{"task": "a", "setting": "fp32", "seed": 1}]))
-    enter(tmp_path / "rows.csv", {"task": "a", "setting": "fp32", "seed": 2})
-    assert locked == {(True, os.O_RDWR)}
 
 
 def test_again_runs_what_is_done_and_replaces_its_rows(trainings: Trainings, data: Path) -> None:

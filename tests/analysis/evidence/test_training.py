@@ -8,6 +8,7 @@ import pickle
 import struct
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,12 @@ import torch
 
 from analysis.evidence import graphs, loop, problems, translations
 from analysis.evidence.suite import SUITE as SUITE_FILE
-from analysis.evidence.suite import Task, load_suite
+from analysis.evidence.suite import Setting, Task, load_suite
+from analysis.translation import demo
+from analysis.translation.training import Text, Trained
 
 SUITE, PAPER = load_suite(), load_suite(SUITE_FILE.with_name("paper.toml"))
-SETTINGS = ("fp32", "bf16 autocast", "[8,4,4,8]")
+SETTINGS = ("fp32", "[8,4,4,8]")
 UPDATES = 20
 
 
@@ -50,7 +53,7 @@ def test_language(tmp_path: Path) -> None:
     file = tmp_path / "tiny.txt.xz"
     file.write_bytes(lzma.compress(b"to be or not to be, that is the question.\n" * 60))
     task = small("shakespeare", context=16, width=16, blocks=2, heads=2)
-    found = check(task, [file], tmp_path, (*SETTINGS, "[8,4,4,8] all", "schedule", "checkpoint"))
+    found = check(task, [file], tmp_path, (*SETTINGS, "bf16 autocast", "[8,4,4,8] all", "schedule", "checkpoint"))
     held = {name: one.held_mib for name, one in found.items()}
     assert held["checkpoint"] < held["[8,4,4,8] all"] < held["[8,4,4,8]"] < held["fp32"]
 
@@ -187,10 +190,18 @@ def test_the_attention_of_gat_sums_to_one(planetoid: Path) -> None:
     torch.testing.assert_close(layer(graph.x), torch.ones(10, 6))
 
 
-def test_translation(tmp_path: Path) -> None:
+def test_translation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From pairs of sentences to BLEU, by fairseq's commands; and step by step, by its trainer."""
     if find_spec("fairseq") is None:  # fairseq_plugin is for the code to import, before fairseq
         pytest.skip("fairseq is not installed")
-    files = []
+    train, seen, files = translations.training.train, [], []
+
+    def seen_through(text: Text, binary: Path, out: Path, *rest: Any) -> Trained:
+        one = train(text, binary, out, *rest)
+        seen.append((one, (out / "train.log").read_text(), demo.kept(one.checkpoint)))
+        return one
+
+    monkeypatch.setattr(translations.training, "train", seen_through)
     for split, pairs in (("train", 60), ("dev", 6), ("test", 6)):
         files.append(tmp_path / f"tiny.{split}.tsv")
         words = [["ein", "zwei", "drei", "vier"][i % 4 :][: 1 + i % 3] for i in range(pairs)]
@@ -199,9 +210,14 @@ def test_translation(tmp_path: Path) -> None:
     model = dict.fromkeys(("encoder_layers", "decoder_layers"), 1)
     model |= dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim", "encoder_ffn_embed_dim"), 16)
     task = dataclasses.replace(small("multi30k-900", updates=6), sizes={"pairs": 30, "vocab": 30, **model}, batch=60)
-    found = problems.run_once(task, SUITE.settings["bf16 autocast"], 1, files, tmp_path)
+    setting = Setting("two levels", "[2,2,2,16] [16,4,4,16]", rise_at=0.5, autocast=True)
+    found = problems.run_once(task, setting, 1, files, tmp_path)
+    ((trained, log, kept),) = seen
     assert found.loss < math.log(100)
+    assert (found.score, len(trained.translations), trained.valid_losses[-1][0]) == (trained.bleu, 6, 6)
     assert 0 <= found.score <= 100
+    assert "DSQ level 0 [2,2,2,16] -> 1 [16,4,4,16]" in log
+    assert 10_000 < kept < 1_000_000  # of a model with the linears' stash packed
     (pieces,) = tmp_path.glob("*/pieces/train.de")
     assert len(pieces.read_text().splitlines()) == 30
     step = translations.steps(task, SUITE.settings["[8,4,8,8] all"], 1, files, tmp_path)

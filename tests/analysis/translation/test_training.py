@@ -1,4 +1,4 @@
-"""A training of seconds from pairs of sentences to BLEU, and what is said where a command fails."""
+"""What is prepared and read around fairseq's commands, and what is said where one fails."""
 
 import dataclasses
 from pathlib import Path
@@ -8,32 +8,14 @@ import pytest
 pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
 
 from analysis.translation import demo, training
-from analysis.translation.training import Text, Trained, fairseq, hypotheses, prepare, train, valid_losses
+from analysis.translation.training import Text, Trained, fairseq, hypotheses, prepare, valid_losses
 from tests.fairseq_plugin.harness import sentence_pairs
-
-FLAGS = """--cpu --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --decoder-embed-dim 16
-    --encoder-ffn-embed-dim 32 --decoder-ffn-embed-dim 32 --encoder-attention-heads 2 --decoder-attention-heads 2
-    --max-tokens 512 --max-update 8 --max-epoch 0 --dsq-format snvint --dsq-rise-at 0.5"""
 
 
 @pytest.fixture
 def text() -> Text:
     sizes = {"train": 60, "valid": 6, "test": 6}
     return Text({split: sentence_pairs(n, seed) for seed, (split, n) in enumerate(sizes.items())}, "de", "xx", 60)
-
-
-def test_from_pairs_to_bleu(text: Text, tmp_path: Path) -> None:
-    binary = prepare(text, tmp_path)
-    found = train(text, binary, tmp_path / "run", "[2,2,2,16] [16,4,4,16]", FLAGS.split(), beam=1)
-    updates, losses = zip(*found.valid_losses, strict=True)
-    assert updates[-1] == 8
-    assert 0 < losses[-1] < 12
-    assert 0 <= found.bleu <= 100
-    assert len(found.translations) == 6
-    assert "DSQ level 0 [2,2,2,16] -> 1 [16,4,4,16]" in (tmp_path / "run" / "train.log").read_text()
-    assert 10_000 < demo.kept(found.checkpoint) < 1_000_000  # of a model with the linears' stash packed
-    with pytest.raises(ValueError, match="--dsq-levels: precision must be"):
-        train(text, binary, tmp_path / "other", "[2,2]", FLAGS.split(), beam=1)
 
 
 def test_text_is_prepared_once_and_anew_where_it_differs(text: Text, tmp_path: Path, monkeypatch) -> None:

@@ -245,11 +245,6 @@ def test_bytes_of_a_new_format_and_the_options_of_its_fields(ask):
     assert stash("boxed4:[8,32,8,8]") == pytest.approx(64 * 64 * 4)  # values as they are
 
 
-def test_the_law_of_a_new_format(ask):
-    paper = ask("estimate", "boxed4:[16,16,16,16]", "--profile", "paper")
-    assert (float(paper["arithmetic"]), float(paper["dram"])) == (0.125, 0.5625)  # (32 * 16 + 8) bits: 9 words of 64
-
-
 def test_hardware_multiplies_a_new_format_where_it_holds_the_significands_of_boxes(ask):
     runs_in = [ask("roofline", f"boxed4:[{m},{m},{m},{m}]")["runs_in"] for m in (8, 10, 11, 13, 14)]
     assert runs_in == ["bf16", "bf16", "tf32", "tf32", "4 x bf16"]  # a bit more than BFP's 9 and 12

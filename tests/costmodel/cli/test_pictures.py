@@ -1,4 +1,4 @@
-"""A picture names each place once, and no name covers another."""
+"""A picture is a whole file, and its key names what it shows."""
 
 import itertools
 import re
@@ -9,32 +9,19 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from matplotlib.text import Text
-
 from dsq import costmodel
 from dsq.costmodel.cli.main import main
-from dsq.costmodel.cli.pictures.figure import around, name_points, new_figure
 from dsq.costmodel.cli.pictures.plan import front
 from dsq.costmodel.cli.pictures.roofline import MARKERS, roofs
 from dsq.costmodel.hardware.hardware import load_hardware
 from dsq.costmodel.model.operations import CLASSES
 
 
-def names_on(axes, points, taken):
-    name_points(axes, [(f"point {index}", point, "black") for index, point in enumerate(points)], taken)
-    renderer = axes.figure.canvas.get_renderer()
-    return [Text.get_window_extent(text, renderer) for text in axes.texts]
-
-
-def test_names_cover_nothing_and_are_left_out_where_there_is_no_room():
-    _, axes = new_figure()
-    axes.set(xlim=(0, 10), ylim=(0, 10))
-    points = [(5 + 0.05 * (i % 3), 4 + 0.1 * i) for i in range(12)]
-    taken = [around(axes, point, 6) for point in points]
-    boxes = names_on(axes, points, taken)
-    assert len(boxes) == len(points)
-    assert not any(one.overlaps(other) for one, other in itertools.combinations([*boxes, *taken], 2) if one in boxes)
-    assert len(names_on(axes, [(5, 5)], [axes.bbox])) == len(points)
+def test_the_key_of_a_plan_names_every_method(tmp_path):
+    path = tmp_path / "plan.svg"
+    assert main(["plan", "gpt2", "--sequences", "4", "--picture", str(path)]) == 0
+    drawn = path.read_text()
+    assert all(f"<!-- {row.method.name} -->" in drawn for row in costmodel.plan("gpt2", sequences=4).rows)
 
 
 def test_the_key_of_a_roofline_names_every_class_of_every_setup(tmp_path):
@@ -68,20 +55,12 @@ def test_nothing_beats_a_method_of_the_front_in_both_time_and_memory():
         assert ahead if row not in kept else ahead == [row]
 
 
-@pytest.mark.parametrize(
-    ("question", "suffix", "magic"),
-    [
-        (("plan", "gpt2"), ".png", b"\x89PNG"),
-        (("plan", "gpt2", "bfp:[2,2,2,16]"), ".png", b"\x89PNG"),
-        (("roofline", "[16,4,4,16]", "[2,2,2,16]"), ".png", b"\x89PNG"),
-        (("roofline", "[16,4,4,16]", "[2,2,2,16]"), ".svg", b"<?xml"),
-    ],
-)
-def test_a_picture_is_a_whole_file_beside_the_answer(capsys, tmp_path, question, suffix, magic):
-    path = tmp_path / f"picture{suffix}"
+@pytest.mark.parametrize("question", [("plan", "gpt2", "[8,4,8,8] all"), ("roofline", "[16,4,4,16]", "[2,2,2,16]")])
+def test_a_picture_is_a_whole_file_beside_the_answer(capsys, tmp_path, question):
+    path = tmp_path / "picture.png"
     assert main([*question, "--picture", str(path)]) == 0
     assert capsys.readouterr().out
-    assert path.read_bytes().startswith(magic)
+    assert path.read_bytes().startswith(b"\x89PNG")
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 

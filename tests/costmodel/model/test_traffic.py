@@ -19,7 +19,7 @@ def of(*operations):
 
 
 def by_tensor(workload, setup=SETUP):
-    return {(t.tensor, t.phase, t.direction): t.total for t in transfers(workload, setup)}
+    return {(t.tensor, t.phase, t.direction): t.bytes for t in transfers(workload, setup)}
 
 
 def test_every_tensor_of_a_linear_layer():
@@ -63,7 +63,7 @@ def test_a_frozen_layer_leaves_the_stash_to_those_that_share_its_input():
     one = total_stash_bytes(shared, SETUP)
     assert [total_stash_bytes(shared.freezing(names), SETUP) for names in ("q", "q|k", "v")] == [one] * 3
     written = sum(
-        t.total for t in transfers(shared.freezing("q"), SETUP) if t.tensor == "stash" and t.direction == "write"
+        t.bytes for t in transfers(shared.freezing("q"), SETUP) if t.tensor == "stash" and t.direction == "write"
     )
     assert written == one
 
@@ -112,7 +112,7 @@ def test_pointwise_passes(kind):
 def test_arithmetic_counts_each_product_at_its_widths():
     workload = of(Gemm("l", 3, 5, 7))
     found = matmuls(workload, FIXED)
-    assert [(p.name, p.op.macs, p.m1, p.m2) for p in found] == [
+    assert [(p.name, p.op.macs, p.first.bits, p.second.bits) for p in found] == [
         ("forward", 105, 8, 8),
         ("dx", 105, 6, 4),
         ("dw", 105, 16, 4),
@@ -127,12 +127,12 @@ def test_arithmetic_counts_each_product_at_its_widths():
 def test_both_gradients_of_a_product_of_activations_take_q2():
     """dsq.ops.products: da = Q2(dy) Q1(b)^T, db = Q1(a)^T Q2(dy)."""
     found = matmuls(of(Gemm("scores", 3, 5, 7, weight=False)), FIXED)
-    assert [(p.name, p.m1, p.m2) for p in found] == [("forward", 8, 8), ("dx", 6, 4), ("dw", 6, 4)]
+    assert [(p.name, p.first.bits, p.second.bits) for p in found] == [("forward", 8, 8), ("dx", 6, 4), ("dw", 6, 4)]
 
 
 def test_unquantised_products_multiply_significands():
     found = matmuls(of(Gemm("l", 1, 1, 1, quantised=False)), SETUP)
-    assert [product.operands for product in found] == 3 * [(11, 11)]
+    assert [product.first.multiplier_bits for product in found] == 3 * [11]
 
 
 def test_a_setup_lays_boxes_along_the_axis_that_is_summed_over():

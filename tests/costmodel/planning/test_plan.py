@@ -216,10 +216,3 @@ def test_only_what_trainings_support_is_advised():
     assert {"bf16, bfp 2", "bf16, wtacrs 0.3", "dsq [16,4,4,16]"} <= doubted
     assert plan.best.method.trusted
     assert not any(name in plan.answer for name in doubted)
-
-
-@pytest.mark.parametrize(
-    ("name", "tokens", "noted"), [("gpt2", 1025, True), ("gpt2", 1024, False), ("t5-small", 4096, False)]
-)
-def test_sequences_beyond_the_table_of_positions_are_noted(name, tokens, noted):
-    assert noted == any("has 1,024 positions" in note for note in costmodel.plan(name, "h100", tokens=tokens).notes)

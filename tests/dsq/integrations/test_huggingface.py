@@ -66,10 +66,10 @@ def test_torch_compile_is_made_again_once_a_level(tmp_path):
 
 def test_a_model_that_is_compiled_before_the_callback_sees_it_is_refused(tmp_path):
     given = arguments(tmp_path, max_steps=1, torch_compile=True, torch_compile_backend="aot_eager")
-    callback = PrecisionCallback()
-    makes = [lambda: gpt(1), lambda: dsq.convert(gpt(1), callback.config)]
+    whole, linears = PrecisionCallback(), PrecisionCallback("[8,4,4,8]", stash="linears")  # which is traced sooner
+    makes = [(whole, lambda: gpt(1)), (linears, lambda: dsq.convert(gpt(1), linears.config))]
     plain, converted = (
-        transformers.Trainer(args=given, model_init=it, train_dataset=ROWS, callbacks=[callback]) for it in makes
+        transformers.Trainer(args=given, model_init=make, train_dataset=ROWS, callbacks=[it]) for it, make in makes
     )
     with pytest.raises(ValueError, match=r"let model_init return dsq.convert\(model, callback.config\)"):
         plain.train()

@@ -193,14 +193,6 @@ def test_hugging_face_with_several_sets_for_evaluations(tmp_path):
             hugging_face(tmp_path, callback, updates=HALF, sets=SETS)
 
 
-def test_evaluations_that_a_user_calls_do_not_count(tmp_path):
-    _, dynamic, trainer = validated(tmp_path)
-    before = dynamic.state_dict()
-    trainer.evaluate()
-    trainer.evaluate(metric_key_prefix="test")
-    assert dynamic.state_dict() == before
-
-
 def test_the_best_model_is_at_the_level_that_it_had(tmp_path):
     callback = callback_for("huggingface", **OPTIONS, monitor="eval_b_loss")
     hugging_face(
@@ -211,8 +203,12 @@ def test_the_best_model_is_at_the_level_that_it_had(tmp_path):
     assert q0(callback.dynamic.model) == {4}
 
 
-def test_a_second_training_of_a_trainer_begins_anew(tmp_path):
+def test_evaluations_that_a_user_calls_do_not_count_and_a_second_training_begins_anew(tmp_path):
     _, dynamic, trainer = validated(tmp_path)
+    before = dynamic.state_dict()
+    trainer.evaluate()
+    trainer.evaluate(metric_key_prefix="test")
+    assert dynamic.state_dict() == before
     assert dynamic.scheduler.level == 1
     callback = next(it for it in trainer.callback_handler.callbacks if hasattr(it, "dynamic"))
     trainer.train()

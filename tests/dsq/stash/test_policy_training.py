@@ -56,7 +56,7 @@ def test_meter_sees_all_that_a_policy_keeps(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stash_goes_with_its_graph_at_once(name):
     """No cycle keeps it until a collection, nor what gact made to adapt by."""
-    model, x = small(), torch.randn(8, 16, 32)
+    model, x = small()[:1], torch.randn(8, 16, 32)
     apply(model, name, **{"gact": {"adapt_interval": 1}}.get(name, {}))
 
     def step():

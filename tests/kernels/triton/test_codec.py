@@ -16,6 +16,7 @@ from dsq.kernels.backend import DTYPES
 jit = pytest.importorskip("triton.runtime.jit", reason="the GPU backend needs triton, which is not installed")
 compiled = pytest.importorskip("analysis.gpu.compiled")
 codec = pytest.importorskip("dsq.kernels.triton.codec")
+Launch = pytest.importorskip("dsq.kernels.triton.launch").Launch
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("TRITON_INTERPRET is set: Triton compiles nothing", allow_module_level=True)
 
@@ -26,23 +27,24 @@ SEEDS = 0, 1, 17, 2**40, torch.zeros(1, dtype=torch.int64)
 
 
 def placed(rng, shape, dtype):
-    """A tensor that is aligned to 16 bytes, or often not."""
+    """A tensor that is aligned to 16 bytes, or now and then not."""
     x = torch.empty(torch.Size(shape).numel() + 32, dtype=dtype)
-    first = -x.data_ptr() % 16 // x.itemsize + rng.choice((0, 0, 1, 2, 4))
+    first = -x.data_ptr() % 16 // x.itemsize + rng.choice((0, 0, 0, 0, 0, 0, 0, 1, 2, 4))
     return x[first : first + torch.Size(shape).numel()].view(shape)
 
 
 def launches(rng):
-    """Calls that differ in where tensors lie, in seeds, in limits, and in what is rounded beside them."""
+    """Calls that differ in where tensors lie, in seeds and in limits."""
     shape, dim, fmt, fmt_2, rounds_to_nearest = map(rng.choice, (SHAPES, (0, 1), FORMATS, FORMATS, (True, False)))
     dtype, out, other = rng.choices(DTYPES, k=3)
     layout, count = Layout.of(shape, dim), torch.Size(shape).numel()
+    beside, draws = rng.choice(SHAPES), None if rounds_to_nearest else 7
+    both = codec.Wanted(fmt, layout, None, draws), codec.Wanted(fmt_2, Layout.of(shape, 1 - dim), out, draws)
+    one = codec.Wanted(fmt, Layout.of(beside, dim), other, draws)
+    encoder = codec.encoder((dtype, both[: rng.choice((1, 2))]), (other, (one,)))
     for _ in range(4):
-        seed = None if rounds_to_nearest else rng.choice(SEEDS)
-        x, beside = placed(rng, shape, dtype), rng.choice(SHAPES)
-        both = [codec.Wanted(fmt, layout, seed, None), codec.Wanted(fmt_2, Layout.of(shape, 1 - dim), seed, out)]
-        one = codec.Wanted(fmt, Layout.of(beside, dim), seed, other)
-        yield partial(codec.encode, (x, both[: rng.choice((1, 2))]), (placed(rng, beside, other), [one]))
+        x, seed = placed(rng, shape, dtype), None if rounds_to_nearest else rng.choice(SEEDS)
+        yield partial(encoder, seed, x, placed(rng, beside, other))
         codes, scales = (placed(rng, it, torch.uint8) for it in (layout.code_shape(fmt.bits), fmt.scale_shape(layout)))
         yield partial(codec.unpack, codes, scales, fmt, layout, out)
         x, bits = x.view(-1), placed(rng, ((count + 7) // 8,), torch.uint8)
@@ -51,27 +53,34 @@ def launches(rng):
         yield partial(codec.apply_mask, bits, x)
 
 
-class Asked(dict):
-    """In the place of the compiled kernels: it has none, and remembers what it was asked for."""
-
-    def get(self, key):
-        self.last = key
-
-
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
-def test_launches_of_one_key_are_one_compiled_kernel_to_triton(target):
-    asked, found, met = Asked(), defaultdict(set), defaultdict(int)
+def test_launches_that_are_remembered_as_one_are_one_compiled_kernel_to_triton(target):
+    found, met = defaultdict(set), defaultdict(int)
     of_triton = jit.compute_cache_key
+    asked = [None]
+
+    class Asked(dict):
+        """In the place of what a launch has compiled: it has nothing, and remembers what it was asked for."""
+
+        def get(self, key):
+            asked[0] = key and (id(self), key)
+
+    def made(self, *args, **options):
+        init(self, *args, **options)
+        self._compiled = Asked()
 
     def note(*args):
         key = of_triton(*args)
-        found[asked.last].add(key)
-        met[asked.last] += 1
+        found[asked[0]].add(key)
+        met[asked[0]] += 1
         return key
 
+    init = Launch.__init__
     rng = random.Random(0)
+    for kept in (codec.encoder, codec._decoder, codec._of_mask):
+        kept.cache_clear()
     with (
-        patch.object(codec, "_compiled", asked),
+        patch.object(Launch, "__init__", made),
         patch.object(jit, "compute_cache_key", note),
         patch.object(jit.JITFunction, "_do_compile", lambda *args, **named: None),
         patch.object(compiled.driver, "_active", compiled._absent_device(target)),
@@ -79,13 +88,16 @@ def test_launches_of_one_key_are_one_compiled_kernel_to_triton(target):
         for _ in range(100):
             for call in launches(rng):
                 call()
+    found.pop(None)  # what is not aligned is Triton's to look up
     assert sum(times > 1 for times in met.values()) > 300
     assert [key for key, keys in found.items() if len(keys) > 1] == []
+    for kept in (codec.encoder, codec._decoder, codec._of_mask):
+        kept.cache_clear()
 
 
 def comparable(given):
-    """What a launcher was given: of a tensor its shape, of Triton's note of the launch what it says."""
-    return given.shape if isinstance(given, torch.Tensor) else getattr(given, "data", given)
+    """What a launcher was given: of a tensor its address, of Triton's note of the launch what it says."""
+    return given.data_ptr() if isinstance(given, torch.Tensor) else getattr(given, "data", given)
 
 
 def test_a_second_launch_gives_the_gpu_what_triton_gave_it(monkeypatch):
@@ -97,11 +109,13 @@ def test_a_second_launch_gives_the_gpu_what_triton_gave_it(monkeypatch):
         load_binary=lambda name, *_: (name, name, 32, 0, 1024),
     )
     monkeypatch.setattr(compiled.driver, "_active", device)
-    monkeypatch.setattr(codec, "_compiled", {})
-    x, layout = torch.empty(64, 96), Layout.of((64, 96), 0)
-    calls = partial(codec.pack, x, SignedNVInt(4), layout, None), partial(codec.pack_mask, x.view(-1), 0.0, 1.0, True)
-    for call in calls * 2:
-        call()
-    assert len(given) == 6
-    assert given[:3] == given[3:]
-    assert len(codec._compiled) == 3
+    x, fmt, layout = torch.empty(64, 96), SignedNVInt(4), Layout.of((64, 96), 0)
+    codes, scales = (torch.empty(shape, dtype=torch.uint8) for shape in (layout.code_shape(4), fmt.scale_shape(layout)))
+    tensors = (x, codes), (codes, scales, x)
+    mask = codec._of_mask(codec.kernels.pack_mask, x.numel(), x.dtype, FLAGS=False, NAN_IS_OPEN=True)
+    decoder, numbers = codec._decoder(fmt, layout, 0, x.dtype)
+    for _ in range(2):
+        mask(tensors[0], x.numel(), 0.0, 1.0)
+        decoder(tensors[1], *numbers)
+    assert len(given) == 4
+    assert given[:2] == given[2:]
