@@ -75,7 +75,8 @@ class Products(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         quantised = _QUANTISED.get(func)
-        result = None if quantised is None else quantised(self, *args, **kwargs)
+        sparse = any(isinstance(x, Tensor) and x.layout is not torch.strided for x in args)  # features of a graph
+        result = None if quantised is None or sparse else quantised(self, *args, **kwargs)
         if result is not None:
             self.multiplied = True
             return result

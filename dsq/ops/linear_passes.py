@@ -227,8 +227,8 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, autocast: bool) -> No
     if x.dtype not in FLOATS or weight.dtype not in dtypes:
         raise TypeError(f"x and weight must share a floating dtype, got {x.dtype} and {weight.dtype}")
     if x.layout != torch.strided or weight.layout != torch.strided or x.is_nested:
-        nested = "; of a nested tensor give x.to_padded_tensor(0.0)" if x.is_nested else ""
-        raise TypeError(f"x and weight must be dense tensors, got ones of {x.layout} and {weight.layout}{nested}")
+        cure = "of a nested tensor give x.to_padded_tensor(0.0)" if x.is_nested else "of a sparse one x.to_dense()"
+        raise TypeError(f"x and weight must be dense tensors, got ones of {x.layout} and {weight.layout}; {cure}")
     if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"x must be (..., K) and weight (N, K), got {tuple(x.shape)} and {tuple(weight.shape)}")
     if x.device != weight.device:

@@ -83,7 +83,8 @@ class Interception(TorchFunctionMode):
         wanted = func in OF_MASKS
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor):
-                if type(value) not in _PLAIN or value.is_complex():  # a DTensor, say, has operations of its own
+                dense = type(value) in _PLAIN and value.layout is torch.strided  # a DTensor has operations of its own
+                if not dense or value.is_complex():
                     return func(*args, **kwargs)
                 wanted = wanted or value.requires_grad
         if not wanted:

@@ -66,7 +66,8 @@ def place(x: Tensor) -> tuple[tuple[object, ...], MemoryOrder, Tensor]:
     """
     if torch.compiler.is_compiling():
         return (), MemoryOrder(tuple(x.shape), tuple(range(x.dim())), x.shape, True), x.detach().contiguous()
-    state = x.untyped_storage()._cdata, x._version, x.storage_offset(), x.dtype
+    # the imaginary part of a conjugate is the memory of the number's, to be read with the other sign
+    state = x.untyped_storage()._cdata, x._version, x.storage_offset(), x.dtype, x.is_neg()
     if x.is_contiguous():
         return (*state, x.numel()), MemoryOrder.contiguous(x.shape), x.detach()
     order, strides, span = _strided(x.shape, x.stride())

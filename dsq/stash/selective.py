@@ -50,7 +50,7 @@ _frozen_scale = _if_frozen(norms.batch_norm, F.batch_norm, 3)
 _BITS = {
     *(masks.relu, masks.relu_in_place, masks.clamp, *(TABLE[it] for it in (F.leaky_relu, F.relu6, F.hardtanh))),
     *(masks.dropout, masks.torch_dropout, masks.native_dropout),
-    *(masks.max_pool2d, masks.avg_pool2d, masks.adaptive_avg_pool2d),
+    *(*masks.POOLS.values(), masks.adaptive_avg_pool2d, masks.pad),
 }
 ROWS: dict[Callable[..., Any], Row] = {
     **{function: row for function, row in TABLE.items() if row in _BITS},

@@ -27,7 +27,7 @@ lines that keeps forms (dsq/stash/codes.py) and calls PyTorch's own backward of 
     contiguous                            nothing                                   its result, where x is made again
     ReLU, leaky, ReLU6, hardtanh, clamp   a bit a value                             its result, where x is kept
     dropout                               a bit a value                             its result, where x is kept
-    max-pool; average pool                places in 16 or 32 bits; nothing
+    max-pool; average pool, padding       places in 16 or 32 bits; nothing
     index_select, x[index]                the index                                 its result, where x is kept
     index_add, gather                     the index, not what is added or read
     norm, by 2, of what is kept already   nothing                                   its result
@@ -85,9 +85,8 @@ def _rows() -> dict[Callable[..., Any], Row]:
         masks.dropout: (F.dropout,),
         masks.torch_dropout: (torch.dropout,),
         masks.native_dropout: (torch.native_dropout,),
-        masks.max_pool2d: (F.max_pool2d, torch.max_pool2d),
-        masks.avg_pool2d: (F.avg_pool2d,),
         masks.adaptive_avg_pool2d: (F.adaptive_avg_pool2d,),
+        masks.pad: (F.pad,),
         pointwise.norm: (torch.norm,),
         pointwise.vector_norm: (torch.linalg.vector_norm,),
         pointwise.index_select: (torch.index_select, Tensor.index_select),
@@ -98,7 +97,7 @@ def _rows() -> dict[Callable[..., Any], Row]:
     }
     others = {function: row for row, functions in by_row.items() for function in functions}
     others |= {it: pointwise.outer(it) for it in _OUTER}
-    return products.CONVOLUTIONS | pointwise.ACTIVATIONS | others
+    return products.CONVOLUTIONS | pointwise.ACTIVATIONS | masks.POOLS | others
 
 
 TABLE = _rows()

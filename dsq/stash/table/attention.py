@@ -46,7 +46,7 @@ class Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, dim: int, dtype: torch.dtype | None, safe: bool = False) -> Tensor:
         y = torch.ops.aten._safe_softmax(x, dim, dtype) if safe else F.softmax(x, dim, dtype=dtype)
-        keep(ctx, stash.restored(y, "softmax", lambda roots: _rows_of_one(roots, dim), prepare=torch.sqrt))
+        keep(ctx, stash.restored(y, "softmax", lambda roots: _rows_of_one(roots, dim), prepare=_roots))
         ctx.dim, ctx.dtype = dim, x.dtype
         return y
 
@@ -56,6 +56,12 @@ class Softmax(torch.autograd.Function):
         # the operator casts float32 to float16 alone, and on GPUs alone
         dx = torch.ops.aten._softmax_backward_data(dy, y, ctx.dim, y.dtype).to(ctx.dtype)
         return None, dx, None, None, None
+
+
+def _roots(y: Tensor) -> Tensor:
+    """Return what is coded of a softmax. A row that is masked as a whole is NaN, which would spread over a box to rows
+    beside it: it is kept as zeros."""
+    return y.sqrt().nan_to_num_(0.0)
 
 
 def _rows_of_one(roots: Tensor, dim: int) -> Tensor:

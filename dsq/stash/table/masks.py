@@ -15,6 +15,7 @@ from dsq.kernels.dispatch import relu as masked_relu
 from dsq.stash.codes import Stash, keep, kept
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.table.pointwise import in_place
+from dsq.stash.table.products import as_tuple
 
 aten = torch.ops.aten
 _compiling = torch.compiler.is_compiling
@@ -120,44 +121,64 @@ class Dropout(torch.autograd.Function):
         return None, mask.to(dy.dtype).div_(1 - ctx.p).mul_(dy), None
 
 
-def _pairs(*options: Any) -> tuple[Any, ...]:
-    """Return the sizes of two axes, as PyTorch's operators take them."""
-    return tuple([o, o] if type(o) is int else [] if o is None else o for o in options)
+#: what a pool over one axis has along an axis of one place beside it
+_BESIDE = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
+_OPTIONS = {  # in PyTorch's order
+    "max": {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False},
+    "avg": {"stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True, "divisor_override": None},
+}
 
 
-def max_pool2d(stash: Stash, input: Tensor, kernel_size: Any, *rest: Any, **named: Any) -> Any:
-    """Run F.max_pool2d: the places of the largest values, in the narrowest integers."""
-    options = {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
-    options |= dict(zip(options, rest, strict=False)) | named
-    if options.pop("return_indices") or input.dim() != 4:
-        return F.max_pool2d(input, kernel_size, *rest, **named)
-    *sizes, ceil_mode = options.values()
-    return MaxPool2d.apply(stash, input, *_pairs(kernel_size, *sizes), ceil_mode)  # type: ignore[no-untyped-call]
+def pool(kind: str, dimensions: int) -> Any:
+    """Return the row of F.max_pool{1,2,3}d, or of F.avg_pool{1,2,3}d. A pool over one axis is one over two, as in
+    PyTorch."""
+    function, usual, axes = getattr(F, f"{kind}_pool{dimensions}d"), _OPTIONS[kind], max(2, dimensions)
+
+    def run(stash: Stash, input: Tensor, kernel_size: Any, *rest: Any, **named: Any) -> Any:
+        options = {"kernel_size": kernel_size} | usual | dict(zip(usual, rest, strict=False)) | named
+        if options.pop("return_indices", False) or input.dim() != dimensions + 2:
+            return function(input, kernel_size, *rest, **named)
+        for name, one in _BESIDE.items():
+            if name in options:
+                sizes = [] if options[name] is None else as_tuple(options[name], dimensions)
+                options[name] = [one, *sizes] if dimensions == 1 and sizes else sizes
+        x, given = input.unsqueeze(-2) if dimensions == 1 else input, tuple(options.values())
+        if kind == "max":
+            y = MaxPool.apply(stash, x, axes, *given)  # type: ignore[no-untyped-call]
+        else:
+            names = f"avg_pool{axes}d", f"avg_pool{axes}d_backward"
+            y = Shaped.apply(stash, x, *(getattr(aten, name) for name in names), given)  # type: ignore[no-untyped-call]
+        return y.squeeze(-2) if dimensions == 1 else y
+
+    return run
 
 
-class MaxPool2d(torch.autograd.Function):
+POOLS = {
+    function: row
+    for dimensions in (1, 2, 3)
+    for kind in ("max", "avg")
+    for row in [pool(kind, dimensions)]
+    for function in {getattr(place, f"{kind}_pool{dimensions}d", None) for place in (F, torch)} - {None}
+}
+
+
+class MaxPool(torch.autograd.Function):
+    """Keeps the places of the largest values, in the narrowest integers."""
+
     @staticmethod
-    def forward(ctx: Any, stash: Stash, x: Tensor, *options: Any) -> Tensor:
-        y, places = aten.max_pool2d_with_indices(x, *options)
-        narrow = torch.int16 if x.shape[-2] * x.shape[-1] < 2**15 else torch.int32
+    def forward(ctx: Any, stash: Stash, x: Tensor, axes: int, *options: Any) -> Tensor:
+        y, places = getattr(aten, f"max_pool{axes}d_with_indices")(x, *options)
+        narrow = torch.int16 if x.shape[2:].numel() < 2**15 else torch.int32
         keep(ctx, stash.exact(places.to(narrow)))
-        ctx.options, ctx.shape = options, x.shape
+        ctx.axes, ctx.options, ctx.shape = axes, options, x.shape
         return y  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (places,) = kept(ctx)
         unread = dy.new_empty(1).expand(ctx.shape) if not _compiling() else dy.new_zeros(ctx.shape)
-        dx = aten.max_pool2d_with_indices_backward(dy, unread, *ctx.options, places.long())
-        return None, dx, *[None] * 5
-
-
-def avg_pool2d(stash: Stash, input: Tensor, kernel_size: Any, *rest: Any, **named: Any) -> Tensor:
-    """Run F.avg_pool2d: nothing but the shape of x."""
-    options = {"stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True, "divisor_override": None}
-    stride, padding, *others = (options | dict(zip(options, rest, strict=False)) | named).values()
-    pairs = (*_pairs(kernel_size, stride, padding), *others)
-    return Shaped.apply(stash, input, aten.avg_pool2d, aten.avg_pool2d_backward, pairs)  # type: ignore[no-any-return, no-untyped-call]
+        backward = getattr(aten, f"max_pool{ctx.axes}d_with_indices_backward")
+        return None, backward(dy, unread, *ctx.options, places.long()), None, *[None] * 5
 
 
 def adaptive_avg_pool2d(stash: Stash, input: Tensor, output_size: Any) -> Tensor:
@@ -168,6 +189,15 @@ def adaptive_avg_pool2d(stash: Stash, input: Tensor, output_size: Any) -> Tensor
         return F.adaptive_avg_pool2d(input, output_size)
     gradient = lambda dy, x, size: aten._adaptive_avg_pool2d_backward(dy, x)  # noqa: E731
     return Shaped.apply(stash, input, aten._adaptive_avg_pool2d, gradient, (size,))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def pad(stash: Stash, input: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:
+    """Run F.pad by values of x, as convolutions of audio and of style transfer do: nothing but the shape of x."""
+    name, dimensions = {"reflect": "reflection", "replicate": "replication"}.get(mode), len(pad) // 2
+    if name is None or input.dim() != dimensions + 2:
+        return F.pad(input, pad, mode, value)
+    run, gradient = (getattr(aten, f"{name}_pad{dimensions}d{suffix}") for suffix in ("", "_backward"))
+    return Shaped.apply(stash, input, run, gradient, (list(pad),))  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Shaped(torch.autograd.Function):

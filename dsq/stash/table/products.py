@@ -178,10 +178,15 @@ def convolution(dimensions: int, transposed: bool) -> Any:
 
     def convolve(stash: Stash, input: Tensor, weight: Tensor, bias: Any = None, *rest: Any, **named: Any) -> Tensor:
         options = usual | dict(zip(usual, rest, strict=False)) | named
+        if options["padding"] == "same":  # strides are 1
+            dilation = as_tuple(options["dilation"], dimensions)
+            wide = [step * (size - 1) for step, size in zip(dilation, weight.shape[2:], strict=True)]
+            if not any(width % 2 for width in wide):  # else it pads one side more
+                options["padding"] = [width // 2 for width in wide]
         if input.dim() != dimensions + 2 or isinstance(options["padding"], str):
             return function(input, weight, bias, *rest, **named)  # type: ignore[no-any-return]
-        tuples = (_tuple(options[name], dimensions) for name in ("stride", "padding", "dilation"))
-        geometry = (*tuples, transposed, _tuple(options.get("output_padding", 0), dimensions), options["groups"])
+        tuples = (as_tuple(options[name], dimensions) for name in ("stride", "padding", "dilation"))
+        geometry = (*tuples, transposed, as_tuple(options.get("output_padding", 0), dimensions), options["groups"])
         run = partial(function, **options)
         return Convolution.apply(stash, input, weight, bias, run, geometry)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -195,7 +200,8 @@ CONVOLUTIONS = {
 }
 
 
-def _tuple(value: Any, count: int) -> list[int]:
+def as_tuple(value: Any, count: int) -> list[int]:
+    """Return a number for each of ``count`` axes."""
     return [value] * count if isinstance(value, int) else list(value) * (count if len(value) == 1 else 1)
 
 

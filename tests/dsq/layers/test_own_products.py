@@ -141,3 +141,19 @@ def test_routers_and_weights_of_other_types_are_left():
 def test_a_subclass_of_a_layer_is_quantised_by_its_call():
     net = dsq.convert(made("a subclass of a layer"), CONFIG)
     assert torch.equal(net(X), dsq.functional.linear(X, net.weight, net.bias, "[4,4,4,16]"))
+
+
+def test_sparse_features_are_multiplied_plain():
+    """As in the first layer of a graph network, whose features are words."""
+
+    class GraphConvolution(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(32))
+
+        def forward(self, x):
+            return torch.mm(x, self.weight)
+
+    net, words = dsq.convert(nn.Sequential(GraphConvolution(), nn.Linear(32, 4)), CONFIG), drawn(8, 32).relu()
+    assert torch.equal(net[0](words.to_sparse()), words)
+    assert "0" in dsq.converted(net)

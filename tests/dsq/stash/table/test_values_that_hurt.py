@@ -177,6 +177,7 @@ def test_gates_of_a_recurrence_and_what_they_leave_sum_to_one(gates):
 
 
 LSTM, GRU = nn.LSTM(32, 32), nn.GRU(32, 32)
+ADJACENCY = (drawn(30, 30) > 1).float()
 WITHOUT_A_ROW = {
     "local response norm": lambda x: F.local_response_norm(x, 3),
     "rrelu": lambda x: F.rrelu(x, training=True),
@@ -196,6 +197,8 @@ WITHOUT_A_ROW = {
     "gumbel_softmax": F.gumbel_softmax,
     "LSTM": lambda x: LSTM(x)[0],
     "GRU": lambda x: GRU(x)[0],
+    "sparse @": lambda x: ADJACENCY.to_sparse() @ x[:, 0],
+    "mm of a sparse matrix": lambda x: torch.mm(ADJACENCY.to_sparse_csr(), x[:, 0]),
 }
 
 
@@ -245,3 +248,22 @@ def test_a_wider_softmax_of_halves():
     for ours, true in zip(gradients(model, drawn(64, 64).half()), exact, strict=True):
         assert ours.dtype == torch.float16
         assert cosine(ours, true) > LEAST
+
+
+def test_rows_of_a_softmax_that_are_masked_as_a_whole_leave_their_neighbours_alone():
+    """They are NaN, which the model takes away; rows of 40 share boxes of 16 with them."""
+    whole = torch.zeros(40, 40, dtype=torch.bool).index_fill(0, torch.tensor([3]), True)
+    attend = lambda x, w: torch.nan_to_num((x @ w @ x.mT).masked_fill(whole, -torch.inf).softmax(-1)) @ x  # noqa: E731
+    for ours, true in pairs(attend, drawn(40, 64), W):
+        assert cosine(ours, true) > LEAST
+
+
+def test_the_imaginary_parts_of_a_number_and_of_its_conjugate_are_told_apart():
+    """They are one piece of memory, read with two signs."""
+
+    def parts(x, w):
+        number = torch.view_as_complex(torch.stack((x, x @ w), -1))
+        return F.gelu(number.imag) + F.silu(number.conj().imag)
+
+    for ours, true in pairs(parts, X, W):
+        assert cosine(ours, true) > 0.99
