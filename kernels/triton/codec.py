@@ -48,7 +48,7 @@ class Wanted(NamedTuple):
     draws: int | None = None  #: None rounds to nearest, else stochastically: what is added to the seed
 
 
-#: the dtype of a tensor, and what is wanted of it
+#: the dtype of a tensor, which its launches are compiled for, and what is wanted of it
 Job = tuple[torch.dtype, tuple[Wanted, ...]]
 
 
