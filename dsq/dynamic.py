@@ -9,6 +9,7 @@ accelerate: ``accelerator.register_for_checkpointing(dynamic)``.
 
 import logging
 import math
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ from dsq.gradient_check import GradientCheck, compare
 from dsq.process_memory import resident
 from dsq.scheduler import updates_left
 from dsq.stash.controller import applied
+from dsq.stash.interception import TablePolicy
 
 _KEYS = {"config", "scheduler"}
 _MANY = 1000  #: updates after which a validation is missed
@@ -60,9 +62,13 @@ class DynamicPrecision:
     def record(self, updates: int | Tensor = 1, tokens: int | Tensor = 0) -> bool:
         """Count work, as ``PrecisionScheduler.record``. True if the level rose; the model is at it then.
 
-        Warns once where the level waits for a validation that has not come in 1,000 updates.
+        Warns once where the level waits for a validation that has not come in 1,000 updates, and where the first update
+        came without a call of the model, in which alone ``stash="all"`` packs.
         """
         before = self.scheduler.updates
+        if before == 0 and _never_called(self.model):
+            text = 'stash="all" packs in calls of the model, and none came: its linear layers alone keep few bits'
+            warnings.warn(f"{text}; let forward compute the loss, where another method does", stacklevel=2)
         rose = self._set_level(self.scheduler.record(updates, tokens))
         now = self.scheduler
         validated = now.level > 0 or now.stale > 0 or math.isfinite(now.best)
@@ -147,6 +153,13 @@ class DynamicPrecision:
             set_level(self.model, self.config, self.scheduler.level)
             _LOG.info("update %d: rose to %s", self.scheduler.updates, self.scheduler.precision)
         return rose
+
+
+def _never_called(model: nn.Module) -> bool:
+    """Return whether the policy of ``stash="all"`` saw no forward, in a process that compiled nothing: a graph has no
+    count of its calls."""
+    policy, compiler = applied(model).get("bfp"), sys.modules.get("torch._dynamo.convert_frame")
+    return isinstance(policy, TablePolicy) and policy.latest is None and not getattr(compiler, "FRAME_COUNTER", 0)
 
 
 def stash_mib(model: nn.Module) -> dict[str, float]:

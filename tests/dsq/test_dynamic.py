@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import sys
 import warnings
 
 import pytest
@@ -109,6 +110,20 @@ def test_a_level_that_waits_for_a_validation_says_so_once():
     with warnings.catch_warnings(action="error"):
         for it in (dynamic, validated, timed):
             it.record(1000)
+
+
+def test_a_loss_in_another_method_is_told_that_the_stash_does_not_see_it(monkeypatch):
+    class Model(nn.Sequential):
+        def loss(self, x):
+            return self[1](self[0](x)).sum()
+
+    monkeypatch.delitem(sys.modules, "torch._dynamo.convert_frame", raising=False)  # another test's, in this process
+    for loss, warned in ((lambda model, x: model.loss(x), True), (lambda model, x: model(x).sum(), False)):
+        dynamic = dsq.DynamicPrecision(Model(nn.Linear(64, 64), nn.GELU()))
+        loss(dynamic.model, torch.randn(64, 64)).backward()
+        expected = pytest.warns(UserWarning, match="let forward compute the loss")
+        with expected if warned else warnings.catch_warnings(action="error"):
+            dynamic.record()
 
 
 def test_a_resumed_run_rises_where_the_unbroken_one_does():
