@@ -221,8 +221,8 @@ class GemmKernel(NamedTuple):
 
 #: (x (..., K), w (N, K), bias, seed, whether to pack x) -> y (..., N), and the packed x
 ForwardCall = Callable[[Tensor, Tensor, Tensor | None, int | None, bool], tuple[Tensor, Codes | None]]
-#: (dy (..., N), w or None, x packed or (T, K) or None, seed) -> dx (..., K) of w, dw (N, K) of x, or None
-BackwardCall = Callable[[Tensor, Tensor | None, Codes | Tensor | None, int | None], tuple[Tensor | None, Tensor | None]]
+#: (dy (..., N), w or None, packed x or None, seed) -> dx (..., K) of w, dw (N, K) of x, or None
+BackwardCall = Callable[[Tensor, Tensor | None, Codes | None, int | None], tuple[Tensor | None, Tensor | None]]
 
 
 class FusedLinear(Protocol):
@@ -235,8 +235,8 @@ class FusedLinear(Protocol):
     def forward(self, layer: Layer, gemm: str) -> ForwardCall | None:
         """``gemm`` of y; None: the passes are to be run kernel by kernel."""
 
-    def backward(self, layer: Layer, gemms: tuple[str | None, str | None], packed: bool) -> BackwardCall | None:
-        """``gemms`` of dx and of dw; None for what is not wanted. ``packed``: x comes as codes, else as values."""
+    def backward(self, layer: Layer, gemms: tuple[str | None, str | None]) -> BackwardCall | None:
+        """``gemms`` of dx and of dw; None for what is not wanted."""
 
 
 @dataclass(frozen=True, slots=True)

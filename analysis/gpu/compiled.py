@@ -113,13 +113,11 @@ def _layer(levels: str, seed: int | None) -> Iterator[KernelCall]:
 
 
 def _both_passes(layer: Layer, gemm: str, x: Tensor, w: Tensor, dy: Tensor, seed: int | None) -> None:
-    forward = Passes().forward(layer, gemm)
+    forward, backward = Passes().forward(layer, gemm), Passes().backward(layer, (gemm, gemm))
     assert forward is not None
-    _, codes = forward(x, w, None, seed, True)
-    for x_1 in (codes, x):  # as it is kept, and as it is made again
-        backward = Passes().backward(layer, (gemm, gemm), x_1 is codes)
-        assert backward is not None
-        backward(dy, w, x_1, seed)
+    assert backward is not None
+    _, x_1 = forward(x, w, None, seed, True)
+    backward(dy, w, x_1, seed)
 
 
 def _masks() -> Iterator[KernelCall]:

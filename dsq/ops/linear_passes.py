@@ -47,8 +47,8 @@ class Fused:
     turned: bool  #: the weight lies in memory as (K, N)
     stash: Any  #: shape and dtype of codes, and of scales
     forward: ForwardCall | None
-    #: by whether dx and dw are wanted, and x is packed; made when first asked for
-    backward: dict[tuple[bool, bool, bool], BackwardCall | None]
+    #: by whether dx and dw are wanted; made when first asked for
+    backward: dict[tuple[bool, bool], BackwardCall | None]
 
 
 class LinearPlan(NamedTuple):
@@ -133,20 +133,14 @@ def forward(
 def backward(
     plan: LinearPlan, dy: Tensor, w_NK: Tensor | None, stash: StashTensors, seed: int | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return dx (..., K) of dy (..., N) where ``w_NK`` is given for it, and dw (N, K) where ``stash`` is not empty.
-
-    A stash of one tensor is x (..., K) itself, of its dtype, which is quantised as the product reads it.
-    """
-    packed = len(stash) == 2
-    x1: Codes | Tensor | None = Codes(stash[0], stash[1], plan.x_matrix) if packed else None
-    if len(stash) == 1:
-        x1 = matrix(stash[0])
+    """Return dx (..., K) of dy (..., N) where ``w_NK`` is given for it, and dw (N, K) where ``stash`` is not empty."""
+    x1 = Codes(*stash, plan.x_matrix) if len(stash) == 2 else None
     fused = plan.fused
-    if fused is not None and (not stash or plan.stash.format is not None) and plain(dy, w_NK):
-        if isinstance(x1, Codes) and (x1.codes.shape, x1.codes.dtype, x1.scales.shape, x1.scales.dtype) != fused.stash:
+    if fused is not None and len(stash) != 1 and plain(dy, w_NK):
+        if x1 is not None and (x1.codes.shape, x1.codes.dtype, x1.scales.shape, x1.scales.dtype) != fused.stash:
             assert plan.stash.format is not None  # saved-tensor hooks may give back anything
             check_codes(x1.codes, x1.scales, plan.stash.format, layout_of(plan.x_matrix, plan.stash.axis))
-        wanted = w_NK is not None, x1 is not None, packed
+        wanted = w_NK is not None, x1 is not None
         if wanted not in fused.backward:
             fused.backward[wanted] = _backward_call(fused, *wanted)
         call = fused.backward[wanted]
@@ -156,8 +150,8 @@ def backward(
     if w_NK is not None:
         dx = multiply(plan.matmuls.input_gradient, dy_TN, w_NK, None, seed, plan.dtypes.x)
         dx = dx.view(*dy.shape[:-1], w_NK.shape[1])
-    if x1 is not None:
-        dw_NK = multiply(plan.matmuls.weight_gradient, dy_TN, x1, None, seed, plan.dtypes.w)
+    if stash:
+        dw_NK = multiply(plan.matmuls.weight_gradient, dy_TN, x1 or matrix(stash[0]), None, seed, plan.dtypes.w)
     return dx, dw_NK
 
 
@@ -192,7 +186,7 @@ def _made(layer: Layer, turned: bool, backend: Backend) -> LinearPlan:
     return LinearPlan(matmuls, matmuls.stash, dtypes, shape_TK, Fused(backend, stored, turned, stash, call, {}))
 
 
-def _backward_call(fused: Fused, dx_wanted: bool, dw_wanted: bool, packed: bool) -> BackwardCall | None:
+def _backward_call(fused: Fused, dx_wanted: bool, dw_wanted: bool) -> BackwardCall | None:
     """Return one call of the backend for what is wanted of the backward; None where it has none."""
     layer, backend = fused.layer, fused.backend
     dx, dw = layer.matmuls.input_gradient, layer.matmuls.weight_gradient
@@ -203,7 +197,7 @@ def _backward_call(fused: Fused, dx_wanted: bool, dw_wanted: bool, packed: bool)
         gemm_for(matmul, layer.dtypes.y, matmul.sizes(layer.y_matrix, shape), backend).name if wanted else None
         for matmul, shape, wanted in each
     )
-    return backend.linear.backward(layer, (dx_gemm, dw_gemm), packed)
+    return backend.linear.backward(layer, (dx_gemm, dw_gemm))
 
 
 def _runs(backend: Backend, layer: Layer, *matmuls: MatMul) -> bool:

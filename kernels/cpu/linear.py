@@ -66,7 +66,7 @@ class LinearKernels:
         codec = self._codec.fields(fmt, layout, dtype, dtype, layer.stochastic)
         return {"stash": codec, "stash_seed": stash.seed}, layout.code_shape(fmt.bits), fmt.scale_shape(layout)
 
-    def backward(self, layer: Layer, gemms: tuple[str | None, str | None], packed: bool) -> BackwardCall | None:
+    def backward(self, layer: Layer, gemms: tuple[str | None, str | None]) -> BackwardCall | None:
         if any(gemm not in KERNELS for gemm in gemms if gemm is not None):
             return None
         (dx_gemm, dw_gemm), matmuls, dtypes = gemms, layer.matmuls, layer.dtypes
@@ -74,7 +74,7 @@ class LinearKernels:
         dw_shape: tuple[int, ...] = ()
         dw_transposed = False
         if dw_gemm is not None:
-            matmul, a, b = matmuls.weight_gradient, dy_given, Given(layer.x_matrix, dtypes.x, packed)
+            matmul, a, b = matmuls.weight_gradient, dy_given, Given(layer.x_matrix, dtypes.x, packed=True)
             # of a weight that is stored as (K, N) dw is made so too, or the weight's gradient would be a copy; but as
             # int16, codes of x are multiplied faster as b
             narrow = matmul.a.quantised_to.bits <= 8
@@ -84,7 +84,6 @@ class LinearKernels:
             dw_shape = a.shape[1], b.shape[1]
             made = describe(self._codec, matmul, dw_gemm, a, b, dtypes.w, layer.stochastic)
             fields["weight_gradient"], after, room = made
-            fields["x_first"] = dw_transposed
         if dx_gemm is not None:  # behind dw's operands: dy is quantised for both at once
             matmul, w_given = matmuls.input_gradient, Given(layer.w_shape, dtypes.w)
             made = describe(self._codec, matmul, dx_gemm, dy_given, w_given, dtypes.x, layer.stochastic, after)
@@ -93,22 +92,19 @@ class LinearKernels:
         dx_shape = tuple(layer.x_shape)
 
         def call(
-            dy: Tensor, w: Tensor | None, x: Codes | Tensor | None, seed: int | None
+            dy: Tensor, w: Tensor | None, x: Codes | None, seed: int | None
         ) -> tuple[Tensor | None, Tensor | None]:
             dy, memory, dx_address, dw_address = dy.contiguous(), scratch(room), 0, 0
-            dx = dw = given = scales = None
+            dx = dw = codes = scales = None
             if w is not None:
                 w, dx = w.contiguous(), torch.empty(*dx_shape, dtype=dtypes.x, device="cpu")
                 dx_address = dx.data_ptr()
             if x is not None:
-                if isinstance(x, Tensor):
-                    given = x.contiguous()
-                else:
-                    given, scales = x.codes.contiguous(), x.scales.contiguous()  # hooks may have changed their order
+                codes, scales = x.codes.contiguous(), x.scales.contiguous()  # hooks may have changed their order
                 dw = torch.empty(*dw_shape, dtype=dtypes.w, device="cpu")
                 dw_address = dw.data_ptr()
             run(
-                *(desc, *addresses(dy, w, given, scales), dx_address, dw_address),
+                *(desc, *addresses(dy, w, codes, scales), dx_address, dw_address),
                 *(memory.data_ptr(), torch.get_num_threads(), (seed or 0) & SEED_MASK),
             )
             return dx, dw.t() if dw_transposed and dw is not None else dw

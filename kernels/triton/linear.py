@@ -6,7 +6,6 @@
 A ``largest`` runs where a format has an exponent for the whole tensor. analysis/gpu/expected.py counts what runs.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,10 +46,10 @@ class Passes:
 
         return call
 
-    def backward(self, layer: Layer, gemms: tuple[str | None, str | None], packed: bool) -> BackwardCall | None:
+    def backward(self, layer: Layer, gemms: tuple[str | None, str | None]) -> BackwardCall | None:
         (_, of_dx, of_dw), dtypes, (dx_gemm, dw_gemm) = layer.matmuls, layer.dtypes, gemms
         x_shape, x_matrix, y_matrix, w_shape = layer.x_shape, layer.x_matrix, layer.y_matrix, layer.w_shape
-        of_dy, of_w, product_dx, product_dw, operand_x = [], [], None, None, None
+        of_dy, of_w, product_dx, product_dw, unpacked = [], [], None, None, None
         if dx_gemm is not None:
             kernel, inner = _BY_NAME[dx_gemm], _narrower(dtypes.y, dtypes.x)
             of_dy.append(_wanted(kernel, of_dx.a, y_matrix, kernel.a_dtype or inner, layer))
@@ -59,13 +58,13 @@ class Passes:
         if dw_gemm is not None:
             kernel, inner = _BY_NAME[dw_gemm], _narrower(dtypes.y, dtypes.w)
             of_dy.append(_wanted(kernel, of_dw.a, y_matrix, kernel.a_dtype or inner, layer))
-            of_x = _wanted(kernel, of_dw.b, x_matrix, kernel.b_dtype or inner, layer)
-            operand_x = _operand_of_x(of_x, codec.Encoder((dtypes.x, (of_x,))), x_matrix)
+            if not kernel.packed:
+                unpacked = of_dw.b.quantised_to, layout_of(x_matrix, of_dw.b.axis), kernel.b_dtype or inner
             product_dw = _Product(kernel, of_dw, (y_matrix, x_matrix), inner, dtypes.w)
         encoder = codec.Encoder((dtypes.y, tuple(of_dy)), *of_w)
 
         def call(
-            dy: Tensor, w: Tensor | None, x: Codes | Tensor | None, seed: int | None
+            dy: Tensor, w: Tensor | None, x: Codes | None, seed: int | None
         ) -> tuple[Tensor | None, Tensor | None]:
             assert dy.dtype is dtypes.y
             dy_TN, dx, dw_NK = dy.detach().reshape(y_matrix).contiguous(), None, None
@@ -73,27 +72,15 @@ class Passes:
             del dy_TN
             if product_dx is not None:
                 dx = product_dx(left.pop(0), right.pop()[0], None, seed).view(x_shape)
-            if product_dw is not None and operand_x is not None and x is not None:
-                dw_NK = product_dw(left.pop(), operand_x(x, seed), None, seed)
+            if product_dw is not None and x is not None:
+                codes, scales = x.codes.contiguous(), x.scales.contiguous()  # hooks may have changed their order
+                x_1: Any = codes, scales
+                if unpacked is not None:
+                    x_1 = codec.unpack(codes, scales, *unpacked).view(x_matrix)
+                dw_NK = product_dw(left.pop(), x_1, None, seed)
             return dx, dw_NK
 
         return call
-
-
-def _operand_of_x(
-    wanted: codec.Wanted, encoder: codec.Encoder, x_matrix: torch.Size
-) -> Callable[[Codes | Tensor, int | None], Any]:
-    """What makes x, packed or as values, what is wanted of it."""
-
-    def operand(x: Codes | Tensor, seed: int | None) -> Any:
-        if isinstance(x, Tensor):
-            return encoder(seed, x.contiguous())[0][0]
-        codes, scales = x.codes.contiguous(), x.scales.contiguous()  # hooks may have changed their order
-        if wanted.dtype is None:
-            return codes, scales
-        return codec.unpack(codes, scales, wanted.fmt, wanted.layout, wanted.dtype).view(x_matrix)
-
-    return operand
 
 
 def _narrower(a: torch.dtype, b: torch.dtype) -> torch.dtype:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.kernels.backend import LinearMatMuls
+from dsq.kernels.dispatch import pack
 from dsq.linear import linear
 from dsq.ops import linear_passes
 from dsq.ops.einsum import as_product, two_operands
@@ -91,7 +92,8 @@ class QuantisedLinear(torch.autograd.Function):
         plan = ctx.plan
         if not ctx.as_codes:
             plan = linear_passes.other_formats(plan, _read_wide(plan.matmuls))
-            x1 = (x1.to(plan.dtypes.x),)
+            assert plan.stash.format is not None
+            x1 = pack(linear_passes.matrix(x1), plan.stash.format, plan.stash.axis)
         dx, dw_NK = linear_passes.backward(plan, dy, w_NK, x1, ctx.seed)
         return None, dx, dw_NK, linear_passes.matrix(dy).sum(0) if ctx.biased else None, None, None
 

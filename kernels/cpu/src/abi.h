@@ -74,7 +74,6 @@ typedef struct {
 
 typedef struct {
   MatMulDesc input_gradient, weight_gradient;
-  int32_t x_first;  /* the weight's gradient is the product of x and dy, else of dy and x */
 } LinearBackwardDesc;
 
 /* From a batch to the next, from a head to the next and from a row to the next, in values; columns lie side by side. */
@@ -149,7 +148,7 @@ void dsq_gemm_integer(address a_codes, address a_scales, int a_kind, int a_bits,
 void dsq_linear_forward(const LinearForwardDesc* desc, address x, address w, address bias, address y, address codes,
                         address scales, address scratch, int threads, uint64_t seed);
 /* dx = dy w, unless dx is 0; dw = dy^T x from the packed x, unless dw is 0. */
-void dsq_linear_backward(const LinearBackwardDesc* desc, address dy, address w, address x, address scales,
+void dsq_linear_backward(const LinearBackwardDesc* desc, address dy, address w, address codes, address scales,
                          address dx, address dw, address scratch, int threads, uint64_t seed);
 
 /* The name of attention's instruction set `index`, best first, or null past the last; `usable`: whether this machine has

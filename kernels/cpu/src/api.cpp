@@ -118,9 +118,9 @@ void dsq_linear_forward(const LinearForwardDesc* desc, address x, address w, add
   linear_forward(*desc, At{x}, At{w}, At{bias}, At{y}, At{codes}, At{scales}, At{scratch}, threads, seed);
 }
 
-void dsq_linear_backward(const LinearBackwardDesc* desc, address dy, address w, address x, address scales,
+void dsq_linear_backward(const LinearBackwardDesc* desc, address dy, address w, address codes, address scales,
                          address dx, address dw, address scratch, int threads, uint64_t seed) {
-  linear_backward(*desc, At{dy}, At{w}, At{x}, At{scales}, At{dx}, At{dw}, At{scratch}, threads, seed);
+  linear_backward(*desc, At{dy}, At{w}, At{codes}, At{scales}, At{dx}, At{dw}, At{scratch}, threads, seed);
 }
 
 #endif

@@ -76,17 +76,17 @@ void linear_forward(const LinearForwardDesc& desc, const uint8_t* x, const uint8
   matmul(desc.output, {codes ? nullptr : x}, {w}, bias, y, scratch, threads, seed);
 }
 
-void linear_backward(const LinearBackwardDesc& desc, const uint8_t* dy, const uint8_t* w, const uint8_t* x,
+void linear_backward(const LinearBackwardDesc& desc, const uint8_t* dy, const uint8_t* w, const uint8_t* codes,
                      const uint8_t* scales, uint8_t* dx, uint8_t* dw, uint8_t* scratch, int threads, uint64_t seed) {
   const MatMulDesc &of_dx = desc.input_gradient, &of_dw = desc.weight_gradient;
-  const bool both = dx && dw;
+  const bool transposed = of_dw.a.packed, both = dx && dw;
   if (both) {
     Encoding for_dx = encoding(of_dx, of_dx.a, dy, scratch, threads, seed);
-    Encoding for_dw = encoding(of_dw, desc.x_first ? of_dw.b : of_dw.a, dy, scratch, threads, seed);
+    Encoding for_dw = encoding(of_dw, transposed ? of_dw.b : of_dw.a, dy, scratch, threads, seed);
     encode_both(for_dx, for_dw, threads);
   }
-  const Given gradient{both ? nullptr : dy}, input{x, scales};
+  const Given gradient{both ? nullptr : dy}, x{codes, scales};
   if (dx) matmul(of_dx, gradient, {w}, nullptr, dx, scratch, threads, seed);
   if (dw)
-    matmul(of_dw, desc.x_first ? input : gradient, desc.x_first ? gradient : input, nullptr, dw, scratch, threads, seed);
+    matmul(of_dw, transposed ? x : gradient, transposed ? gradient : x, nullptr, dw, scratch, threads, seed);
 }

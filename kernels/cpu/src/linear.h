@@ -9,5 +9,5 @@ void linear_forward(const LinearForwardDesc& desc, const uint8_t* x, const uint8
                     uint8_t* y, uint8_t* codes, uint8_t* scales, uint8_t* scratch, int threads, uint64_t seed);
 
 // dx = dy w, and dw = dy^T x from the packed x; not what is null.
-void linear_backward(const LinearBackwardDesc& desc, const uint8_t* dy, const uint8_t* w, const uint8_t* x,
+void linear_backward(const LinearBackwardDesc& desc, const uint8_t* dy, const uint8_t* w, const uint8_t* codes,
                      const uint8_t* scales, uint8_t* dx, uint8_t* dw, uint8_t* scratch, int threads, uint64_t seed);
