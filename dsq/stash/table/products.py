@@ -93,6 +93,7 @@ class QuantisedLinear(torch.autograd.Function):
         if not ctx.as_codes:
             plan = linear_passes.other_formats(plan, _read_wide(plan.matmuls))
             assert plan.stash.format is not None
+            # the product could quantise the values itself, but would hold them until its end: 16 of a GPT's 260 MiB
             x1 = pack(linear_passes.matrix(x1), plan.stash.format, plan.stash.axis)
         dx, dw_NK = linear_passes.backward(plan, dy, w_NK, x1, ctx.seed)
         return None, dx, dw_NK, linear_passes.matrix(dy).sum(0) if ctx.biased else None, None, None
