@@ -152,14 +152,9 @@ def _seed_on_device(device: torch.device) -> str:
 @contextmanager
 def _wide_offsets() -> Iterator[None]:
     """Inside, the kernels compute every offset in 64 bits, as they do for tensors of 2**30 values and more."""
-    with patch.object(codec, "WIDE", 0), patch.object(codec, "encoder", codec.Encoder):
-        codec._decoder.cache_clear()
-        codec._of_mask.cache_clear()
-        try:
-            yield
-        finally:
-            codec._decoder.cache_clear()
-            codec._of_mask.cache_clear()
+    afresh = {name: getattr(codec, name).__wrapped__ for name in ("encoder", "_decoder", "_of_mask")}
+    with patch.multiple(codec, WIDE=0, **afresh):
+        yield
 
 
 def _beyond_32_bits() -> str:

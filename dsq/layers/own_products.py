@@ -74,9 +74,9 @@ class Products(TorchFunctionMode):
     @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        quantised = _QUANTISED.get(func)
-        sparse = any(isinstance(x, Tensor) and x.layout is not torch.strided for x in args)  # features of a graph
-        result = None if quantised is None or sparse else quantised(self, *args, **kwargs)
+        quantised, result = _QUANTISED.get(func), None
+        if quantised is not None and not any(isinstance(x, Tensor) and x.layout is not torch.strided for x in args):
+            result = quantised(self, *args, **kwargs)  # sparse features, as a graph has, are PyTorch's to multiply
         if result is not None:
             self.multiplied = True
             return result

@@ -88,11 +88,11 @@ class Encoder:
         result = []
         with torch.cuda.device_of(tensors[0]):
             largest = self.largest(tensors)
-            for x, parts, roundings in zip(tensors, largest, self.roundings, strict=True):
-                made: dict[int, Any] = {}
+            for x, wanted, parts, roundings in zip(tensors, self.wanted, largest, self.roundings, strict=True):
+                made: list[Any] = [None] * len(wanted)
                 for rounding in roundings:
                     rounding(x, parts, seed, made)
-                result.append([made[place] for place in range(len(made))])
+                result.append(made)
         return result
 
 
@@ -175,7 +175,8 @@ class _Rounding:
             STOCHASTIC=first.draws is not None, **how.options,
         )  # fmt: skip
 
-    def __call__(self, x: Tensor, largest: Tensor | None, seed: int | Tensor | None, made: dict[int, Any]) -> None:
+    def __call__(self, x: Tensor, largest: Tensor | None, seed: int | Tensor | None, made: list[Any]) -> None:
+        """Put what is made at its places in ``made``."""
         tensors: list[Tensor | None] = [x, largest]
         numbers = list(self.sizes)
         for place, output in zip(self.places, self.outputs, strict=True):

@@ -1,8 +1,9 @@
-"""Rows of what needs a bit a value or less: ReLU, clamp, dropout, pooling. Their gradients are PyTorch's own.
+"""Rows of what needs a bit a value or less: ReLU, clamp, dropout, pooling, padding. Their gradients are PyTorch's own.
 
 A ReLU's input is not kept, and its result is made again by whoever kept what it was made of (a norm's x^).
 """
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -153,13 +154,15 @@ def pool(kind: str, dimensions: int) -> Any:
     return run
 
 
-POOLS = {
-    function: row
-    for dimensions in (1, 2, 3)
-    for kind in ("max", "avg")
-    for row in [pool(kind, dimensions)]
-    for function in {getattr(place, f"{kind}_pool{dimensions}d", None) for place in (F, torch)} - {None}
-}
+def _pools() -> dict[Any, Any]:
+    rows = dict[Any, Any]()
+    for kind, dimensions in itertools.product(_OPTIONS, (1, 2, 3)):
+        row, name = pool(kind, dimensions), f"{kind}_pool{dimensions}d"
+        rows |= {getattr(place, name): row for place in (F, torch) if hasattr(place, name)}
+    return rows
+
+
+POOLS = _pools()
 
 
 class MaxPool(torch.autograd.Function):
