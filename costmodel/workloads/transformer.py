@@ -269,7 +269,7 @@ def _products(own: _Attention) -> list[Operation]:
     return [
         product("scores", stack.head_width, own.key_length),
         on_scores("scale", "bias" if position_bias and not crosses else "scale", mask=mask, bias=bias),
-        on_scores("softmax", "softmax"),
+        on_scores("softmax", "softmax", upcasts=stack.upcasts),
         *([on_scores("dropout", "dropout")] if stack.attention_dropout else []),
         product("context", own.key_length, stack.head_width, weights),
     ]
