@@ -123,6 +123,7 @@ class Workload:
     operations: tuple[Operation, ...]
     tokens: int  #: tokens a step
     source: str = ""
+    patches: int = 0  #: tokens of an image, where the input is images
 
     def __hash__(self) -> int:
         return self._hash

@@ -29,7 +29,8 @@ def build(model: Transformer) -> Workload:
         ops.insert(0, Pointwise("tied weights", "tied", last.d, model.head.outputs))
     tokens = (source_tokens if model.encoder else 0) + (target_tokens if model.decoder else 0)
     ops.append(Pointwise("optimiser", "adam", sum(op.parameters for op in ops if op.trains), 1))
-    return Workload(model.name, tuple(ops), tokens, model.source)
+    images = model.encoder is not None and model.encoder.patches is not None
+    return Workload(model.name, tuple(ops), tokens, model.source, model.source_length if images else 0)
 
 
 def _mark_stream(ops: list[Operation]) -> list[Operation]:
