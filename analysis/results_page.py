@@ -8,6 +8,7 @@ A page's comments name its tables (analysis/tables.py): these, or those of docs/
     <!-- table: beside gact gcn-cora,sst2 gact "gact 2" -->   scores minus fp32's by task, and by how much less is held
                                                                    (in brackets): the suite's; those of a paper
     <!-- table: file format_errors.csv bits=4 format error:.4f -->   columns of a file; "bits=4": of such rows
+    <!-- table: gpu-tasks "[8,4,8,8] all" -->   what settings lost on a GPU, by task (evidence_gpu.csv)
 """
 
 import sys
@@ -57,6 +58,11 @@ def _suite() -> Evidence:
     return Evidence(suite, read_rows(LEDGER, suite), read_steps())
 
 
+def _on_gpu() -> Evidence:
+    suite = load_suite()
+    return Evidence(suite, read_rows(RESULTS / "evidence_gpu.csv", suite))
+
+
 def _evidence(evidence: Evidence, *settings: str) -> str:
     """``settings``: their names, and "over=TASK,TASK" where the means are over these tasks alone."""
     over = [word.removeprefix("over=").split(",") for word in settings if word.startswith("over=")]
@@ -92,6 +98,7 @@ def written(page: str) -> str:
     evidence = _suite()
     kinds: dict[str, Callable[..., str]] = {"evidence": partial(_evidence, evidence)}
     kinds |= {"beside": partial(_beside, evidence), "file": _file, "processors": _processors}
+    kinds["gpu-tasks"] = page_tables(_on_gpu())["tasks"]
     return tables.written(page, kinds | page_tables(evidence))
 
 

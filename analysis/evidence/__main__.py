@@ -42,6 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
     for command in (runner, timer, one):
         command.add_argument("--data", type=Path, nargs="+", default=[ROOT / "data"], metavar="DIR", help=places)
         command.add_argument("--work", type=Path, default=ROOT / "runs" / "evidence", metavar="DIR", help=prepared)
+    for command in (runner, one):
+        command.add_argument("--device", default="cpu", help="PyTorch's name of it (default: %(default)s)")
     runner.add_argument("--seeds", nargs="+", type=int, metavar="N", help="only these")
     timer.add_argument("--rounds", type=count, default=7, metavar="N", help="turns of each setting (default: 7)")
     runner.add_argument("--jobs", type=count, default=1, metavar="N", help="runs at a time (default: %(default)s)")
@@ -64,7 +66,7 @@ def run(given: Namespace, suite: Suite) -> None:
     """Run what is asked for and the ledger lacks."""
     planned = [one for one in _asked(given, suite) if not given.seeds or one.seed in given.seeds]
     roots = [root.resolve() for root in given.data]
-    Session(suite, roots, given.work.resolve(), given.ledger).go(planned, given.jobs, given.again)
+    Session(suite, roots, given.work.resolve(), given.ledger, given.device).go(planned, given.jobs, given.again)
 
 
 def time(given: Namespace, suite: Suite) -> None:
@@ -101,8 +103,15 @@ def train(given: Namespace, suite: Suite) -> None:
 
     torch.set_num_threads(1)
     asked = suite.run(given.task, given.setting, given.seed)
-    result = run_once(asked.task, asked.setting, given.seed, locate(asked.task, given.data), given.work)
-    write_text(given.out, json.dumps(asdict(result)))
+    files = locate(asked.task, given.data)
+    found = asdict(run_once(asked.task, asked.setting, given.seed, files, given.work, given.device))
+    if given.device != "cpu":
+        accelerator = torch.get_device_module(given.device)
+        found |= {
+            "cpu": accelerator.get_device_name(),
+            "peak_mib": round(accelerator.max_memory_allocated() / 2**20, 1),
+        }
+    write_text(given.out, json.dumps(found))
 
 
 if __name__ == "__main__":

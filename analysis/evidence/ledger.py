@@ -6,6 +6,7 @@ A row counts while its ``definition`` is that of the suite. A rerun takes the pl
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -61,6 +62,8 @@ def difference(task: Task, row: Record, fp32: Record) -> float:
 
 def revision() -> str:
     """The last commit that changed CODE, with "+" behind it where CODE has changes since; "" without a checkout."""
+    if shutil.which("git") is None:
+        return ""
 
     def git(*words: str) -> str:
         said = subprocess.run(["git", *words, "--", *CODE], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -78,6 +81,7 @@ class Session:
     roots: Sequence[Path]  #: folders in which the tasks' files are looked for
     work: Path  #: a folder for prepared data and logs
     ledger: Path
+    device: str = "cpu"  #: whose name and peak of memory a row has, where it is another
     failed: list[Run] = field(default_factory=list)
 
     def go(self, planned: Iterable[Run], jobs: int = 1, again: bool = False) -> None:
@@ -124,14 +128,17 @@ class Session:
                 return
             found = json.loads(result.read_text(encoding="utf-8"))
         row = {"task": run.task.name, "setting": run.setting.name, "seed": run.seed, **found}
-        row |= {"seconds": round(used.ru_utime + used.ru_stime, 1), "peak_mib": round(used.ru_maxrss / 1024, 1)}
-        row |= {"cpu": processor(), "date": date.today().isoformat(), "revision": code, "torch": version("torch")}
+        row["seconds"] = round(used.ru_utime + used.ru_stime, 1)
+        row.setdefault("peak_mib", round(used.ru_maxrss / 1024, 1))
+        row.setdefault("cpu", processor())
+        row |= {"date": date.today().isoformat(), "revision": code, "torch": version("torch")}
         enter(self.ledger, row | {"definition": run.definition})
         print(f"done    {run}: loss {row['loss']:.4f}, score {row['score']:.2f}, {row['seconds']:.0f} s", flush=True)
 
     def _train(self, run: Run, result: Path) -> tuple[int, struct_rusage]:
         """The exit status of the run's process, and what it and its own processes used: seconds of a core, memory."""
-        given = {"task": run.task.name, "setting": run.setting.name, "seed": run.seed, "work": self.work, "out": result}
+        given = {"task": run.task.name, "setting": run.setting.name, "seed": run.seed, "device": self.device}
+        given |= {"work": self.work, "out": result}
         words = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
         words += ["--suite", str(self.suite.path.resolve()), "--data", *map(str, self.roots)]
         with self._log(run).open("wb") as log:

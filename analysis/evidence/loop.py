@@ -6,7 +6,7 @@ and batches, and are judged on the same held-out samples.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -36,12 +36,21 @@ class Problem:
     numbers: Callable[[Any], Tensor] | None = None  #: a batch -> the numbers of its samples (N,)
 
 
+def on(problem: Problem, device: torch.device) -> Problem:
+    """The problem with its model on the device, in place; batches follow it there."""
+
+    def to(batch: Any) -> Any:
+        return tuple(map(to, batch)) if isinstance(batch, tuple) else batch.to(device)
+
+    return replace(problem, model=problem.model.to(device), predict=lambda batch: problem.predict(to(batch)))
+
+
 def train(problem: Problem, task: Task, setting: Setting) -> Result:
     """Train the problem's model under ``setting``, and judge it."""
     step = steps(problem, task, setting)
     for _ in range(task.updates):
         step()
-    predict = under(setting, problem.predict)
+    predict = under(setting, problem)
     batch = next(problem.batches)
     held = dsq.stash.measure(lambda: F.cross_entropy(*predict(batch))).nbytes
     loss, score = judge(problem.model, predict, problem.held_out)
@@ -54,7 +63,7 @@ def steps(problem: Problem, task: Task, setting: Setting) -> Callable[[], None]:
     dynamic = convert(model, setting, task.updates)
     optimizer = torch.optim.AdamW(model.parameters(), task.rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, task.rate, task.updates, pct_start=0.1)
-    predict = under(setting, problem.predict)
+    predict = under(setting, problem)
     model.train()
 
     def step() -> None:
@@ -123,17 +132,18 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return outer
 
 
-def autocast(setting: Setting) -> AbstractContextManager[Any]:
-    """PyTorch's autocast to bfloat16, if the setting asks for it."""
-    return torch.autocast("cpu", torch.bfloat16) if setting.autocast else nullcontext()
+def autocast(setting: Setting, device: str = "cpu") -> AbstractContextManager[Any]:
+    """PyTorch's autocast to bfloat16 on that kind of device, if the setting asks for it."""
+    return torch.autocast(device, torch.bfloat16) if setting.autocast else nullcontext()
 
 
-def under(setting: Setting, predict: Callable[[Any], tuple[Tensor, Tensor]]) -> Callable[[Any], tuple[Tensor, Tensor]]:
-    """``predict`` under the setting's autocast, with logits in float32."""
+def under(setting: Setting, problem: Problem) -> Callable[[Any], tuple[Tensor, Tensor]]:
+    """The problem's prediction under the setting's autocast, with logits in float32."""
+    device = next(problem.model.parameters()).device.type
 
     def run(batch: Any) -> tuple[Tensor, Tensor]:
-        with autocast(setting):
-            logits, targets = predict(batch)
+        with autocast(setting, device):
+            logits, targets = problem.predict(batch)
         return logits.float(), targets
 
     return run

@@ -28,17 +28,20 @@ JUDGED = 200
 RARE = 10  #: a character that is seen less often is one of the rest
 
 
-def run_once(task: Task, setting: Setting, seed: int, files: Sequence[Path], work: Path) -> Result:
+def run_once(task: Task, setting: Setting, seed: int, files: Sequence[Path], work: Path, device: str = "cpu") -> Result:
     """Train once, or ``task.sizes["repeats"]`` times from seeds of their own for the mean.
 
-    Raises ValueError where the setting cannot be put on the task's model.
+    Raises ValueError where the setting cannot be put on the task's model, or the task runs on the CPU alone.
     """
+    if device != "cpu" and task.kind in ("translation", "graph"):
+        raise ValueError(f"--device {device}: {task.name}, of the kind {task.kind}, runs on the CPU alone")
     if task.kind == "translation":
         return translations.train(task, setting, seed, files, work)
     results = []
     for repeat in range(task.sizes.get("repeats", 1)):
         torch.manual_seed(100 * seed + repeat)
-        results.append(train(make(task, 100 * seed + repeat, files), task, setting))
+        problem = loop.on(make(task, 100 * seed + repeat, files), torch.device(device))
+        results.append(train(problem, task, setting))
     return Result(fmean(one.loss for one in results), fmean(one.score for one in results), results[0].held_mib)
 
 

@@ -44,6 +44,9 @@ def agreement(machine: Machine) -> Iterator[Trial]:
     if not machine.is_gpu:  # through the slow interpreter, what shows every branch of the kernels
         rare = [case for case in every if type(case.format) not in by_power]
         every = [case for case in every if type(case.format) in by_power][::2] + rare[::5]
+    if machine.is_gpu:  # first, as no GPU has come to them yet
+        yield _trial("beyond 32 bits", _beyond_32_bits)
+        yield _trial("affine codes", partial(_joined, affine_disagreements(TRITON, device)))
     yield _trial("a seed on the device", partial(_seed_on_device, device))
     for wide in (False, True):
         yield _trial("masks", partial(_joined, mask_disagreements(TRITON, device)), wide)
@@ -60,8 +63,6 @@ def agreement(machine: Machine) -> Iterator[Trial]:
     yield from _codec(device, every[:: 7 if machine.is_gpu else 17], wide=True)
     if machine.is_gpu:
         yield from _codec(device, cases(TRITON, rows=200, columns=1100))
-        yield _trial("beyond 32 bits", _beyond_32_bits)
-        yield _trial("affine codes", partial(_joined, affine_disagreements(TRITON, device)))
 
 
 def _trial(name: str, differences: Callable[[], str], wide: bool = False) -> Trial:

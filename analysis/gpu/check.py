@@ -9,7 +9,6 @@ Parts run in the order of their worth, each in a process of its own with a share
     bandwidth   every kernel against a device-to-device copy that moves the same bytes
     products    every way to multiply quantised operands, beside PyTorch's float32, bfloat16, fp8 and torchao's int8
     graphs      whether a step waits for the device; the step as a CUDA graph
-    learning    a small GPT trained to the loss that the CPU reaches
     sanitizer   a sample of the kernels under compute-sanitizer
     batches     the largest batch that fits the card
     devices     two processes over NCCL
@@ -52,12 +51,11 @@ class Part(NamedTuple):
 
 #: in the order of their worth
 PARTS = {
-    "agreement": Part("agreement:agreement", 0.25, processes=12),
+    "agreement": Part("agreement:agreement", 0.3, processes=12),
     "steps": Part("training:steps", 0.2),
     "bandwidth": Part("speed:bandwidth", 0.15),
     "products": Part("speed:multiply", 0.1),
     "graphs": Part("training:graphs", 0.1),
-    "learning": Part("training:learning", 0.05),
     "sanitizer": Part("agreement:sanitizer", 0.05),
     "batches": Part("training:largest_batches", 0.05),
     "devices": Part("training:two_devices", 0.05),

@@ -1,4 +1,7 @@
-"""A GPT of 124 million parameters trained on a GPU, eager and as a CUDA graph; what it waits for; that it learns."""
+"""A GPT of 124 million parameters trained on a GPU, eager and as a CUDA graph; what it waits for.
+
+That models learn: `python -m analysis.evidence run --device cuda`.
+"""
 
 import copy
 import gc
@@ -159,24 +162,6 @@ def _replayed(machine: Machine, name: str) -> Record:
         first = float(losses[-1])
         taken = machine.milliseconds({"graph": graph.replay})["graph"]
         return {"ms": round(taken, 2), "first loss": first, "later loss": float(losses[-1])}
-
-
-def learning(machine: Machine) -> Iterator[Trial]:
-    """A small GPT after 60 updates by each backend: the loss, and how far it is from the reference's on the CPU."""
-    names = "bf16", f"dsq {LEVELS[0]}, linears", f"dsq {LEVELS[0]}, whole"
-    return (Trial(name, partial(_learned, machine, name)) for name in names)
-
-
-def _learned(machine: Machine, name: str) -> Record:
-    updates = 60 if machine.is_gpu else 2
-    size = Size(256, 64, 128, 2, 4, 8) if machine.is_gpu else TINY
-    here, cpu = (Step(m, name, size) for m in (machine, Machine("CPU", torch.device("cpu"))))
-    with use_backend(TRITON, machine.device.type):
-        for _ in range(updates):
-            loss = here()
-    for _ in range(updates):
-        expected = cpu()
-    return {"loss": round(float(loss), 4), "on the CPU": round(float(expected), 4)}
 
 
 def two_devices(machine: Machine) -> Iterator[Trial]:

@@ -100,7 +100,8 @@ class Interception(TorchFunctionMode):
             if segment is not None and getattr(segment.recompute_fn, "func", None) is not run_under:
                 self.stash.enter_segment(None)
                 segment.recompute_fn = partial(run_under, tuple(RUNNING.entered.items()), segment.recompute_fn)
-                self.segments_inputs = segment.saved_args or None  # empty where they are in codes already
+                # empty where they are in codes already; PyTorch 2.11, which some GPU images have, keeps them elsewhere
+                self.segments_inputs = getattr(segment, "saved_args", None) or None
                 code_inputs(segment, lambda x: self.stash.code(x, "boundary"))
             self.stash.enter_segment(segment)
 
@@ -123,6 +124,8 @@ def code_inputs(segment: Any, code: Callable[[Tensor], Kept]) -> None:
     Where hooks of other people hold them already, as TRL's ``activation_offloading`` does, they stay there, exact: such
     hooks may unpack a tensor once, and in a backward alone.
     """
+    if not hasattr(segment, "saved_args"):
+        return
     hooks = (getattr(argument, "unpack_hook", None) for argument in segment.saved_args)  # of SavedTensors
     others = [it for it in hooks if it is not None and getattr(it, "__module__", "") != "torch.utils.checkpoint"]
     if others or isinstance(segment.get_inputs, _Inputs):

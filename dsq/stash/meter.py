@@ -128,10 +128,11 @@ def _held_by(node: Any) -> Iterator[tuple[str, Any]]:
                     yield attribute.removeprefix("_raw_saved_"), saved.data
                     hook = saved.unpack_hook
                     if getattr(hook, "__module__", None) == "torch.utils.checkpoint":
-                        frame = next(found for found in _cells(hook) if hasattr(found, "saved_args"))
+                        frame = next(found for found in _cells(hook) if hasattr(found, "recompute_fn"))
                         again = frame.recompute_fn
                         again = again.args[-1] if isinstance(again, partial) else again  # under policies
-                        yield "checkpoint", (frame.saved_args, frame.get_inputs, _cells(again))
+                        inputs = (getattr(frame, name, None) for name in ("saved_args", "get_inputs"))
+                        yield "checkpoint", (*inputs, _cells(again))
     yield from getattr(node, "__dict__", {}).items()
 
 

@@ -259,3 +259,17 @@ def test_dsq_train_takes_the_flags_of_the_papers_sizes(task: Task) -> None:
 def test_a_model_without_blocks_cannot_be_checkpointed() -> None:
     with pytest.raises(ValueError, match="no list of blocks"):
         loop.apply_policies(torch.nn.Linear(2, 2), SUITE.settings["checkpoint"])
+
+
+def test_a_problem_goes_to_another_device_with_its_batches() -> None:
+    linear = torch.nn.Linear(3, 2)
+    problem = loop.Problem(linear, lambda batch: (linear(batch[0]), batch[1]), iter(()), ())
+    logits, labels = loop.on(problem, torch.device("meta")).predict((torch.ones(4, 3), torch.zeros(4)))
+    assert linear.weight.is_meta
+    assert logits.is_meta
+    assert labels.is_meta
+
+
+def test_translations_and_graphs_run_on_the_cpu_alone(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--device cuda: multi30k-900, of the kind translation"):
+        problems.run_once(SUITE.tasks["multi30k-900"], SUITE.settings["fp32"], 1, [], tmp_path, "cuda")
