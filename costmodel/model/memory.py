@@ -72,6 +72,8 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
     rows = rows + state(workload, method)
     rows[len(names) : -1] += (method.in_flight - 1) * left
     rows[:, Category.GRADIENTS] *= gradient_bytes(method) / (STATE_BITS / 8) / method.shared_by(2)
+    if method.devices > 1 and not method.zero:  # what DDP sums lies in buckets beside the gradients
+        rows[:, Category.GRADIENTS] += workload.trained * gradient_bytes(method)
     if shards:
         weights, gradients = _gathered(workload, run)
         rows[:-1, Category.PARAMETERS] += weights

@@ -219,6 +219,7 @@ USUAL = (
     *(Method(f"bf16, {name}", BF16, stash=it, trusted=name in TRUSTED) for name, it in POLICIES.items()),
     Method("bf16, selective recompute", BF16, recompute=True, selective=True),
     Method("bf16, recompute", BF16, recompute=True),
+    Method("bf16 autocast, recompute", AUTOCAST, recompute=True),
     Method("bf16, recompute, bfp 4", BF16, stash=POLICIES["bfp 4"], recompute=True),
 )
 #: LoRA over weights of 16 bits, or of 4. PEFT's adapters are fp32 unless told, and each keeps a copy of its input

@@ -102,6 +102,7 @@ class Pointwise:
     trained: bool = True  #: whether its parameters are updated
     mask: int = 0  #: values of the mask that it adds to attention's scores, the same in each layer
     bias: int = 0  #: values of the bias that it adds to them
+    upcasts: bool = True  #: of softmax: it computes in fp32 whatever its input has, and keeps that result too
     backward: bool = True  #: there is one: it trains, or something before it does
     #: width that its tensors have in place of the container's: "state" (fp32), "r" (the residual stream's)
     wide: str = ""
@@ -122,6 +123,7 @@ class Workload:
     operations: tuple[Operation, ...]
     tokens: int  #: tokens a step
     source: str = ""
+    patches: int = 0  #: tokens of an image, where the input is images
 
     def __hash__(self) -> int:
         return self._hash

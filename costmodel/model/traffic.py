@@ -10,7 +10,7 @@ q3 x q1 (dw = Q3(dy)^T Q1(x)); of attention's products, where they are quantised
 products no quantiser touches multiply containers of width a as floating point.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from dsq.costmodel.model import ledger
@@ -58,6 +58,7 @@ def tensors_of(group: Group, setup: Setup) -> list[Stored]:
     op = group.operation
     if isinstance(op, Pointwise):
         listed, on_chip = ledger.POINTWISE[op.kind], ""
+        op = replace(op, upcasts=op.upcasts or setup.autocast)  # which computes softmax in fp32
     else:
         listed, on_chip = ledger.of_gemm(op, packs=not isinstance(setup.format, Identity)), _ON_CHIP[op.on_chip]
         if setup.autocast and op.weight:

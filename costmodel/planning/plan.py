@@ -165,7 +165,7 @@ class Plan:
         if best.fits:
             first = f"{what} fits in the {room}: {best.method.name} {takes}"
             if best.largest_batch is not None:
-                first += f", and the largest batch that fits has {best.largest_batch:,} sequences"
+                first += f", and the largest batch that fits has {best.largest_batch:,} {self._items[0]}"
         else:
             sizes = best.memory.categories
             most = max(sizes, key=lambda name: sizes[name]).replace("temporary", "temporaries")
@@ -173,9 +173,20 @@ class Plan:
                 f"{what} does not fit in the {room}: {best.method.name}, which needs least, {takes}, most of it {most}"
             )
         low, high = _time(step.seconds * step.low), _time(step.seconds * step.high)
-        second = f"A step of {best.tokens:,} tokens takes {_time(step.seconds)} ({low} to {high}), "
-        second += f"{best.tokens_per_second:,.0f} tokens/s, bound by {_BOUNDS[step.bound]}; {self.advice}."
-        return re.sub(r"\b1 (sequence|token)s\b", r"1 \1", f"{first}. {second}")
+        unit, tokens = self._items[1:]
+        second = f"A step of {best.tokens // tokens:,} {unit} takes {_time(step.seconds)} ({low} to {high}), "
+        second += f"{self._rate(best)}, bound by {_BOUNDS[step.bound]}; {self.advice}."
+        return re.sub(r"\b1 (sequence|token|image)s\b", r"1 \1", f"{first}. {second}")
+
+    @property
+    def _items(self) -> tuple[str, str, int]:
+        """What a batch has, what is counted, and how many tokens one of these is."""
+        patches = self.workload.patches
+        return ("images", "images", patches) if patches else ("sequences", "tokens", 1)
+
+    def _rate(self, row: MethodCost) -> str:
+        _, unit, tokens = self._items
+        return f"{row.tokens_per_second / tokens:,.0f} {unit}/s"
 
     @cached_property
     def advice(self) -> str:
@@ -196,7 +207,7 @@ class Plan:
                 row = _costed(question, method, question.stages(method, batch)) if batch else None
                 if row and row.tokens_per_second > quickest:
                     quickest = WORTH_IT * row.tokens_per_second
-                    found = f"{option}--sequences {batch} with {method.name} ({row.tokens_per_second:,.0f} tokens/s)"
+                    found = f"{option}--sequences {batch} with {method.name} ({self._rate(row)})"
         return f"cheapest change that helps: {found}" if found else "a larger batch would not make it quicker"
 
     def _to_fit(self) -> str:

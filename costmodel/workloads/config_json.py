@@ -90,7 +90,8 @@ class _Config:
             if flag in self.data:
                 read |= dict.fromkeys(fields, self.flag(flag, False))
         for name in ("dropout", "attention_dropout"):
-            read[name] = any(float(self.data.get(one) or 0) > 0 for one in _FIELDS[name])
+            stated = [float(self.data[one]) > 0 for one in _FIELDS[name] if one in self.data]
+            read[name] = any(stated) if stated else read.get(name, False)
         act = next((str(self.data[one]) for one in _FIELDS["activation"] if one in self.data), family.activation)
         if family.kind == "both":
             act = self.text("feed_forward_proj", family.activation)

@@ -63,6 +63,7 @@ class Stack:
     window: int = 0  #: keys that a query sees, itself one of them; 0: all
     dropout: bool = False  #: after the embeddings and each sublayer
     attention_dropout: bool = False
+    upcasts: bool = True  #: eager attention computes softmax in fp32
     more_dropout: bool = False  #: where there is dropout, also inside an MLP and behind the final norm (T5)
     extra_parameters: int = 0  #: parameters that belong to no operation (a class token)
 

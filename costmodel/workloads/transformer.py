@@ -29,7 +29,8 @@ def build(model: Transformer) -> Workload:
         ops.insert(0, Pointwise("tied weights", "tied", last.d, model.head.outputs))
     tokens = (source_tokens if model.encoder else 0) + (target_tokens if model.decoder else 0)
     ops.append(Pointwise("optimiser", "adam", sum(op.parameters for op in ops if op.trains), 1))
-    return Workload(model.name, tuple(ops), tokens, model.source)
+    images = model.encoder is not None and model.encoder.patches is not None
+    return Workload(model.name, tuple(ops), tokens, model.source, model.source_length if images else 0)
 
 
 def _mark_stream(ops: list[Operation]) -> list[Operation]:
@@ -269,7 +270,7 @@ def _products(own: _Attention) -> list[Operation]:
     return [
         product("scores", stack.head_width, own.key_length),
         on_scores("scale", "bias" if position_bias and not crosses else "scale", mask=mask, bias=bias),
-        on_scores("softmax", "softmax"),
+        on_scores("softmax", "softmax", upcasts=stack.upcasts),
         *([on_scores("dropout", "dropout")] if stack.attention_dropout else []),
         product("context", own.key_length, stack.head_width, weights),
     ]

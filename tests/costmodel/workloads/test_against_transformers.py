@@ -9,10 +9,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
-from dsq.costmodel.model.methods import Setup
+from dsq.costmodel.model.memory import saved_bytes
+from dsq.costmodel.model.methods import BF16, Setup
 from dsq.costmodel.model.traffic import total_stash_bytes
 from dsq.costmodel.workloads import workload_file
-from dsq.costmodel.workloads.config_json import FAMILIES
+from dsq.costmodel.workloads.config_json import FAMILIES, transformer_of
 from dsq.costmodel.workloads.named import load_workload
 from dsq.formats import BFP
 from dsq.precision import Precision
@@ -81,11 +82,11 @@ def running(case):
     return made, {"input_ids": shorter, "decoder_input_ids": ids} if config.is_encoder_decoder else {"input_ids": ids}
 
 
-def named(case, folder):
-    """The workload that its config.json describes, with attention unfused."""
+def named(case, folder, **fields):
+    """The workload that its config.json describes, with these fields besides, its attention unfused."""
     family, name, config = config_of(case)
     path = folder / "config.json"
-    path.write_text(json.dumps(config.to_dict() | {"architectures": [name]}))
+    path.write_text(json.dumps(config.to_dict() | {"architectures": [name]} | fields))
     lengths = {"source_length" if family in ENCODERS else "target_length": LENGTH} if family != "vit" else {}
     lengths |= {"source_length": LENGTH - 3} if config.is_encoder_decoder else {}
     return load_workload(str(path), fused=False, sequences=SEQUENCES, **lengths)
@@ -157,6 +158,33 @@ def outputs_by_kind(workload):
         if gemm.weight:
             sums[gemm.M, gemm.K, gemm.weights, gemm.quantised, gemm.tied, gemm.x_grad, gemm.w_grad] += gemm.N
     return sums
+
+
+@pytest.mark.parametrize("case", ["bert", "distilbert", "gpt2", "opt", "t5"])
+def test_eager_attention_in_16_bits_keeps_softmax_in_fp32_where_the_family_computes_it_so(case, tmp_path):
+    model, inputs = running(case)
+    model.bfloat16()
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(**inputs, labels=torch.ones(SEQUENCES, LENGTH, dtype=torch.long))
+    measured = sum(storage.nbytes() for at, storage in kept.items() if at not in own)
+    undropped = {field: 0.0 for field in config_of(case)[2].to_dict() if "drop" in field}
+    assert saved_bytes(named(case, tmp_path, **undropped), BF16) == pytest.approx(measured, rel=0.03)
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_a_config_that_does_not_state_dropout_has_its_familys(case):
+    _family, name, config = config_of(case)
+    stated = config.to_dict() | {"architectures": [name]}
+    silent = {field: value for field, value in stated.items() if "drop" not in field}
+    stacks = [(made.encoder, made.decoder) for made in (transformer_of(each, "test") for each in (stated, silent))]
+    assert stacks[0] == stacks[1]
 
 
 def test_every_family_is_held_against_its_model():

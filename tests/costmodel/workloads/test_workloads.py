@@ -123,7 +123,7 @@ def test_a_mask_is_made_once_and_read_by_every_layer():
 
 @pytest.mark.parametrize("name", ["gpt2", "t5-small", "vit-base", "mixtral", "transformer_iwslt_de_en"])
 def test_a_workload_survives_its_file(name):
-    workload = load_workload(name)
+    workload = replace(load_workload(name), patches=0)  # a file counts tokens
     assert workload_file.parse(json.loads(json.dumps(dump(workload))), "file") == workload
 
 
