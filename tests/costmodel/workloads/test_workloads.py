@@ -66,15 +66,8 @@ def test_attention_is_fused_as_the_model_runs_it():
     assert on_chip("gpt2", cpu=True) == on_chip("t5-small", cpu=True) == {""}  # no kernel of a CPU takes dropout
 
 
-NO_DROPOUT = {"resid_pdrop": 0.0, "attn_pdrop": 0.0}
-
-
-def gpt2(**changes):
-    return build(config_json.transformer_of(MODELS["gpt2"]["config"] | NO_DROPOUT | changes, "config.json"))
-
-
 def test_gpt2s_conv1d_is_converted_and_its_tied_output_projection_is_not():
-    plain = [gemm.name for gemm in gpt2().gemms if gemm.weight and not gemm.quantised]
+    plain = [gemm.name for gemm in load_workload("gpt2").gemms if gemm.weight and not gemm.quantised]
     assert plain == ["output_projection"]
 
 
