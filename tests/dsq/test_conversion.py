@@ -1,5 +1,3 @@
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -182,15 +180,3 @@ def test_a_model_whose_policy_forbids_the_whole_stash_stays_as_it_was():
         dsq.convert(model, dsq.DSQConfig(stash="all"))
     assert type(model[0]) is nn.Linear
     assert list(dsq.converted(dsq.convert(model))) == ["0"]
-
-
-def test_the_policy_of_a_deep_copy_is_taken_back_alone():
-    model = dsq.convert(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 4)), dsq.DSQConfig(stash="all"))
-    x = torch.randn(64, 32)
-    before = dsq.stash.measure(lambda: model(x)).nbytes
-    other = dsq.unconvert(copy.deepcopy(model))
-    assert dsq.stash.measure(lambda: model(x)).nbytes == before
-    assert dsq.stash.measure(lambda: other(x)).nbytes > 2 * before
-    dsq.unconvert(model)
-    assert not model._forward_hooks
-    assert not other._forward_hooks

@@ -3,7 +3,7 @@
 import warnings
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -22,7 +22,6 @@ def agrees(got: Tensor, a: Tensor, b: Tensor) -> bool:
     return bool(((got.double() - exact).abs() <= 1e-5 * largest + 1e-30).all())
 
 
-@settings(max_examples=100)
 @given(
     sizes,
     sizes,

@@ -24,8 +24,7 @@ from dsq.costmodel.workloads.named import load_workload
 from dsq.formats import FORMATS, Format, Law, register
 from dsq.precision import Precision
 
-# ---- a format that enters the registry is costed with no line of its own in the cost model
-
+ROOT = Path(__file__).parents[3]
 COMMANDS = {
     "estimate": ["estimate", "[16,4,4,16]", "fixed:[16,16,16,16]"],
     "estimate, a schedule": ["estimate", "[4,3,3,8] [8,4,4,8]", "--rise-at", "0.8"],
@@ -154,15 +153,13 @@ def test_help_has_examples_and_no_line_wider_than_a_terminal(command, capsys):
 
 def test_no_query_imports_torch_or_pandas():
     """A cold query stays fast. It runs in a process of its own, because this one has imported them."""
-    root = Path(__file__).parents[3]
     for arguments in (["estimate", "[16,4,4,16]"], ["table"], ["plan"]):
         code = f"import sys; from dsq.costmodel.cli.main import main; main({arguments}); "
         code += "print(sorted({'torch', 'pandas', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
-        done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
         assert done.stderr.strip() == "[]"
 
 
-ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/cost-model.md").read_text()
 QUESTIONS, _ = PAGE.split("On this machine", 1)
 DOCUMENTED = [command for command in re.findall("`dsq-cost (.*?)`", QUESTIONS) if not command.startswith("calibrate")]
@@ -193,6 +190,9 @@ def test_an_answer_is_the_pages(question, stated):
     assert method == best["method"]
     assert float(gigabytes) == pytest.approx(best["peak_GB"], abs=0.06)
     assert float(milliseconds.replace(",", "")) == pytest.approx(best["step_ms"], rel=0.01, abs=0.6)
+
+
+# ---- a format that enters the registry is costed with no line of its own in the cost model
 
 
 @pytest.fixture

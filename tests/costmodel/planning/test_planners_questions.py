@@ -17,6 +17,7 @@ from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
 from dsq.costmodel.planning.step import communication_bytes, packing_seconds, sending_seconds, step_time
 from dsq.costmodel.workloads.named import AskedStep, load_workload
 
+H100, ROBERTA = load_hardware("h100"), load_workload("roberta_base_mnli")
 #: parameters as published: Llama-2-13B, Mistral-7B, GPT-2 XL
 LLAMA_13, MISTRAL, XL = 13_015_864_320, 7_248_023_552, 1_557_611_200
 
@@ -101,19 +102,18 @@ def test_tensor_parallel_devices_sum_two_results_a_layer_and_pass():
     said = row("bf16", "llama-2-13b", "h100", tokens=512, tensor=8).record()
     sent = 40 * 2 * 2 * 2 * 7 / 8 * 512 * 5120 * 2
     assert said["communication_GB"] == pytest.approx(sent / 1e9)
-    assert said["communication_ms"] == pytest.approx(sent / load_hardware("h100").link * 1e3)
+    assert said["communication_ms"] == pytest.approx(sent / H100.link * 1e3)
 
 
 def test_rings_of_tensor_parallel_devices_share_the_network_between_nodes():
     """Four replicas of a node each: eight rings, an eighth of the gradients in each, at an eighth of the network."""
-    h100 = load_hardware("h100")
     alone, four = (row("bf16", "llama-2-13b", "h100", tokens=512, tensor=8, devices=devices).step for devices in (1, 4))
-    messages, hops = 2 * 41, 3 * h100.efficiency.hop_between_nodes
+    messages, hops = 2 * 41, 3 * H100.efficiency.hop_between_nodes
     gradients = 2 * 3 / 4 * 4 * (LLAMA_13 + 7 * 81 * 5120) / 8
-    expected = gradients / (h100.network / 8) + messages * hops
+    expected = gradients / (H100.network / 8) + messages * hops
     assert four.communication - alone.communication == pytest.approx(expected)
     wide = row("bf16", "llama-3-70b", "h100", tokens=512, tensor=16).step  # of two nodes
-    assert wide.communication == pytest.approx(80 * 2 * 2 * 2 * 15 / 16 * 512 * 8192 * 2 / h100.network)
+    assert wide.communication == pytest.approx(80 * 2 * 2 * 2 * 15 / 16 * 512 * 8192 * 2 / H100.network)
 
 
 # ---- what is asked in other words, or contradicts itself
@@ -179,27 +179,25 @@ def test_sending_takes_the_slower_of_two_links_and_a_latency_for_each_hop():
     """A model of one layer under ZeRO-3: two gathers and a scatter, of the layer and of the rest."""
     layer = Gemm("decoder.layers.0.fc", 64, 512, 512)
     workload = Workload("one", (layer, Pointwise("optimiser", "adam", layer.parameters, 1)), tokens=64)
-    h100 = load_hardware("h100")
-    hop, between = h100.efficiency.hop, h100.efficiency.hop_between_nodes
-    for devices, rate, hops in ((8, h100.link, 7 * hop), (64, h100.network, 56 * hop + 7 * between)):
+    hop, between = H100.efficiency.hop, H100.efficiency.hop_between_nodes
+    for devices, rate, hops in ((8, H100.link, 7 * hop), (64, H100.network, 56 * hop + 7 * between)):
         method = Method("", BF16, devices=devices, zero=3)
         expected = communication_bytes(workload, method) / rate + 6 * hops
-        assert sending_seconds(workload, method, h100) == pytest.approx(expected)
+        assert sending_seconds(workload, method, H100) == pytest.approx(expected)
 
 
 def test_a_step_waits_for_a_share_of_what_it_sends_and_for_what_it_cannot_hide():
-    workload, method = load_workload("roberta_base_mnli"), Method("", BF16, devices=8)
-    quick, share = load_hardware("h100"), load_hardware("h100").efficiency.exposed
-    hidden = step_time(workload, method, quick)
+    method, share = Method("", BF16, devices=8), H100.efficiency.exposed
+    hidden = step_time(ROBERTA, method, H100)
     assert hidden.communication < hidden.compute
     assert hidden.exposed == pytest.approx(share * hidden.communication)
-    slow = step_time(workload, method, replace(quick, link=quick.link / 1000))
+    slow = step_time(ROBERTA, method, replace(H100, link=H100.link / 1000))
     assert slow.exposed == pytest.approx(slow.communication - (1 - share) * slow.compute)
 
 
 def test_fsdp_computes_in_16_bits_what_autocast_leaves_in_32():
-    workload, h100 = load_workload("opt_1.3b"), load_hardware("h100")
-    autocast, bf16 = (step_time(workload, Method("", setup, devices=8, zero=3), h100) for setup in (AUTOCAST, BF16))
+    workload = load_workload("opt_1.3b")
+    autocast, bf16 = (step_time(workload, Method("", setup, devices=8, zero=3), H100) for setup in (AUTOCAST, BF16))
     assert autocast == bf16
 
 
@@ -207,7 +205,7 @@ def test_fsdp_computes_in_16_bits_what_autocast_leaves_in_32():
 def test_what_no_device_has_whole_is_sent_for_each_micro_batch_as_wide_as_it_is_kept(setup, word):
     """Under ZeRO-2 the gradients of each, under ZeRO-3 its weights too, for the forward and for the backward, and those
     that are frozen."""
-    workload = load_workload("roberta_base_mnli").freezing("fc")
+    workload = ROBERTA.freezing("fc")
     assert 0 < workload.trained < workload.parameters
     gradients, weights = 4 * workload.trained, word * workload.trained
     gathered = 2 * (2 if setup.autocast else word) * workload.parameters
@@ -219,11 +217,10 @@ def test_what_no_device_has_whole_is_sent_for_each_micro_batch_as_wide_as_it_is_
 
 
 def test_zero_shares_out_the_update():
-    workload, h100 = load_workload("roberta_base_mnli"), load_hardware("h100")
-    whole, shared = (step_time(workload, Method("", BF16, devices=8, zero=zero), h100) for zero in (0, 1))
-    alone = step_time(workload, Method("", BF16), h100)
-    moving = 30 * workload.trained / (h100.bandwidth * h100.efficiency.memory)  # bytes read and written
-    assert alone.update == pytest.approx(moving + 8 * workload.trained / h100.vector_flops)  # values
+    whole, shared = (step_time(ROBERTA, Method("", BF16, devices=8, zero=zero), H100) for zero in (0, 1))
+    alone = step_time(ROBERTA, Method("", BF16), H100)
+    moving = 30 * ROBERTA.trained / (H100.bandwidth * H100.efficiency.memory)  # bytes read and written
+    assert alone.update == pytest.approx(moving + 8 * ROBERTA.trained / H100.vector_flops)  # values
     assert (whole.update, shared.update) == (alone.update, pytest.approx(alone.update / 8))
     assert whole.compute == shared.compute == alone.compute
 
@@ -235,8 +232,8 @@ def test_packing_takes_what_was_measured():
     workload = Workload("two", layers, tokens=4096)
     passes = {("pack", 4, phase): Pass(1e-9, 1e-6) for phase in ("forward", "backward")}
     method = Method("", FP32, stash=POLICIES["bfp 4"])
-    assert packing_seconds(workload, Method("", FP32), load_hardware("h100")) == 0
-    timed = replace(load_hardware("h100"), passes=passes)
+    assert packing_seconds(workload, Method("", FP32), H100) == 0
+    timed = replace(H100, passes=passes)
     assert packing_seconds(workload, method, timed) == pytest.approx((2 * 2 + 1) * (4096 * 8 * 1e-9 + 1e-6))
     assert step_time(workload, method, timed).packing == packing_seconds(workload, method, timed)
     assert step_time(workload, method, timed).packing_measured
@@ -245,7 +242,7 @@ def test_packing_takes_what_was_measured():
 def test_packing_that_was_never_measured_moves_its_bytes_twice():
     """A kept x of 16 bits becomes codes of 4 bits and a half with their scales, and x again."""
     workload = Workload("one", (Gemm("a", 4096, 4096, 8, input="x"),), tokens=4096)
-    method, h100 = Method("", BF16, stash=POLICIES["bfp 4"]), load_hardware("h100")
-    expected = 2 * 4096 * 4096 * (16 + 4.5) / 8 / (h100.bandwidth * h100.efficiency.memory)
-    assert packing_seconds(workload, method, h100) == pytest.approx(expected)
-    assert not step_time(workload, method, h100).packing_measured
+    method = Method("", BF16, stash=POLICIES["bfp 4"])
+    expected = 2 * 4096 * 4096 * (16 + 4.5) / 8 / (H100.bandwidth * H100.efficiency.memory)
+    assert packing_seconds(workload, method, H100) == pytest.approx(expected)
+    assert not step_time(workload, method, H100).packing_measured

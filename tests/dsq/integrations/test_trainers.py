@@ -20,6 +20,7 @@ BATCH, EVERY, HALF, UPDATES = 8, 2, 4, 8  # validation after every EVERY updates
 LEVELS = "[4,4,4,16] [16,4,4,16]"
 #: rises at the second validation: no loss halves
 OPTIONS = {"levels": LEVELS, "patience": 1, "threshold": 0.5, "stash": "all"}
+CONFIG = dsq.DSQConfig(**OPTIONS)
 
 
 class Net(nn.Module):
@@ -33,30 +34,22 @@ class Net(nn.Module):
         return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
 
-class Rows(torch.utils.data.Dataset):
+def drawn(count, seed):
     """Rows of numbers, each labelled by its largest among the first four."""
+    x = torch.randn(count, 12, generator=torch.Generator().manual_seed(seed))
+    return [{"x": row, "labels": row[:4].argmax()} for row in x]
 
-    def __init__(self, count, seed):
-        self.x = torch.randn(count, 12, generator=torch.Generator().manual_seed(seed))
 
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, i):
-        return {"x": self.x[i], "labels": self.x[i, :4].argmax()}
+TRAINING, VALIDATION = drawn(BATCH * HALF, 1), drawn(BATCH, 2)
+SETS = {"a": VALIDATION, "b": drawn(BATCH, 3)}
 
 
 def loader(training):
-    rows = Rows(BATCH * HALF, 1) if training else Rows(BATCH, 2)
-    return torch.utils.data.DataLoader(rows, BATCH)
+    return torch.utils.data.DataLoader(TRAINING if training else VALIDATION, BATCH)
 
 
 def optimizer(model):
     return torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-
-def config():
-    return dsq.DSQConfig(**OPTIONS)
 
 
 def weights(model):
@@ -82,7 +75,7 @@ def validate(model, dynamic):
 def plain_loop(until=UPDATES, saved=None):
     """Model, its precision, and the state that a checkpoint holds, after ``until`` updates."""
     model = Net()
-    dynamic = dsq.DynamicPrecision(model, config())
+    dynamic = dsq.DynamicPrecision(model, CONFIG)
     optimise = optimizer(model)
     start = 0
     if saved:
@@ -165,7 +158,7 @@ def hugging_face(folder, *callbacks, updates=UPDATES, sets=None, resume=False, *
     )  # fmt: skip
     model = Net()
     trainer = transformers.Trainer(
-        model, arguments, train_dataset=Rows(BATCH * HALF, 1), eval_dataset=sets, callbacks=list(callbacks),
+        model, arguments, train_dataset=TRAINING, eval_dataset=sets, callbacks=list(callbacks),
         optimizers=(optimizer(model), None),
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=resume)
@@ -173,13 +166,10 @@ def hugging_face(folder, *callbacks, updates=UPDATES, sets=None, resume=False, *
 
 
 def validated(folder, **arguments):
-    """Model, precision and trainer of the run of training.py."""
+    """Model, precision and trainer of the run."""
     callback = callback_for("huggingface", **OPTIONS)
-    trainer = hugging_face(folder, callback, sets=Rows(BATCH, 2), **arguments)
+    trainer = hugging_face(folder, callback, sets=VALIDATION, **arguments)
     return trainer.model, callback.dynamic, trainer
-
-
-SETS = {"a": Rows(BATCH, 2), "b": Rows(BATCH, 3)}
 
 
 def test_hugging_face_with_several_sets_for_evaluations(tmp_path):
@@ -268,7 +258,7 @@ def test_fractions_are_of_what_is_left_of_a_run_that_began_without_dsq(trainer, 
 
 def not_training_in_lightning(count):
     """A trainer that trains nothing, a callback for it, and so many modules."""
-    callback = callback_for("lightning", config())
+    callback = callback_for("lightning", CONFIG)
     import lightning.pytorch as lightning
 
     trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
@@ -302,7 +292,7 @@ def test_a_callback_of_lightning_serves_one_module_after_another():
 
 def validated_in_lightning(folder, **arguments):
     """Lightning does the same."""
-    callback = callback_for("lightning", config())
+    callback = callback_for("lightning", CONFIG)
     trainer = lightning_run(folder, callback, validation=loader(False), **arguments)
     return trainer.lightning_module.net, callback.dynamic, trainer
 
@@ -366,11 +356,11 @@ def test_tensorboard_under_hugging_face(tmp_path, monkeypatch):
 
 
 def accelerated(folder, updates=UPDATES, resume=False):
-    """Model and precision of the run of training.py."""
+    """Model and precision of the run."""
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
     model = Net()
-    dynamic = dsq.DynamicPrecision(model, config())
+    dynamic = dsq.DynamicPrecision(model, CONFIG)
     accelerator.register_for_checkpointing(dynamic)
     prepared, optimise, batches = accelerator.prepare(model, optimizer(model), loader(True))
     if resume:

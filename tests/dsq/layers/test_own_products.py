@@ -58,13 +58,9 @@ def test_products_with_parameters_are_linear_layers_of_the_same_bits_with_a_pack
     assert sum(t.nbytes for t in kept if t.dtype == torch.uint8) == 96 * (32 + 64) * 4.5 / 8 + 2
 
 
-def of_several(kind):
-    return Heads() if kind == "einsum by heads" else made(kind)
-
-
 @pytest.mark.parametrize("kind", ["bmm", "einsum by heads", "grouped"])
-def test_several_small_matrices_multiply_plain_and_the_report_says_so(kind):
-    plain = of_several(kind)
+def test_several_small_matrices_multiply_plain_the_report_says_so_and_the_policy_packs_their_stash(kind):
+    plain = Heads() if kind == "einsum by heads" else made(kind)
     net = dsq.convert(copy.deepcopy(plain), CONFIG)
     assert torch.equal(net(IMAGE), plain(IMAGE))
     found = dsq.report(net, IMAGE)
@@ -72,14 +68,9 @@ def test_several_small_matrices_multiply_plain_and_the_report_says_so(kind):
     assert "left plain: 100.0% of the forward" in str(found)
     assert "bmm:" not in str(found)
     assert found.left == ()  # with more rows they are quantised
-
-
-@pytest.mark.parametrize("kind", ["bmm", "einsum by heads", "grouped"])
-def test_the_policy_packs_the_stash_of_small_matrices(kind):
-    net = of_several(kind)
-    before = dsq.stash.measure(lambda: net(IMAGE.sin()).sum()).nbytes
-    dsq.convert(net, dsq.DSQConfig(levels="[4,4,4,16]", stash="all"))
-    assert dsq.stash.measure(lambda: net(IMAGE.sin()).sum()).nbytes < 0.2 * before
+    before = dsq.stash.measure(lambda: plain(IMAGE.sin()).sum()).nbytes
+    packed = dsq.convert(plain, dsq.DSQConfig(levels="[4,4,4,16]", stash="all"))
+    assert dsq.stash.measure(lambda: packed(IMAGE.sin()).sum()).nbytes < 0.2 * before
 
 
 def test_each_group_is_quantised_by_its_own_size(monkeypatch):

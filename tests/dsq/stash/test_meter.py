@@ -90,6 +90,11 @@ def test_the_callers_batch_is_not_kept_by_the_forward():
     assert kept == measure(lambda: model(x.clone()).sum()).nbytes - x.nbytes
 
 
+def test_sparse_tensors_have_no_storage_to_count():
+    adjacency = torch.eye(16).to_sparse()
+    assert measure(lambda: torch.sparse.mm(adjacency, torch.ones(16, 4, requires_grad=True).exp()).sum()).nbytes == 256
+
+
 def test_tensors_of_vmap_that_are_left_over_do_no_harm():
     """As those of the masks that transformers makes."""
     left = []

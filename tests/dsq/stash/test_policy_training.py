@@ -132,24 +132,6 @@ def test_gradients_are_near_under_autocast_and_inside_of_pytorchs_checkpoint(nam
     assert not {it.shape for it in held} & {(32, 64), (64, 32), (32, 32)}  # of the weights, no copies in bfloat16
 
 
-@pytest.mark.parametrize("name", ["bfp", "gact", "mesa", "selective", "wtacrs"])
-def test_sparse_tensors_are_left_alone(name):
-    class Graph(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lin = nn.Linear(32, 32)
-            self.register_buffer("adjacency", torch.eye(16).to_sparse())
-
-        def forward(self, x):
-            return torch.sparse.mm(self.adjacency, self.lin(x).relu())
-
-    model, x = Graph(), torch.randn(16, 32)
-    apply(model, name)
-    model(x).sum().backward()
-    torch.testing.assert_close(model.lin.bias.grad, (model.lin(x) > 0).sum(0).float())
-    assert measure(lambda: model(x).sum()).nbytes > 0
-
-
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "checkpoint"])
 def test_second_derivatives_are_refused(name):
     model, x = nn.Sequential(small(), nn.ReLU()), torch.randn(2, 8, 32, requires_grad=True)
