@@ -5,7 +5,7 @@ import pytest
 from dsq.costmodel.hardware.hardware import FusedUnit, load_hardware, profile_names
 from dsq.formats import BFP, FixedPoint, Identity
 
-MINE = """
+MACHINE = """
 name = "mine"
 [bandwidth]
 gb_per_s = 100
@@ -13,15 +13,17 @@ source = "measured"
 [vector]
 tflops = 0.1
 source = "measured"
+"""
+MINE = f"""{MACHINE}
 [[peak]]
 datatype = "wide"
 tflops = 1
-holds = { bfp = 32, fixed = 32, float = 32 }
+holds = {{ bfp = 32, fixed = 32, float = 32 }}
 source = "measured"
 [[peak]]
 datatype = "narrow"
 tflops = 4
-holds = { bfp = 8 }
+holds = {{ bfp = 8 }}
 source = "measured"
 """
 
@@ -84,28 +86,22 @@ def test_split_passes_on_each_accelerator():
     assert h100.rate(BFP(16), BFP(2)).flops == 0.80 * 989.4e12 / 2
 
 
-MEASURED = """
-name = "mine"
+MEASURED = f"""
 measured = "today"
-[bandwidth]
-gb_per_s = 10
-source = "measured"
-[vector]
-tflops = 0.01
-source = "measured"
+{MACHINE}
 [[peak]]
 datatype = "16 x 4 bits"
 tflops = 0.3
 ns_per_value = 0.5
 us_per_call = 20
-holds = { bfp = [16, 4] }
+holds = {{ bfp = [16, 4] }}
 source = "measured"
 [[peak]]
 datatype = "fp32"
 tflops = 0.1
-holds = { bfp = 32, float = 32 }
+holds = {{ bfp = 32, float = 32 }}
 source = "measured"
-attention = { tflops = 0.05, ns_per_value = 2, causal = 0.9 }
+attention = {{ tflops = 0.05, ns_per_value = 2, causal = 0.9 }}
 [[pass]]
 kind = "relu"
 bits = 32

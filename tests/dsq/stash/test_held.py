@@ -21,17 +21,21 @@ from tests.allocator import compiler, figures, step_bytes
 from tests.models import transformer
 
 
-def _loss_that_keeps_nothing(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """A loss whose gradient is random: F.mse_loss keeps the model's output, and its result lies in memory of that size
-    too (PyTorch 2.13, CPU)."""
+def _with_loss(model: Any, *args: Tensor, **inputs: Tensor) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """The model, and a loss that keeps nothing, whose gradient is random: F.mse_loss keeps the model's output, and its
+    result lies in memory of that size too (PyTorch 2.13, CPU)."""
+
+    def run() -> Tensor:
+        y = model(*args, **inputs)
+        return getattr(y, "logits", y)
+
     with torch.no_grad():
         weights = torch.randn_like(run())
-    return lambda: (run() * weights).sum()
+    return model, lambda: (run() * weights).sum()
 
 
 def _encoder(dropout: float = 0.0) -> tuple[nn.Module, Callable[[], Tensor]]:
-    model, x = encoder(2, 128, 4, 512, dropout), torch.randn(8, 96, 128)
-    return model, _loss_that_keeps_nothing(lambda: model(x))
+    return _with_loss(encoder(2, 128, 4, 512, dropout), torch.randn(8, 96, 128))
 
 
 def _autocast() -> tuple[nn.Module, Callable[[], Tensor]]:
@@ -51,24 +55,13 @@ def _compiled() -> tuple[nn.Module, Callable[[], Tensor]]:
     return model, forward
 
 
-def _graph() -> tuple[nn.Module, Callable[[], Tensor]]:
-    model, x = encoder(2, 128, 4, 512), torch.randn(8, 96, 128)
-    compiled: Any = torch.compile(model, fullgraph=True)
-    return compiled, _loss_that_keeps_nothing(lambda: compiled(x))
-
-
-def _resnet() -> tuple[nn.Module, Callable[[], Tensor]]:
-    model, x = resnet20((16, 32, 64)), torch.randn(16, 3, 32, 32)
-    return model, _loss_that_keeps_nothing(lambda: model(x))
-
-
 def _transformer(kind: str) -> tuple[nn.Module, Callable[[], Tensor]]:
     """A model of transformers with its own loss, or, where reports are to count all, with one that keeps nothing."""
     model, inputs = transformer(kind, 96, 2, 4, 200, (16, 64), num_labels=10)
     if kind not in ("bert", "vit"):
         return model, lambda: model(**inputs).loss
     del inputs["labels"]
-    return model, _loss_that_keeps_nothing(lambda: model(**inputs).logits)
+    return _with_loss(model, **inputs)
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[], Tensor]]]] = {
@@ -76,9 +69,9 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[], Tensor]]]] = {
     "dropout": lambda: _encoder(dropout=0.1),
     "autocast": _autocast,
     "compiled": _compiled,
-    "graph": _graph,
+    "graph": lambda: _with_loss(torch.compile(encoder(2, 128, 4, 512), fullgraph=True), torch.randn(8, 96, 128)),
     "vit": lambda: _transformer("vit"),
-    "resnet": _resnet,
+    "resnet": lambda: _with_loss(resnet20((16, 32, 64)), torch.randn(16, 3, 32, 32)),
     "bert": lambda: _transformer("bert"),
     "gpt2": lambda: _transformer("gpt2"),
     "llama": lambda: _transformer("llama"),
