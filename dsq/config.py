@@ -168,9 +168,6 @@ class DSQConfig:
         return PrecisionScheduler(self.levels, self.patience, self.threshold, self.rise_at, total_updates)
 
     def _format(self, bits: int) -> formats.Format:
-        given = {name: getattr(self, name) for name in _OPTIONS if getattr(self, name) != _OPTIONS[name]}
+        of_some_formats = (it for it in fields(self) if it.name in ("box", "fraction_bits"))
+        given = {it.name: getattr(self, it.name) for it in of_some_formats if getattr(self, it.name) != it.default}
         return formats.named(self.format, bits, **given)
-
-
-#: fields of DSQConfig that only some formats have, with their defaults
-_OPTIONS = {"box": formats.BOX, "fraction_bits": None}

@@ -15,7 +15,6 @@ import os
 import re
 import sys
 import warnings
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -84,19 +83,21 @@ def _map_large_blocks() -> str:
     """Give every large block a mapping of its own, unless the user set a threshold; return why not, or ""."""
     if "MALLOC_MMAP_THRESHOLD_" in os.environ or "mmap_threshold" in os.environ.get("GLIBC_TUNABLES", ""):
         return ""
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-        return "" if mallopt(_M_MMAP_THRESHOLD, _LARGE) and mallopt(_M_TRIM_THRESHOLD, _STAYS) else "glibc refused"
-    except (OSError, AttributeError):  # macOS, musl, Windows
-        return "this C library has no such setting"
+    return _tell_glibc({_M_MMAP_THRESHOLD: _LARGE, _M_TRIM_THRESHOLD: _STAYS})
 
 
 def keep_freed_memory() -> None:
     """Let glibc give nothing back, for timings: fresh pages cost up to a fifth of a step, or nothing, by luck."""
-    with suppress(OSError, AttributeError):
+    _tell_glibc({_M_TRIM_THRESHOLD: 2**31 - 1, _M_MMAP_MAX: 0})
+
+
+def _tell_glibc(settings: dict[int, int]) -> str:
+    """Make settings of mallopt; return why not, or ""."""
+    try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-        mallopt(_M_MMAP_MAX, 0)
+        return "" if all(mallopt(*setting) for setting in settings.items()) else "glibc refused"
+    except (OSError, AttributeError):  # macOS, musl, Windows
+        return "this C library has no such setting"
 
 
 def ask_for_huge_pages() -> str:

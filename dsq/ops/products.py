@@ -121,10 +121,7 @@ class ProductMatMuls(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def product_matmuls(q0: Format, q1: Format, q2: Format) -> ProductMatMuls:
-    """Return the products at these formats; a format wider than any code leaves values as they are.
-
-    q0: of both operands in the forward; q1: of both as the backward reads them; q2: of the gradient of the result.
-    """
+    """Return the products at these formats; a format wider than any code leaves values as they are."""
     f0, f1, f2 = (q if q.packs else None for q in (q0, q1, q2))
     return ProductMatMuls(
         MatMul(Operand(f0, -1, seed=0), Operand(f0, -2, seed=1)),
@@ -148,15 +145,10 @@ def refuse_transforms() -> None:
 
 
 def product(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | None = None) -> Tensor:
-    """Return ``a @ b`` with every operand quantised; differentiable once.
+    """Return ``a @ b`` with every operand quantised: dsq.functional.matmul behind its checks of types.
 
-    Args:
-        a_MK: (..., M, K). b_KN: (..., K, N), of the same dtype and device; leading dimensions broadcast. Under autocast
-            dtypes may differ, the operands are quantised as they are, and y is in autocast's dtype.
-        matmuls: product_matmuls(q0, q1, q2).
-        seed: None rounds to nearest, a number stochastically.
-    Raises:
-        TypeError: dtypes that differ. ValueError: shapes that do not fit. RuntimeError: a transform of torch.func.
+    Under autocast the operands are quantised as they are, and y is in autocast's dtype. Raises RuntimeError under a
+    transform of torch.func.
     """
     autocast = autocast_dtype(a_MK)
     if autocast is None and a_MK.dtype != b_KN.dtype:

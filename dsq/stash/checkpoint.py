@@ -97,8 +97,7 @@ FOUR_BITS = format_class(DEFAULT)(4)
 
 
 def packed_checkpoint(function: Callable[..., Any], *args: Any, fmt: Format = FOUR_BITS, **kwargs: Any) -> Any:
-    """Run ``torch.utils.checkpoint.checkpoint(function, *args, **kwargs)`` that keeps hidden states in the bits of
-    ``fmt``.
+    """Run ``torch.utils.checkpoint.checkpoint(function, *args, **kwargs)``, with hidden states kept in ``fmt``.
 
         x = packed_checkpoint(block, x)                                                     # in one's own forward
         model._set_gradient_checkpointing(gradient_checkpointing_func=packed_checkpoint)    # a model of transformers

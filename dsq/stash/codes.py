@@ -200,6 +200,11 @@ class Stash:
         self._derive_part(x)
         return self.find_linear(x, None)[1]
 
+    def find_derived(self, x: Tensor) -> Form | None:
+        """Return the form that ``x`` has already, if it has no codes of its own."""
+        form = self.find(x)
+        return form if form is not None and isinstance(form.make, _Made) and form.make.sources else None
+
     def find_linear(self, x: Tensor, operand: Operand | None) -> tuple[tuple[Tensor, ...] | None, Form | None]:
         """Return (codes, form) of ``x``: codes that a layer with the same operand made of the same rows, else a form
         that ``x`` has already."""
@@ -244,10 +249,9 @@ class Stash:
         whole = x._base
         if _compiling() or whole is None or not whole.is_contiguous() or place(x)[0] in self._made:
             return
-        form = self.find_linear(whole, None)[1]
-        if form is not None and is_made_of_others(form):
-            layout, start = (x.shape, x.stride()), x.storage_offset() - whole.storage_offset()
-            self.derive(x, (form,), lambda values: values.as_strided(*layout, values.storage_offset() + start))
+        layout, start = (x.shape, x.stride()), x.storage_offset() - whole.storage_offset()
+        form = self.find_derived(whole)
+        self.derive(x, (form,), lambda values: values.as_strided(*layout, values.storage_offset() + start))
 
     def restored(
         self, y: Tensor, what: What, restore: Callable[..., Tensor], *beside: Kept, prepare: Prepare | None = None
@@ -378,8 +382,3 @@ class _Made:
         self.value = None if dropped else value
         self.fresh = held is None and dropped and not self.sources
         return value
-
-
-def is_made_of_others(form: Form) -> bool:
-    """Return whether a form's value has no codes of its own."""
-    return isinstance(form.make, _Made) and bool(form.make.sources)

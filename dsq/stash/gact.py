@@ -75,13 +75,13 @@ class BitPlan:
         """Return the widest code within the average: a tensor gets it while nothing is known of the tensor."""
         return max(width for width in WIDTHS if width <= self.bits)
 
-    def allocation(self, sizes: Counts | None) -> tuple[int, ...] | None:
-        """Return the bits of each tensor, within the average. None: unknown."""
-        measured = None if sizes is None else self.measured.get(len(sizes))
-        if sizes is None or measured is None:
-            return None
+    def allocation(self, sizes: Counts) -> tuple[int, ...]:
+        """Return the bits of each tensor, within the average; nothing where their sensitivities are unknown."""
+        if len(sizes) not in self.measured:
+            return ()
+        sensitivities, sizes_then = self.measured[len(sizes)]
         # c_l is a sum over the tensor's values: a longer batch scales it
-        c = tuple(c * d / max(size, 1) for c, d, size in zip(measured[0], sizes, measured[1], strict=True))
+        c = tuple(c * d / max(then, 1) for c, d, then in zip(sensitivities, sizes, sizes_then, strict=True))
         return allocate(c, sizes, self.bits * sum(sizes), (*WIDTHS, EXACT))
 
 
@@ -89,18 +89,11 @@ class BitPlan:
 def allocate(
     sensitivities: tuple[float, ...], sizes: Counts, budget: float, widths: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Minimise sum_l c_l S(b_l) subject to sum_l b_l D_l <= budget.
+    """Return b_l, each one of ``widths`` (ascending): the least sum_l c_l S(b_l) where sum_l b_l D_l <= budget.
 
-    All tensors start at the narrowest width; then widenings are made, first those that lower the variance most for each
-    bit they cost, if they fit. With S convex in b that order is optimal up to the last widening that fits.
-
-    Args:
-        sensitivities: c_l; 0 leaves a tensor as narrow as the budget needs.
-        sizes: D_l, values of each tensor.
-        budget: bits for all together.
-        widths: the bits a tensor may have, ascending.
-    Returns:
-        b_l for each tensor; all of the narrowest width where even that is over the budget.
+    All tensors start at the narrowest width, which they keep where even that is over the budget. Then widenings are
+    made, first those that lower the variance most for each bit they cost, if they fit. With S convex in b that order is
+    optimal up to the last widening that fits.
     """
     widenings = []
     for tensor, (c, size) in enumerate(zip(sensitivities, sizes, strict=True)):
@@ -146,9 +139,8 @@ class TrainingForward:
     def __init__(self, plan: BitPlan, key: str, seed: tuple[int, int], measured: bool) -> None:
         self.plan, self.key, self.seed, self.measured = plan, key, seed, measured
         self.recomputed = RecomputedForward(plan, seed)
-        sizes = plan.layouts.get(key)
-        bits = None if measured else plan.allocation(sizes)
-        self.planned = list(zip(sizes or (), bits or (), strict=False))  #: sizes and bits
+        sizes = plan.layouts.get(key, ())
+        self.planned = [] if measured else list(zip(sizes, plan.allocation(sizes), strict=False))  #: sizes and bits
         self.sizes: list[int] = []
         self.bits: list[int] = []
         self._duals: list[Dual] = []
@@ -221,12 +213,9 @@ class _Watched(torch.autograd.Function):
 
 
 def sensitivities(gradient: Callable[[], Sequence[Tensor]], duals: Sequence[Dual], factor: float) -> list[float]:
-    """Return c_l of each saved tensor (GACT, algorithm 1): 0.5 ||g_0 - g_1||^2 / S(b).
+    """Return c_l of each saved tensor (GACT, algorithm 1), with ``factor`` the S(b) of the bits they all have.
 
-    Args:
-        gradient: computes the parameters' gradient from the codes that ``duals`` read.
-        duals: one a tensor, all at the first code; so they are left.
-        factor: S(b) of the bits they all have.
+    ``gradient`` computes the parameters' gradient from the codes that ``duals`` read, all of them the first at the end.
     """
     first = [g.clone() for g in gradient()]
     result = []

@@ -30,7 +30,6 @@ class MemoryOrder:
     @staticmethod
     @lru_cache(maxsize=4096)  # of a tensor's shape, of which training has few
     def contiguous(shape: torch.Size) -> "MemoryOrder":
-        """Return the order of a contiguous tensor."""
         return MemoryOrder(shape, tuple(range(len(shape))), shape, plain=True)
 
     def flat(self, tensor: Tensor) -> Tensor:

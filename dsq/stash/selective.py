@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dsq.stash.codes import EXACT, Codec, Stash
+from dsq.stash.codes import Stash
 from dsq.stash.controller import Controller, applied
 from dsq.stash.interception import TablePolicy
 from dsq.stash.policy import register
@@ -29,8 +29,7 @@ from dsq.stash.table import TABLE, Row, masks, norms, products
 
 
 def _if_frozen(row: Row, function: Callable[..., Any], position: int) -> Row:
-    """Return the row where the weight, the argument of that position, is frozen; else PyTorch's function, which keeps
-    x."""
+    """Return ``row``, and PyTorch's ``function``, which keeps x, where the weight, at ``position``, trains."""
 
     def run(stash: Stash, *args: Any, **kwargs: Any) -> Any:
         weight = kwargs.get("weight", args[position] if len(args) > position else None)
@@ -77,6 +76,3 @@ class Selective(TablePolicy):
             return
         with super().around(module):
             yield
-
-    def codec(self, module: nn.Module) -> Codec:
-        return EXACT

@@ -87,7 +87,6 @@ class NormCache:
         self.came: list[tuple[str, Tensor, Tensor]] = []  # layer, columns, norms of a backward, still on its device
 
     def start_batch(self, ids: Iterable[int] | Tensor | None) -> None:
-        """Say which samples the next forwards see, as ``WTACRS.set_sample_ids``."""
         self._take_over()
         if ids is None:
             self.batch = None
@@ -140,23 +139,20 @@ class NormCache:
 # Pure functions of probabilities and of uniform random numbers; they read nothing back from the device and loop over no
 # rows. Equations are those of the paper.
 
-#: Cached gradient norms are raised to this part of their mean. A cached zero says nothing certain of this step: a row
-#: that could never be drawn would bias the estimate, and one that hardly ever is would make its variance boundless.
+#: Cached gradient norms are raised to this part of their mean: a row that could never be drawn would bias the estimate,
+#: and one that hardly ever is would make its variance boundless.
 NORM_FLOOR = 0.1
 
 
 def budget(tokens: int, ratio: float) -> int:
-    """Return k = round(ratio * tokens), the rows to keep; at least one."""
+    """Return k, the rows to keep."""
     return max(1, round(ratio * tokens))
 
 
 def probabilities(h_norm_T: Tensor, dz_norm_T: Tensor | None = None) -> Tensor:
-    """Return p_i = ||H_i|| ||dZ_i|| / sum_j ||H_j|| ||dZ_j|| (equation 3), in float64.
+    """Return p_i = ||H_i|| ||dZ_i|| / sum_j ||H_j|| ||dZ_j|| (equation 3), in float64; ||H_i|| alone where no norms of
+    dZ are known.
 
-    Args:
-        h_norm_T: norms of the rows of H.
-        dz_norm_T: expected norms of the rows of dZ, floored at ``NORM_FLOOR`` of their mean; None before any is known:
-            p_i ~ ||H_i||.
     Where every product is zero so is the gradient, and p is uniform. A NaN or an infinity makes p NaN.
     """
     weight_T = h_norm_T.double()

@@ -13,12 +13,10 @@ _LABELLED = ("ForMaskedLM", "ForCausalLM", "LMHeadModel", "ForConditionalGenerat
 
 
 def trace_config(path: str, sequences: int, tokens: int) -> dict[str, Any]:
-    """Return the workload of a training step of the model that a config.json describes, as `dsq.workload.trace` does.
+    """Return the workload of a training step of the model that a config.json, or the one in a folder, describes.
 
-    Args:
-        path: a config.json, or a folder that has one. sequences, tokens: of the batch, and of a sequence on each side.
-    Raises:
-        ValueError: the config cannot be read, or the model does not run on the meta device.
+    Encoder and decoder see ``sequences`` of ``tokens`` each. Raises ValueError where the config cannot be read, or the
+    model does not run on the meta device.
     """
     import transformers
     from huggingface_hub.errors import StrictDataclassError

@@ -20,14 +20,13 @@ from torch.nn import functional as F
 from dsq.kernels.backend import AttentionOptions
 from dsq.kernels.dispatch import backend_for, define
 from dsq.ops.products import autocast_dtype
-from dsq.stash.codes import Kept, Stash, is_made_of_others, keep, kept
+from dsq.stash.codes import Kept, Stash, keep, kept
 
 
 def softmax(
     stash: Stash, input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Run F.softmax, torch.softmax and Tensor.softmax."""
-    if dim is None or isinstance(_stacklevel, torch.dtype) or input.dim() == 0:
+    if dim is None or input.dim() == 0:
         return F.softmax(input, dim, _stacklevel, dtype)
     return Softmax.apply(stash, input, dim, dtype)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -81,7 +80,6 @@ def fused(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Run F.scaled_dot_product_attention."""
     options = dropout_p or 0.0, is_causal, scale, enable_gqa  # read here: a compiler takes floats for symbols otherwise
     return FusedAttention.apply(stash, query, key, value, attn_mask, options)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -117,10 +115,7 @@ def _cast(mask: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
 
 def _mask_of(stash: Stash, mask: Tensor | None) -> Kept | None:
     """Return what is kept of a mask: what it was made of, if that is less (pointwise.outer), else the mask."""
-    if mask is None:
-        return None
-    form = stash.find(mask)
-    return form if form is not None and is_made_of_others(form) else stash.exact(mask)
+    return None if mask is None else stash.find_derived(mask) or stash.exact(mask)
 
 
 def _attend(

@@ -81,7 +81,7 @@ class Clamp(torch.autograd.Function):
 
 
 def dropout(stash: Stash, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Run F.dropout and torch.dropout, with PyTorch's own random numbers."""
+    """Run F.dropout, with PyTorch's own random numbers."""
     if not training or not 0 < p < 1:
         return F.dropout(input, p, training, inplace)
     y = Dropout.apply(stash, input, p)  # type: ignore[no-untyped-call]
@@ -89,7 +89,6 @@ def dropout(stash: Stash, input: Tensor, p: float = 0.5, training: bool = True, 
 
 
 def torch_dropout(stash: Stash, input: Tensor, p: float, train: bool) -> Tensor:
-    """Run torch.dropout."""
     return dropout(stash, input, p, train)
 
 

@@ -21,7 +21,6 @@ aten = torch.ops.aten
 def layer_norm(
     stash: Stash, input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Tensor:
-    """Run F.layer_norm."""
     return LayerNorm.apply(stash, input, list(normalized_shape), weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -92,7 +91,6 @@ def _standard(inverse: Tensor) -> tuple[Tensor, Tensor]:
 def rms_norm(
     stash: Stash, input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
-    """Run F.rms_norm."""
     return RMSNorm.apply(stash, input, list(normalized_shape), weight, eps)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -133,7 +131,6 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Run F.batch_norm."""
     running = running_mean, running_var
     # an empty batch ends PyTorch's backward, called by itself, with the process
     too_few = input.dim() < 2 or input.numel() <= training * input.shape[1]
@@ -211,7 +208,6 @@ def instance_norm(
 def group_norm(
     stash: Stash, input: Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Tensor:
-    """Run F.group_norm."""
     if input.numel() == 0:
         return F.group_norm(input, num_groups, weight, bias, eps)
     return GroupNorm.apply(stash, input, num_groups, weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.codes import Stash, is_made_of_others, keep, kept, spare
+from dsq.stash.codes import Stash, keep, kept, spare
 
 aten = torch.ops.aten
 #: an input at which what saturates has all but the gradient of an infinite one: 1e-7 of a sigmoid, 0 of a tanh
@@ -181,9 +181,8 @@ def rsub(stash: Stash, input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
     """Run torch.rsub: 1 - z, as in z h + (1 - z) x, made again where z is, of what its sigmoid keeps. Codes of a z near
     1 would not say how near."""
     y = torch.rsub(input, other, alpha=alpha)
-    form = None if isinstance(other, Tensor) else stash.find(input)
-    if form is not None and is_made_of_others(form):
-        stash.derive(y, (form,), lambda z: torch.rsub(z, other, alpha=alpha))
+    if not isinstance(other, Tensor):
+        stash.derive(y, (stash.find_derived(input),), lambda z: torch.rsub(z, other, alpha=alpha))
     return y
 
 
@@ -211,9 +210,8 @@ def outer(function: Callable[..., Tensor]) -> Callable[..., Any]:
 def contiguous(stash: Stash, input: Tensor, *args: Any, **named: Any) -> Tensor:
     """Run Tensor.contiguous: a copy of what is made again of others is made so too."""
     y = input.contiguous(*args, **named)
-    form = None if y is input else stash.find(input)
-    if form is not None and is_made_of_others(form):
-        stash.derive(y, (form,), Tensor.clone)
+    if y is not input:
+        stash.derive(y, (stash.find_derived(input),), Tensor.clone)
     return y
 
 
@@ -234,7 +232,6 @@ def power(stash: Stash, input: Any, exponent: Any) -> Tensor:
 
 
 def norm(stash: Stash, input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
-    """Run torch.norm."""
     if p not in ("fro", 2):
         return torch.norm(input, p, dim, keepdim, **named)
     return vector_norm(stash, input, 2, dim, keepdim, **named)
@@ -256,7 +253,6 @@ def _norm_backward(dy: Tensor, x: Tensor, dim: Any) -> Tensor:
 
 
 def index_select(stash: Stash, input: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Run torch.index_select."""
     y = torch.index_select(input, dim, index)
     _from_index(stash, y, input, index, lambda x, index: torch.index_select(x, dim, index))
     return y

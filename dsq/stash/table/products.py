@@ -118,7 +118,6 @@ def matmul(stash: Stash, input: Tensor, other: Tensor) -> Tensor:
 
 
 def bmm(stash: Stash, input: Tensor, mat2: Tensor) -> Tensor:
-    """Run torch.bmm, or torch.mm."""
     return matmul(stash, input, mat2)
 
 
