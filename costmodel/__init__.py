@@ -42,6 +42,8 @@ def plan(
             raise ValueError("give --lora or --qlora, not both: --qlora has a rank of its own")
         options |= {"lora": qlora, "base_bits": NF4_BITS}
     device = load_hardware(hardware)
+    AskedStep.build.cache_clear()  # a config.json may have changed since the last question
+    AskedStep.parts.cache_clear()
     of_step = {name: options.pop(name) for name in vars(AskedStep()) if name in options}
     return Question(AskedStep(workload, cpu=device.cpu, **of_step), device, budget=fit, **options).ask()
 

@@ -170,11 +170,12 @@ class Workload:
         chosen |= one if chosen & one else set()
         return self._training([_frozen(op) if op.name in chosen else op for op in self.operations])
 
-    def adapting(self, rank: int, layers: str, copies: bool = False) -> "Workload":
+    def adapting(self, rank: int, layers: str, copies: bool = False, dropout: bool = False) -> "Workload":
         """The workload with LoRA (Hu et al., 2021): all is frozen, and each linear layer whose name matches the regex
         adds B_NR A_RK x, scaled, to its result. Raises ValueError where no layer matches.
 
         copies: each adapter keeps a copy of x of its own, as PEFT's do, which are fp32 and cast what they read.
+        dropout: each adapter reads what a dropout of its own leaves of x.
         """
         regex, operations = pattern("lora_layers", layers), []
         for op in self.operations:
@@ -182,6 +183,9 @@ class Workload:
             if isinstance(op, Gemm) and op.weight and op.weights == 1 and regex.search(op.name):
                 own, adapter = f"{op.name}.lora", dict[str, Any](quantised=False)
                 source = f"{own}.x" if copies else op.input
+                if dropout:
+                    source = f"{own}_dropout"
+                    operations.append(Pointwise(source, "dropout", op.M, op.K))
                 operations.append(Gemm(f"{own}_A", op.M, op.K, rank, input=source, **adapter))
                 operations.append(Gemm(f"{own}_B", op.M, rank, op.N, input=f"{own}_A", **adapter))
                 operations.append(Pointwise(own, "adapter", op.M, op.N))

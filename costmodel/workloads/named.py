@@ -117,6 +117,7 @@ class AskedStep:
     freeze: str | None = None  #: regex of layers whose parameters are not trained
     lora: int | None = None  #: rank of adapters, which alone are trained
     lora_layers: str = ADAPTED  #: regex of the layers that have them
+    lora_dropout: bool = False  #: in front of each adapter
     chunked_loss: bool = False
     cpu: bool = False  #: by a CPU's kernels; no option, but the hardware's fact
 
@@ -130,6 +131,8 @@ class AskedStep:
         """The step. copies: adapters keep copies of their inputs, as PEFT's do. Raises ValueError."""
         if self.lora is None and self.lora_layers != ADAPTED:
             raise ValueError("lora_layers does nothing without lora: leave it out")
+        if self.lora is None and self.lora_dropout:
+            raise ValueError("lora_dropout does nothing without lora: leave it out")
         if self.lora is not None and self.freeze:
             raise ValueError("freeze does nothing beside lora, which trains adapters alone: leave it out")
         workload = load_workload(self.workload, self._fused, self.cpu, **self._sizes())
@@ -185,7 +188,8 @@ class AskedStep:
             yield partial(Workload.freezing, frozen=self.freeze), "--freeze does nothing for {}: leave it out"
         if self.lora is not None:
             rank = whole_number("lora", self.lora, 1, MAX_SIZE)
-            yield partial(Workload.adapting, rank=rank, layers=self.lora_layers, copies=copies), ""
+            where = {"layers": self.lora_layers, "dropout": self.lora_dropout}
+            yield partial(Workload.adapting, rank=rank, copies=copies, **where), ""
         if self.chunked_loss:
             yield Workload.chunking_loss, "--chunked-loss does nothing for {}: leave it out"
 

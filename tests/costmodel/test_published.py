@@ -6,7 +6,8 @@ analysis/results/published_runs.csv: 108 trainings of MPT (table "mpt": mosaicml
 2388cf1f) wrote published.csv and published.png beside the table.
 
 58 more (table "commands") were written down on 2026-11-28, before dsq-cost was asked for any: each with the options of
-`dsq-cost plan` (column "layout") and the method (column "precision") that describe it. Nothing was fitted to them.
+`dsq-cost plan` (column "layout") and the method (column "precision") that describe it. Nothing was fitted to them;
+--lora-dropout was added afterwards, as litgpt's configs have it.
 """
 
 import csv
@@ -255,7 +256,7 @@ def test_what_the_command_line_says_is_near_what_was_published(tmp_path):
     """Memory: the least is QLoRA where bitsandbytes kept the inputs of each layer (0.41), and reserved blocks."""
     found = [commanded(row, tmp_path) for row in included() if row["table"] == "commands"]
     assert all(record["fits"] for record in found)
-    for name, at_most, least, most in (("ratio", 0.15, 0.7, 1.7), ("of_peak", 0.12, 0.7, 1.15)):
+    for name, at_most, least, most in (("ratio", 0.15, 0.7, 1.7), ("of_peak", 0.08, 0.7, 1.15)):
         ratios = [record[name] for record in found if record[name]]
         off = [abs(ratio - 1) for ratio in ratios]
         assert len(off) >= 30

@@ -103,7 +103,7 @@ def floor_record(floor: Floor) -> Record:
 
 #: options that change nothing in the paper profile, which costs linear layers and knows no hardware
 IGNORED_BY_PAPER = (
-    *("hardware", "exclude", "freeze", "lora", "lora_layers", "fused_attention"),
+    *("hardware", "exclude", "freeze", "lora", "lora_layers", "lora_dropout", "fused_attention"),
     *("eager_attention", "chunked_loss", "container"),
 )
 

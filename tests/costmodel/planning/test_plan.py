@@ -43,6 +43,14 @@ def test_the_question_of_a_newcomer():
     assert 15 < plan.best.memory.peak / GIBI < 24
 
 
+def test_a_config_json_that_changed_is_read_again(tmp_path):
+    config, found = tmp_path / "config.json", []
+    for layers in (2, 4):
+        config.write_text(json.dumps({"model_type": "gpt2", "n_layer": layers, "n_embd": 64, "n_head": 4}))
+        found.append(costmodel.plan(str(config), "h100").workload.parameters)
+    assert found[1] - found[0] == 2 * (12 * 64 * 64 + 13 * 64)
+
+
 def test_images_are_counted_where_the_input_is_images():
     plan = costmodel.plan("vit-base", "rtx-4090", sequences=64)
     best = rows(plan)[plan.best.method.name]

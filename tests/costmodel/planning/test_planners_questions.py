@@ -58,6 +58,9 @@ def test_lora_and_qlora_of_mistral_7b():
     assert memory.totals[-1] == pytest.approx(2 * MISTRAL + 18 * queries_and_values)
     copied = row("LoRA 64 by PEFT", "mistral-7b", "rtx-4090", **asked).memory.saved
     assert copied - memory.saved == 2 * 32 * 128 * 4096  # two of x in 16 bits, where one was shared
+    dropped = row("LoRA 64", "mistral-7b", "rtx-4090", **asked, lora_dropout=True).memory.saved
+    # each keeps what it reads in 16 bits, and a mask of bytes but for the first, in place of x in 16 bits for both
+    assert dropped - memory.saved == 128 * 4096 * (32 * (2 * (2 + 1) - 2) - 1)
     all_layers = 32 * 64 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336))
     rest = 2 * 32768 * 4096 + 65 * 4096
     memory = row("QLoRA 64", "mistral-7b", "rtx-4090", tokens=128, qlora=64).memory
