@@ -28,9 +28,7 @@ def fail(prog: str, message: object) -> NoReturn:
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """argparse without the usage text before its error line, and descriptions as they are written. Subcommands made by
-    it are of this class too.
-    """
+    """argparse without the usage text before its error line, and with descriptions, also of subcommands, as written."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)

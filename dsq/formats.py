@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, ClassVar, TypeVar
 
-from dsq.arguments import whole_number
+from dsq.arguments import choice, whole_number
 
 #: widest code that packs; a wider format keeps the value in floating point
 MAX_PACKED_BITS = 16
@@ -185,9 +185,7 @@ def options(name: str) -> dict[str, Any]:
 
 def format_class(name: str) -> type[Format]:
     """Return the format called ``name``. Raises ValueError for an unknown one."""
-    if name not in FORMATS:
-        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {name!r}")
-    return FORMATS[name]
+    return FORMATS[choice("format", name, FORMATS)]
 
 
 def named(name: str, bits: int, **given: Any) -> Format:

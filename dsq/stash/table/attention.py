@@ -85,8 +85,7 @@ def fused(
 
 
 class FusedAttention(torch.autograd.Function):
-    """Makes the weights again in the backward, from the rounded q, k and v and the same random numbers: in the
-    backend's kernel where it has one for these, else by PyTorch's own."""
+    """The backward draws the same random numbers, in the backend's kernel where it has one, else in PyTorch's own."""
 
     @staticmethod
     def forward(
