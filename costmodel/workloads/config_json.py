@@ -90,7 +90,7 @@ class _Config:
             if flag in self.data:
                 read |= dict.fromkeys(fields, self.flag(flag, False))
         for name in ("dropout", "attention_dropout"):
-            stated = [float(self.data[one]) > 0 for one in _FIELDS[name] if one in self.data]
+            stated = [self.drops(one) for one in _FIELDS[name] if one in self.data]
             read[name] = any(stated) if stated else read.get(name, False)
         act = next((str(self.data[one]) for one in _FIELDS["activation"] if one in self.data), family.activation)
         if family.kind == "both":
@@ -164,6 +164,12 @@ class _Config:
         if type(value) is not int or (name and value < 1):
             raise ValueError(f"config {self.where}: field {name} must be a positive whole number, not {value!r}")
         return value
+
+    def drops(self, name: str) -> bool:
+        rate = self.data[name]
+        if type(rate) not in (int, float):
+            raise ValueError(f"config {self.where}: field {name} must be a number, not {rate!r}")
+        return bool(rate > 0)
 
     def flag(self, name: str, default: bool) -> bool:
         return bool(self._typed(name, default, "true or false"))

@@ -46,7 +46,8 @@ def test_the_question_of_a_newcomer():
 def test_a_config_json_that_changed_is_read_again(tmp_path):
     config, found = tmp_path / "config.json", []
     for layers in (2, 4):
-        config.write_text(json.dumps({"model_type": "gpt2", "n_layer": layers, "n_embd": 64, "n_head": 4}))
+        sizes = {"n_layer": layers, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 128}
+        config.write_text(json.dumps({"model_type": "gpt2"} | sizes))
         found.append(costmodel.plan(str(config), "h100").workload.parameters)
     assert found[1] - found[0] == 2 * (12 * 64 * 64 + 13 * 64)
 

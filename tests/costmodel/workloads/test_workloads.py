@@ -129,6 +129,7 @@ def test_a_workload_survives_its_file(name):
         ({"hidden_size": "768"}, "field hidden_size must be a positive whole number, not '768'"),
         ({"num_attention_heads": 7}, r"d \(768\) must be a multiple of encoder.heads \(7\)"),
         ({"num_hidden_layers": 10**9}, "encoder.layers must be a whole number in 1..4096"),
+        ({"hidden_dropout_prob": "0.1"}, "field hidden_dropout_prob must be a number, not '0.1'"),
         ({"architectures": "BertModel"}, "field architectures must be a list"),
         ({"architectures": ["BertForQuestionAnswering"]}, "are described, not 'BertForQuestionAnswering'"),
     ],
