@@ -103,10 +103,7 @@ def other_formats(plan: LinearPlan, matmuls: LinearMatMuls) -> LinearPlan:
 def forward(
     plan: LinearPlan, x: Tensor, w_NK: Tensor, bias_N: Tensor | None, seed: int | None, stashing: bool
 ) -> tuple[Tensor, StashTensors]:
-    """Return y (..., N) and, where ``stashing`` asks for it, what of x the backward needs.
-
-    Layers that are given the same ``x`` share one stash.
-    """
+    """Return y (..., N) and, where ``stashing`` asks for it, what of x the backward needs."""
     matmuls, fused = plan.matmuls, plan.fused
     packing = stashing and plan.stash.format is not None
     stash: StashTensors = (x.detach().to(plan.dtypes.y),) if stashing and not packing else ()

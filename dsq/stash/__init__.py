@@ -1,4 +1,4 @@
-"""The tensors kept between forward and backward: one interface, a policy a folder, one meter.
+"""The tensors kept between forward and backward: one interface, a policy a file, one meter.
 
 controller = dsq.stash.apply(model, "gact", bits=4)   # in place; policies() lists the names
 ...                                                   # a plain loop: model(x), loss, backward

@@ -87,10 +87,7 @@ def _most_named_heads(model: nn.Module) -> int:
 
 
 class Mesa(TablePolicy):
-    """Running ranges, told apart by their turn in the model's whole forward, and the count of codes made.
-
-    The range that a tensor was coded in is kept with its codes: a later forward moves the running one.
-    """
+    """Running ranges, told apart by their turn in the model's whole forward, and the count of codes made."""
 
     by_parts = False
 

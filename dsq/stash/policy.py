@@ -1,8 +1,7 @@
 """Every stash policy is a registered function that attaches to a model and hands back a controller.
 
-A policy is a file or a folder of dsq/stash/, named in its __init__.py (docs/extending.md has a whole one). The
-keyword-only parameters of its function ARE the policy's options: `apply` derives names, defaults and the error messages
-from the signature, so they are written once. No policy imports another's.
+A policy is a file of dsq/stash/, named in its __init__.py. The keyword-only parameters of its function ARE the policy's
+options: `apply` derives names, defaults and the error messages from the signature. No policy imports another's.
 
 Policies compose by being applied one after another, IN ANY ORDER:
     apply(model, "wtacrs"); apply(model, "bfp", bits=4)     the sampled rows are packed

@@ -13,7 +13,6 @@ What the paper leaves open, and our choice:
 - A row's scale stays beside it until the backward. Scaling in the forward (algorithm 2) would spread the magnitudes of
   the kept rows, and cost precision where another policy packs them.
 - Norms are cached a sample, as in the paper, so the tokens of a sample share one; without sample ids, p_i ~ ||H_i||.
-- A cached norm counts as at least a tenth of the batch's mean (NORM_FLOOR): last epoch's zero may be wrong.
 - Products of two activations stay exact: their gradients flow on, and everything before would see the noise.
 
 Shapes: T tokens (all leading dimensions), K in-features, N out-features, k kept rows, B samples.
@@ -136,11 +135,10 @@ class NormCache:
 
 # ---- winner-take-all column-row sampling: which rows of a product to keep, and how much each counts
 #
-# Pure functions of probabilities and of uniform random numbers; they read nothing back from the device and loop over no
-# rows. Equations are those of the paper.
+# Pure functions of probabilities and of uniform random numbers; they read nothing back from the device.
 
-#: Cached gradient norms are raised to this part of their mean: a row that could never be drawn would bias the estimate,
-#: and one that hardly ever is would make its variance boundless.
+#: Cached gradient norms are raised to this part of their mean (our choice too): last epoch's zero may be wrong, a row
+#: that is never drawn would bias the estimate, and one that hardly ever is would make its variance boundless.
 NORM_FLOOR = 0.1
 
 
@@ -205,8 +203,7 @@ def sample_rows(p_T: Tensor, k: int, uniform_k: Tensor, winners: int | None = No
 
 
 class WTACRS(Controller):
-    """The policy at work: it draws rows at budget ratio * T from its own random numbers, and shares the draws. Told the
-    samples of each batch, it draws by their gradient norms of the epoch before."""
+    """The policy at work: it draws rows from its own random numbers, and shares the draws."""
 
     by_parts = True
 

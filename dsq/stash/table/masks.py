@@ -1,7 +1,4 @@
-"""Rows of what needs a bit a value or less: ReLU, clamp, dropout, pooling, padding. Their gradients are PyTorch's own.
-
-A ReLU's input is not kept, and its result is made again by whoever kept what it was made of (a norm's x^).
-"""
+"""Rows of what needs a bit a value or less: ReLU, clamp, dropout, pooling, padding. Gradients are PyTorch's own."""
 
 import itertools
 from functools import partial

@@ -23,7 +23,6 @@ from dsq.stash.codes import Form, Stash, is_weight, keep, kept
 
 
 def plain_linear(stash: Stash, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Run F.linear: keeps x where the weight wants a gradient."""
     if not (weight.requires_grad and input.dim() > 1 and weight.dim() == 2):
         return F.linear(input, weight, bias)
     return PlainLinear.apply(stash, input, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
@@ -111,7 +110,6 @@ def _read_wide(matmuls: LinearMatMuls) -> LinearMatMuls:
 
 
 def matmul(stash: Stash, input: Tensor, other: Tensor) -> Tensor:
-    """Run torch.matmul, bmm and @ of two activations, or of one and a weight."""
     if not isinstance(input, Tensor) or not isinstance(other, Tensor) or min(input.dim(), other.dim()) < 2:
         return torch.matmul(input, other)
     return PlainMatMul.apply(stash, input, other)  # type: ignore[no-any-return, no-untyped-call]
