@@ -21,8 +21,7 @@ def trace_config(path: str, sequences: int, tokens: int) -> dict[str, Any]:
     import transformers
     from huggingface_hub.errors import StrictDataclassError
 
-    folder = Path(path) if Path(path).is_dir() else Path(path).parent
-    file = folder / "config.json" if Path(path).is_dir() else Path(path)
+    file = Path(path, "config.json") if Path(path).is_dir() else Path(path)
     stated = read_json(file, f"config {file}")
     try:
         # attention is written out, which runs without data; so do experts in one grouped product, of 16 bits alone

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from dsq.kernels.backend import AttentionOptions
 from dsq.kernels.dispatch import backend_for, define
 from dsq.ops.products import autocast_dtype
-from dsq.stash.codes import Kept, Stash, keep, kept
+from dsq.stash.codes import Stash, keep, kept
 
 
 def softmax(
@@ -95,7 +95,9 @@ class FusedAttention(torch.autograd.Function):
         cast = autocast_dtype(q)  # which PyTorch's function asks for, a kernel and an operator do not
         attend: Any = torch.ops.dsq.attend if torch.compiler.is_compiling() else _attend
         y, random = attend(*(x.to(cast or x.dtype) for x in (q, k, v)), _cast(mask, cast), *options)
-        keep(ctx, *forms, _mask_of(stash, mask), random if options[0] else None)
+        # of a mask what it was made of (pointwise.outer), if that is less
+        of_mask = None if mask is None else stash.find_derived(mask) or stash.exact(mask)
+        keep(ctx, *forms, of_mask, random if options[0] else None)
         ctx.options, ctx.cast = options, cast
         return y  # type: ignore[no-any-return]
 
@@ -110,11 +112,6 @@ class FusedAttention(torch.autograd.Function):
 def _cast(mask: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
     """Return ``mask`` as autocast, which asks for ``dtype``, gives it to PyTorch's function; kept, layers share it."""
     return mask if mask is None or dtype is None or mask.dtype == torch.bool else mask.to(dtype)
-
-
-def _mask_of(stash: Stash, mask: Tensor | None) -> Kept | None:
-    """Return what is kept of a mask: what it was made of, if that is less (pointwise.outer), else the mask."""
-    return None if mask is None else stash.find_derived(mask) or stash.exact(mask)
 
 
 def _attend(

@@ -150,15 +150,11 @@ def pool(kind: str, dimensions: int) -> Any:
     return run
 
 
-def _pools() -> dict[Any, Any]:
-    rows = dict[Any, Any]()
-    for kind, dimensions in itertools.product(_OPTIONS, (1, 2, 3)):
-        row, name = pool(kind, dimensions), f"{kind}_pool{dimensions}d"
-        rows |= {getattr(place, name): row for place in (F, torch) if hasattr(place, name)}
-    return rows
-
-
-POOLS = _pools()
+POOLS: dict[Any, Any] = {
+    getattr(place, f"{kind}_pool{dimensions}d"): pool(kind, dimensions)
+    for kind, dimensions, place in itertools.product(_OPTIONS, (1, 2, 3), (F, torch))
+    if hasattr(place, f"{kind}_pool{dimensions}d")
+}
 
 
 class MaxPool(torch.autograd.Function):
