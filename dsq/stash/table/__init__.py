@@ -52,52 +52,51 @@ aten = torch.ops.aten
 _OUTER = (torch.where, torch.add, Tensor.add, Tensor.__add__)
 #: functions whose rows run without a gradient too: masks want none, and are kept
 OF_MASKS = frozenset((*_OUTER, Tensor.contiguous))
-
-
-def _rows() -> dict[Callable[..., Any], Row]:
-    by_row: dict[Row, tuple[Any, ...]] = {
-        products.plain_linear: (F.linear,),
-        products.quantised_linear: (linear,),
-        products.addmm: (torch.addmm,),
-        products.matmul: (torch.matmul, Tensor.matmul, Tensor.__matmul__),
-        products.bmm: (torch.bmm, Tensor.bmm, torch.mm, Tensor.mm),
-        products.einsum: (torch.einsum,),
-        products.grouped_mm: (F.grouped_mm, torch._grouped_mm),
-        attention.softmax: (F.softmax,),
-        attention.torch_softmax: (torch.softmax, Tensor.softmax),
-        attention.safe_softmax: (aten._safe_softmax,),
-        attention.fused: (F.scaled_dot_product_attention,),
-        norms.layer_norm: (F.layer_norm,),
-        norms.rms_norm: (F.rms_norm,),
-        norms.batch_norm: (F.batch_norm,),
-        norms.instance_norm: (F.instance_norm,),
-        norms.group_norm: (F.group_norm,),
-        norms.normalize: (F.normalize,),
-        pointwise.mul: (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.multiply),
-        pointwise.sub: (torch.sub, Tensor.sub, Tensor.__sub__),
-        pointwise.rsub: (torch.rsub,),
-        pointwise.contiguous: (Tensor.contiguous,),
-        pointwise.div: (torch.div, Tensor.div, Tensor.__truediv__),
-        pointwise.power: (torch.pow, Tensor.pow),
-        masks.relu: (F.relu, torch.relu, Tensor.relu),
-        masks.relu_in_place: (torch.relu_, Tensor.relu_),
-        masks.clamp: (torch.clamp, Tensor.clamp, torch.clip, Tensor.clip),
-        masks.dropout: (F.dropout,),
-        masks.torch_dropout: (torch.dropout,),
-        masks.native_dropout: (torch.native_dropout,),
-        masks.adaptive_avg_pool2d: (F.adaptive_avg_pool2d,),
-        masks.pad: (F.pad,),
-        pointwise.norm: (torch.norm,),
-        pointwise.vector_norm: (torch.linalg.vector_norm,),
-        pointwise.index_select: (torch.index_select, Tensor.index_select),
-        pointwise.getitem: (Tensor.__getitem__,),
-        pointwise.gather: (torch.gather, Tensor.gather),
-        pointwise.index_add: (torch.index_add, Tensor.index_add),
-        pointwise.index_add_in_place: (Tensor.index_add_,),
-    }
-    others = {function: row for row, functions in by_row.items() for function in functions}
-    others |= {it: pointwise.outer(it) for it in _OUTER}
-    return products.CONVOLUTIONS | pointwise.ACTIVATIONS | masks.POOLS | others
-
-
-TABLE = _rows()
+#: the functions that each row runs for
+_FUNCTIONS: dict[Row, tuple[Any, ...]] = {
+    products.plain_linear: (F.linear,),
+    products.quantised_linear: (linear,),
+    products.addmm: (torch.addmm,),
+    products.matmul: (torch.matmul, Tensor.matmul, Tensor.__matmul__),
+    products.bmm: (torch.bmm, Tensor.bmm, torch.mm, Tensor.mm),
+    products.einsum: (torch.einsum,),
+    products.grouped_mm: (F.grouped_mm, torch._grouped_mm),
+    attention.softmax: (F.softmax,),
+    attention.torch_softmax: (torch.softmax, Tensor.softmax),
+    attention.safe_softmax: (aten._safe_softmax,),
+    attention.fused: (F.scaled_dot_product_attention,),
+    norms.layer_norm: (F.layer_norm,),
+    norms.rms_norm: (F.rms_norm,),
+    norms.batch_norm: (F.batch_norm,),
+    norms.instance_norm: (F.instance_norm,),
+    norms.group_norm: (F.group_norm,),
+    norms.normalize: (F.normalize,),
+    pointwise.mul: (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.multiply),
+    pointwise.sub: (torch.sub, Tensor.sub, Tensor.__sub__),
+    pointwise.rsub: (torch.rsub,),
+    pointwise.contiguous: (Tensor.contiguous,),
+    pointwise.div: (torch.div, Tensor.div, Tensor.__truediv__),
+    pointwise.power: (torch.pow, Tensor.pow),
+    masks.relu: (F.relu, torch.relu, Tensor.relu),
+    masks.relu_in_place: (torch.relu_, Tensor.relu_),
+    masks.clamp: (torch.clamp, Tensor.clamp, torch.clip, Tensor.clip),
+    masks.dropout: (F.dropout,),
+    masks.torch_dropout: (torch.dropout,),
+    masks.native_dropout: (torch.native_dropout,),
+    masks.adaptive_avg_pool2d: (F.adaptive_avg_pool2d,),
+    masks.pad: (F.pad,),
+    pointwise.norm: (torch.norm,),
+    pointwise.vector_norm: (torch.linalg.vector_norm,),
+    pointwise.index_select: (torch.index_select, Tensor.index_select),
+    pointwise.getitem: (Tensor.__getitem__,),
+    pointwise.gather: (torch.gather, Tensor.gather),
+    pointwise.index_add: (torch.index_add, Tensor.index_add),
+    pointwise.index_add_in_place: (Tensor.index_add_,),
+}
+TABLE: dict[Callable[..., Any], Row] = {
+    **products.CONVOLUTIONS,
+    **pointwise.ACTIVATIONS,
+    **masks.POOLS,
+    **{function: row for row, functions in _FUNCTIONS.items() for function in functions},
+    **{function: pointwise.outer(function) for function in _OUTER},
+}
