@@ -58,11 +58,6 @@ def _suite() -> Evidence:
     return Evidence(suite, read_rows(LEDGER, suite), read_steps())
 
 
-def _on_gpu() -> Evidence:
-    suite = load_suite()
-    return Evidence(suite, read_rows(RESULTS / "evidence_gpu.csv", suite))
-
-
 def _evidence(evidence: Evidence, *settings: str) -> str:
     """``settings``: their names, and "over=TASK,TASK" where the means are over these tasks alone."""
     over = [word.removeprefix("over=").split(",") for word in settings if word.startswith("over=")]
@@ -98,7 +93,8 @@ def written(page: str) -> str:
     evidence = _suite()
     kinds: dict[str, Callable[..., str]] = {"evidence": partial(_evidence, evidence)}
     kinds |= {"beside": partial(_beside, evidence), "file": _file, "processors": _processors}
-    kinds["gpu-tasks"] = page_tables(_on_gpu())["tasks"]
+    on_gpu = Evidence(evidence.suite, read_rows(RESULTS / "evidence_gpu.csv", evidence.suite))
+    kinds["gpu-tasks"] = page_tables(on_gpu)["tasks"]
     return tables.written(page, kinds | page_tables(evidence))
 
 

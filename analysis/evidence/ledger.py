@@ -137,10 +137,9 @@ class Session:
 
     def _train(self, run: Run, result: Path) -> tuple[int, struct_rusage]:
         """The exit status of the run's process, and what it and its own processes used: seconds of a core, memory."""
-        given = {"task": run.task.name, "setting": run.setting.name, "seed": run.seed, "device": self.device}
-        given |= {"work": self.work, "out": result}
+        given = {"task": run.task.name, "setting": run.setting.name, "seed": run.seed, "work": self.work, "out": result}
         words = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
-        words += ["--suite", str(self.suite.path.resolve()), "--data", *map(str, self.roots)]
+        words += ["--device", self.device, "--suite", str(self.suite.path.resolve()), "--data", *map(str, self.roots)]
         with self._log(run).open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "analysis.evidence", "one", *words],

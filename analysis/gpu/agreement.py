@@ -44,7 +44,7 @@ def agreement(machine: Machine) -> Iterator[Trial]:
     if not machine.is_gpu:  # through the slow interpreter, what shows every branch of the kernels
         rare = [case for case in every if type(case.format) not in by_power]
         every = [case for case in every if type(case.format) in by_power][::2] + rare[::5]
-    if machine.is_gpu:  # first, as no GPU has come to them yet
+    else:  # no GPU has come to these yet
         yield _trial("beyond 32 bits", _beyond_32_bits)
         yield _trial("affine codes", partial(_joined, affine_disagreements(TRITON, device)))
     yield _trial("a seed on the device", partial(_seed_on_device, device))

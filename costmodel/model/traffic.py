@@ -58,7 +58,8 @@ def tensors_of(group: Group, setup: Setup) -> list[Stored]:
     op = group.operation
     if isinstance(op, Pointwise):
         listed, on_chip = ledger.POINTWISE[op.kind], ""
-        op = replace(op, upcasts=op.upcasts or setup.autocast)  # which computes softmax in fp32
+        if setup.autocast:  # which computes softmax in fp32
+            op = replace(op, upcasts=True)
     else:
         listed, on_chip = ledger.of_gemm(op, packs=not isinstance(setup.format, Identity)), _ON_CHIP[op.on_chip]
         if setup.autocast and op.weight:

@@ -165,7 +165,8 @@ class Plan:
         if best.fits:
             first = f"{what} fits in the {room}: {best.method.name} {takes}"
             if best.largest_batch is not None:
-                first += f", and the largest batch that fits has {best.largest_batch:,} {self._items[0]}"
+                items = "images" if self.workload.patches else "sequences"
+                first += f", and the largest batch that fits has {best.largest_batch:,} {items}"
         else:
             sizes = best.memory.categories
             most = max(sizes, key=lambda name: sizes[name]).replace("temporary", "temporaries")
@@ -173,19 +174,18 @@ class Plan:
                 f"{what} does not fit in the {room}: {best.method.name}, which needs least, {takes}, most of it {most}"
             )
         low, high = _time(step.seconds * step.low), _time(step.seconds * step.high)
-        unit, tokens = self._items[1:]
+        unit, tokens = self._unit
         second = f"A step of {best.tokens // tokens:,} {unit} takes {_time(step.seconds)} ({low} to {high}), "
         second += f"{self._rate(best)}, bound by {_BOUNDS[step.bound]}; {self.advice}."
         return re.sub(r"\b1 (sequence|token|image)s\b", r"1 \1", f"{first}. {second}")
 
     @property
-    def _items(self) -> tuple[str, str, int]:
-        """What a batch has, what is counted, and how many tokens one of these is."""
-        patches = self.workload.patches
-        return ("images", "images", patches) if patches else ("sequences", "tokens", 1)
+    def _unit(self) -> tuple[str, int]:
+        """Return the unit in which a step is counted, and how many tokens one of it is."""
+        return ("images", self.workload.patches) if self.workload.patches else ("tokens", 1)
 
     def _rate(self, row: MethodCost) -> str:
-        _, unit, tokens = self._items
+        unit, tokens = self._unit
         return f"{row.tokens_per_second / tokens:,.0f} {unit}/s"
 
     @cached_property

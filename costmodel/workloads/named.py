@@ -187,9 +187,9 @@ class AskedStep:
         if self.freeze:
             yield partial(Workload.freezing, frozen=self.freeze), "--freeze does nothing for {}: leave it out"
         if self.lora is not None:
-            rank = whole_number("lora", self.lora, 1, MAX_SIZE)
-            adapting = partial(Workload.adapting, rank=rank, layers=self.lora_layers, copies=copies)
-            yield partial(adapting, dropout=self.lora_dropout), ""
+            rank, layers = whole_number("lora", self.lora, 1, MAX_SIZE), self.lora_layers
+            dropout = self.lora_dropout
+            yield partial(Workload.adapting, rank=rank, layers=layers, copies=copies, dropout=dropout), ""
         if self.chunked_loss:
             yield Workload.chunking_loss, "--chunked-loss does nothing for {}: leave it out"
 

@@ -124,7 +124,7 @@ def code_inputs(segment: Any, code: Callable[[Tensor], Kept]) -> None:
     Where hooks of other people hold them already, as TRL's ``activation_offloading`` does, they stay there, exact: such
     hooks may unpack a tensor once, and in a backward alone.
     """
-    if not hasattr(segment, "saved_args"):
+    if not hasattr(segment, "saved_args"):  # PyTorch 2.11's: its inputs stay exact
         return
     hooks = (getattr(argument, "unpack_hook", None) for argument in segment.saved_args)  # of SavedTensors
     others = [it for it in hooks if it is not None and getattr(it, "__module__", "") != "torch.utils.checkpoint"]

@@ -223,7 +223,7 @@ CONFIGS = {
 
 
 def commanded(row: CsvRow, folder: Path) -> dict[str, Any]:
-    """What dsq-cost plan says of a training that was asked for by its options: as `judged`."""
+    """dsq-cost plan's figures of a training that was asked for by its options, as `judged` has them."""
     model, (device, _, network) = row["model"], row["hardware"].partition(", ")
     words = ["--sequences", row["micro_batch"], "--devices", row["devices"], "--accumulate", row["accumulation"]]
     if model in CONFIGS:

@@ -22,7 +22,7 @@ def _one_thread():
 
 
 def shown(name: str, **options: Any) -> dict[str, Any]:
-    """What the example's main shows. By path: other packages install folders that are called "examples" too."""
+    """Run the example's main, by its path: other packages install folders that are called "examples" too."""
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](**options)
 
 
