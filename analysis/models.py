@@ -184,7 +184,7 @@ _CONFIG: dict[str, dict[str, Any]] = {
     "tied": {"tied": True},
     "attention": {"attention": True},
     "headless": {"exclude": "head"},
-    **{name: {"format": name} for name in ("bfp", "sbfp", "snvint", "fixed")},
+    **{name: {"format": name} for name in ("bfp", "snvint", "fixed")},
 }
 _NOTHING = ("plain", "fp32", "autocast", "bf16 autocast", "fused")
 

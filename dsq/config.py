@@ -56,8 +56,8 @@ class DSQConfig:
     )
     format: str = _option(
         formats.DEFAULT,
-        "number format: snvint (boxes of integers with a signed, fractional scale), sbfp (signed powers of two), bfp "
-        "(block floating point, the paper's, less exact at few bits) or fixed (fixed point)",
+        "number format: snvint (boxes of integers with a signed, fractional scale), bfp (block floating point, the "
+        "paper's, less exact at few bits) or fixed (fixed point)",
         words=formats.FORMATS,
     )
     box: int = _option(formats.BOX, "values that share a scale (all but fixed)", "N")

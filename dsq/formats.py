@@ -92,8 +92,6 @@ class Format:
     tensor_bytes: ClassVar[int] = 0
     #: widest code at which it gains anything on BFP: ``at`` takes BFP for wider ones
     useful_to: ClassVar[int] = WIDEST
-    #: whether a scale has a sign: the largest magnitude of a box then takes the negative side, one code longer
-    signed_scale: ClassVar[bool] = False
 
     bits: int  #: width of a code, sign included: 2..16 packs, 17..32 keeps the value as it is
 
@@ -116,7 +114,7 @@ class Format:
 
     @property
     def smallest_code(self) -> int:
-        return -self.largest_code - self.signed_scale
+        return -self.largest_code
 
     @property
     def significand_bits(self) -> int:
@@ -211,7 +209,7 @@ def parse_format(text: str) -> Format:
         raise ValueError(f"format must be written as in bfp:bits=4,box=16, got {text!r} ({error})") from None
 
 
-# ---- block formats: BFP is the format of DSQ; the signed ones waste no code
+# ---- block formats: BFP is the format of DSQ; SignedNVInt wastes no code
 
 
 @register
@@ -234,33 +232,12 @@ class BFP(BoxFormat):
 
 @register
 @dataclass(frozen=True, slots=True)
-class SignedBFP(BoxFormat):
-    """Block floating point with a signed scale: the codes are all of two's complement, -2^(bits-1)..2^(bits-1) - 1.
-
-    BFP never uses -2^(bits-1): at 2 bits a quarter of the codes. Here the value of largest magnitude in a box, x_M,
-    takes the negative side, which is one code longer, by the sign of the box's step:
-
-        step = -sign(x_M) 2^(E - (bits - 2)),   E = floor(log2(|x_M| / (1 + 2^(1-bits))))
-
-    A scale is a byte: the step's sign and E in 7 bits, clipped to -96..30. Of two values of the same largest magnitude
-    the positive one counts. Raises ValueError for bits or box out of range.
-    """
-
-    name: ClassVar[str] = "sbfp"
-    law: ClassVar[Law] = BFP.law
-    signed_scale: ClassVar[bool] = True
-    useful_to: ClassVar[int] = 8
-    #: the lowest and the highest that the 7 bits of a scale hold; NaN takes the code after
-    exponents: ClassVar[tuple[int, int]] = (-96, 30)
-
-
-@register
-@dataclass(frozen=True, slots=True)
 class SignedNVInt(BoxFormat):
     """NVINT with a signed scale: two's complement codes, an E4M3 scale a box, and an exponent a tensor.
 
-    As in SignedBFP the value of largest magnitude in a box, x_M, takes the negative side, which is one code longer; and
-    as in NVFP4 and NVINT4 the scale has a mantissa (3 bits), so that the largest value lies on the grid's end:
+    BFP never uses the code -2^(bits-1): at 2 bits a quarter of the codes. Here the value of largest magnitude in a box,
+    x_M, takes the negative side, which is one code longer, by the sign of the box's step; and as in NVFP4 and NVINT4
+    the scale has a mantissa (3 bits), so that x_M lies on the grid's end:
 
         E    = floor(log2 max|x|) over the tensor, clipped to -90..120
         step = -sign(x_M) e4m3(|x_M| / 2^(bits-1) / T) T,   T = 2^(E - bits - 6)
@@ -272,11 +249,14 @@ class SignedNVInt(BoxFormat):
 
     name: ClassVar[str] = "snvint"
     law: ClassVar[Law] = BFP.law
-    signed_scale: ClassVar[bool] = True
     tensor_bytes: ClassVar[int] = 1
     #: the tensor's exponent is clipped to these, so that no step is subnormal, nor the inverse of one
     exponents: ClassVar[tuple[int, int]] = (-90, 120)
     useful_to: ClassVar[int] = 6  # above, the clipping that its rounded scale causes outweighs what it gains
+
+    @property
+    def smallest_code(self) -> int:
+        return -self.largest_code - 1
 
     @property
     def significand_bits(self) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import dsq
 from analysis.models import attach, encoder
 from analysis.timing import Call, Race, race
-from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
+from dsq.formats import BFP, FixedPoint, Format, Layout, SignedNVInt
 from dsq.kernels.cpu.backend import backend as cpu_backend
 from dsq.kernels.cpu.library import library
 from dsq.precision import DEFAULT_LEVELS
@@ -35,7 +35,7 @@ def against_copies(rounds: int) -> Iterator[Race]:
     if not sets:
         raise ValueError("the native kernels are not built: python setup.py build_ext --inplace")
     keep_freed_memory()
-    others = BFP(8), SignedBFP(4), SignedNVInt(4), FixedPoint(4)
+    others = BFP(8), SignedNVInt(4), FixedPoint(4)
     for size in SIZES:
         x = torch.randn(size // COLUMNS, COLUMNS)
         for isa, fmt in (*((isa, BFP(4)) for isa in sets), *((sets[0], fmt) for fmt in others)):
@@ -109,8 +109,7 @@ def six_blocks(rounds: int) -> Iterator[Race]:
     names = ["fp32", AUTOCAST, f"{AUTOCAST} + fused", *LEVELS, f"{LEVELS[-1]} + fused"]
     names += [f"{levels} whole" for levels in LEVELS[1:]]
     names += [f"{levels} + autocast" for levels in ("[4,4,4,16]", "[4,4,4,8]", "[8,4,4,8]")]
-    more = [f"{levels} {name}" for levels in ("[4,4,4,16]", "[4,4,4,8]") for name in ("bfp", "sbfp")]
-    more += ["[4,4,4,16] fixed", "[2,2,2,16] stochastic", "[2,2,2,16] float32"]
+    more = ["[4,4,4,16] bfp", "[4,4,4,8] bfp", "[4,4,4,16] fixed", "[2,2,2,16] stochastic", "[2,2,2,16] float32"]
     yield _race("six blocks, d 512, 1024 tokens", blocks(), names + more, rounds)
     yield _race("six blocks, d 128, 1024 tokens", blocks(128, 16, 64), names, rounds)
 

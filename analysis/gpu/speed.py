@@ -11,7 +11,7 @@ from torch import Tensor
 from analysis.gpu import Machine, Trial
 from analysis.timing import Call
 from dsq.command import Record
-from dsq.formats import BFP, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
+from dsq.formats import BFP, FixedPoint, Format, Layout, SignedNVInt
 from dsq.kernels.backend import GemmKernel, MatMul, Sizes, along_contraction
 from dsq.kernels.triton import codec
 from dsq.kernels.triton.backend import TRITON
@@ -19,8 +19,8 @@ from dsq.kernels.tuning import prepared
 
 #: of a tensor: 512 MiB of float32, many times any cache
 ROWS, COLUMNS = 1 << 15, 4096
-PACKED = (*map(BFP, (4, 8)), *map(SignedBFP, (2, 4)), *map(SignedNVInt, (2, 4)), BFP(2), BFP(16))
-QUANTISED = (BFP(4), SignedBFP(4), SignedNVInt(4))
+PACKED = (*map(BFP, (4, 8)), *map(SignedNVInt, (2, 4)), BFP(2), BFP(16))
+QUANTISED = (BFP(4), SignedNVInt(4))
 
 
 def bandwidth(machine: Machine) -> Iterator[Trial]:
@@ -95,7 +95,7 @@ SIZES: tuple[Sizes, ...] = ((16384, 4096, 1024), (8192, 8192, 8192), (1024, 2048
 TINY: tuple[Sizes, ...] = ((32, 64, 48),)
 #: formats of a and of b: those of a forward at 4 and at 8 bits, and of a weight's gradient at 16 and 4
 OPERANDS: tuple[tuple[Format, Format], ...] = (
-    *((fmt, fmt) for fmt in (SignedNVInt(4), SignedBFP(4), BFP(4), BFP(4, 128), BFP(8), SignedNVInt(8), FixedPoint(4))),
+    *((fmt, fmt) for fmt in (SignedNVInt(4), BFP(4), BFP(4, 128), BFP(8), SignedNVInt(8), FixedPoint(4))),
     (BFP(16), BFP(4)),
 )
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsq.formats import BFP, BIAS, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
+from dsq.formats import BFP, BIAS, FixedPoint, Format, Layout, SignedNVInt
 from dsq.kernels.backend import AffineCodes, Groups, MovingRanges
 from dsq.kernels.cpu.library import SEED_MASK, Library
 from dsq.kernels.cpu.memory import addresses
@@ -20,7 +20,6 @@ DESCRIPTORS = 256
 SCALES: dict[type[Format], str] = {
     BFP: "POWER",
     FixedPoint: "POWER",
-    SignedBFP: "SIGNED_POWER",
     SignedNVInt: "SIGNED_E4M3",
 }
 

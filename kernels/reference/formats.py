@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dsq.formats import BFP, BIAS, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
+from dsq.formats import BFP, BIAS, FixedPoint, Format, Layout, SignedNVInt
 
 
 class Scaling(NamedTuple):
@@ -83,35 +83,13 @@ def _power_steps(scales: Tensor, fmt: Format, layout: Layout) -> Tensor:
     return torch.where(stored == NAN_EXPONENT, torch.nan, _power_of_two(stored - BIAS - (fmt.bits - 2)))
 
 
-# ---- a signed power of two a box: dsq.formats.SignedBFP
-#
-# The byte is E + 96, with 128 added if the step is negative (x_M is positive); 127 and 255 stand for NaN. A box of
-# zeros has 0.
-
-SIGN, SIGNED_NAN = 128, 127
-
-
-def _signed_power_scales(x_ORC: Tensor, fmt: Format, layout: Layout) -> Tensor:
-    lowest, highest = SignedBFP.exponents
-    largest, positive = _box_extremes(x_ORC, fmt, layout)
-    finite = torch.isfinite(largest)
-    # both factors are exact in float64, and a quotient next to a power of two is not rounded across it
-    exponent = torch.frexp(torch.where(finite, largest, 0.0) / (1 + 2.0 ** (1 - fmt.bits))).exponent - 1
-    stored = torch.where(largest == 0, 0, exponent.clamp(lowest, highest) - lowest + SIGN * positive)
-    return torch.where(finite, stored, SIGNED_NAN).to(torch.uint8)
-
-
-def _signed_power_steps(scales: Tensor, fmt: Format, layout: Layout) -> Tensor:
-    exponent = (scales % SIGN).long()
-    step = _power_of_two(exponent + SignedBFP.exponents[0] - (fmt.bits - 2))
-    return torch.where(exponent == SIGNED_NAN, torch.nan, torch.where(scales >= SIGN, -step, step))
-
-
 # ---- a signed E4M3 number a box, a power of two a tensor: dsq.formats.SignedNVInt
 #
 # Every number is computed in float32, as every backend does: the quotient by the tensor's power of two is exact, a step
 # is a float32, and a value is multiplied by the rounded inverse of its step.
 
+#: added to the scale of a box whose step is negative, as x_M is positive
+SIGN = 128
 LARGEST_E4M3 = 448.0
 
 
@@ -151,6 +129,5 @@ def _e4m3_divide(x_ORC: Tensor, step_ORC: Tensor) -> Tensor:
 SCALINGS: dict[type[Format], Scaling] = {
     BFP: Scaling(_power_scales, _power_steps),
     FixedPoint: Scaling(_power_scales, _power_steps),
-    SignedBFP: Scaling(_signed_power_scales, _signed_power_steps),
     SignedNVInt: Scaling(_e4m3_scales, _e4m3_steps, _e4m3_divide),
 }

@@ -9,20 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dsq.formats import BFP, BIAS, FixedPoint, Format, Layout, SignedBFP, SignedNVInt
+from dsq.formats import BFP, BIAS, FixedPoint, Format, Layout, SignedNVInt
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.reference.codec import BLOCK
 from dsq.kernels.reference.formats import NAN_EXPONENT
 from dsq.kernels.triton import codec_kernels as kernels
 from dsq.kernels.triton.launch import Launch
-from dsq.kernels.triton.tiles import POWER, SIGNED_E4M3, SIGNED_POWER, Grid, Target
+from dsq.kernels.triton.tiles import POWER, SIGNED_E4M3, Grid, Target
 
-GRIDS: dict[type[Format], Grid] = {
-    BFP: POWER,
-    FixedPoint: POWER,
-    SignedBFP: SIGNED_POWER,
-    SignedNVInt: SIGNED_E4M3,
-}
+GRIDS: dict[type[Format], Grid] = {BFP: POWER, FixedPoint: POWER, SignedNVInt: SIGNED_E4M3}
 #: a tile of 32 x 128 values: 16 KiB of float32, eight 16-byte loads a thread
 TILE = {"T": 32, "C": BLOCK, "num_warps": 4}
 #: boxes along rows: box x 128 values, a warp for so many rows: up to 32 a thread holds whole boxes, whose maximum then

@@ -14,7 +14,6 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 from dsq.formats import BIAS as _BIAS
-from dsq.formats import SignedBFP as _SignedBFP
 from dsq.formats import SignedNVInt as _SignedNVInt
 from dsq.kernels.reference import codec as _codec
 from dsq.kernels.reference import formats as _formats
@@ -278,10 +277,6 @@ def _eight(words, PLACE: tl.constexpr, BITS: tl.constexpr):
 
 NAN_EXPONENT = tl.constexpr(_formats.NAN_EXPONENT)
 SIGN = tl.constexpr(_formats.SIGN)
-SIGNED_NAN = tl.constexpr(_formats.SIGNED_NAN)
-LOWEST_EXPONENT = tl.constexpr(_SignedBFP.exponents[0])
-HIGHEST_EXPONENT = tl.constexpr(_SignedBFP.exponents[1])
-INFINITY = tl.constexpr(0x7F800000)
 LARGEST_E4M3 = tl.constexpr(_formats.LARGEST_E4M3)
 LOWEST_OF_TENSOR = tl.constexpr(_SignedNVInt.exponents[0] + _BIAS)
 HIGHEST_OF_TENSOR = tl.constexpr(_SignedNVInt.exponents[1] + _BIAS)
@@ -358,47 +353,8 @@ def _signed_key(x, BITS: tl.constexpr):
 
 
 @triton.jit
-def _signed_power_scale(key, tensor, BITS: tl.constexpr):
-    size = (key >> 1).to(tl.int32)
-    # the exponent, or one less where the significand is below that of 1 + 2^(1-bits)
-    exponent = ((size - (1 << (24 - BITS))) >> 23) - (BIAS + LOWEST_EXPONENT)
-    exponent = tl.minimum(tl.maximum(exponent, 0), HIGHEST_EXPONENT - LOWEST_EXPONENT)
-    scale = tl.where(size == 0, 0, exponent + (key & 1).to(tl.int32) * SIGN)
-    return tl.where(size >= INFINITY, SIGNED_NAN, scale)
-
-
-@triton.jit
-def _signed_power_is_nan(scale, tensor, BITS: tl.constexpr):
-    return (scale & (SIGN - 1)) == SIGNED_NAN
-
-
-@triton.jit
-def _signed_power_divide(x, scale, tensor, BITS: tl.constexpr):
-    size = (-(scale & (SIGN - 1)) + (BIAS - LOWEST_EXPONENT + BITS - 2)) << 23
-    return x * (size | _sign_bit(scale)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _signed_power_multiply(code, scale, tensor, BITS: tl.constexpr):
-    size = ((scale & (SIGN - 1)) + (BIAS + LOWEST_EXPONENT - (BITS - 2))) << 23
-    size = tl.where(_signed_power_is_nan(scale, tensor, BITS), INFINITY + 1, size)
-    return code * (size | _sign_bit(scale)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _sign_bit(scale):
     return (scale & SIGN) << 24
-
-
-#: a signed power of two a box
-SIGNED_POWER = Grid(
-    _signed_key,
-    _signed_power_scale,
-    _signed_power_is_nan,
-    _signed_power_divide,
-    _signed_power_multiply,
-    exponent_mask=SIGN.value - 1,
-)
 
 
 @triton.jit

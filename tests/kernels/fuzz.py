@@ -135,7 +135,7 @@ def _layer(draw: random.Random) -> tuple[Tensor, Tensor, Tensor | None, Quantize
     dtype = draw.choice(DTYPES) if draw.random() < 0.3 else torch.float32
     x, w = (_view(draw, shape, torch.float32).clamp(-1e4, 1e4).to(dtype) for shape in ((T, K), (N, K)))
     bias = torch.randn(N).to(dtype) if draw.random() < 0.5 else None
-    name = draw.choice(["bfp", "bfp", "sbfp", "snvint", "fixed"])
+    name = draw.choice(["bfp", "bfp", "snvint", "fixed"])
     box = {} if name == "fixed" else {"box": draw.choice([1, 8, 16, 16, 16, 32, 64])}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

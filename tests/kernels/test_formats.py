@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsq.formats import BFP, Format, Layout, SignedBFP, SignedNVInt
+from dsq.formats import BFP, Format, Layout, SignedNVInt
 from dsq.kernels.backend import Backend
 from dsq.kernels.conformance import same_bits
 from dsq.kernels.cpu.backend import backend
@@ -76,23 +76,6 @@ def bfp(bits_BX: np.ndarray, width: int) -> Expected:
     return Expected(stored_B.astype(np.uint8), codes_BX, codes_BX.astype(np.float32) * step_B[:, None])
 
 
-def signed_bfp(bits_BX: np.ndarray, width: int) -> Expected:
-    """step = -sign(x_M) 2^(E - (width - 2)), E = floor(log2(|x_M| / (1 + 2^(1-width)))), clipped to -96..30."""
-    top_B, positive_B = extremes(bits_BX)
-    m_B, q_B = magnitude(top_B)
-    below_B = m_B << width - 1 < (2 ** (width - 1) + 1) << 23  # |x_M| < 2^(q-127) (1 + 2^(1-width))
-    e_B = np.clip(q_B - 127 - below_B, -96, 30)
-    negative_B, broken_B = positive_B & (top_B > 0), top_B >= INFINITY
-
-    m_BX, q_BX = magnitude(bits_BX)
-    size_BX = shortened(m_BX, (e_B - (width - 2) + 150)[:, None] - q_BX)
-    codes_BX = np.where(broken_B[:, None], 0, on_grid(bits_BX, size_BX, width, negative_B))
-    step_B = np.ldexp(np.where(negative_B, np.float32(-1), np.float32(1)), e_B - (width - 2))
-    step_B[broken_B] = np.nan
-    scales_B = np.where(broken_B, 127, e_B + 96 + 128 * negative_B)
-    return Expected(scales_B.astype(np.uint8), codes_BX, codes_BX.astype(np.float32) * step_B[:, None])
-
-
 #: 1 / n = inverse 2^-places in float32, of n up to 15, which are never halfway between two; 0 of 0
 INVERSE_PLACES = np.array([0, *(23 + (n - 1).bit_length() for n in range(1, 16))])
 INVERSES = np.array([0, *((2 ** (places + 1) + n) // (2 * n) for n, places in enumerate(INVERSE_PLACES.tolist()) if n)])
@@ -127,7 +110,7 @@ def signed_nvint(bits_BX: np.ndarray, width: int) -> Expected:
     return Expected(scales, codes_BX, codes_BX.astype(np.float32) * step_B[:, None])
 
 
-DEFINITIONS = {BFP: bfp, SignedBFP: signed_bfp, SignedNVInt: signed_nvint}
+DEFINITIONS = {BFP: bfp, SignedNVInt: signed_nvint}
 
 
 def expected(fmt: Format, x_BX: Tensor) -> Expected:
@@ -212,7 +195,7 @@ def random_boxes(number: int, width: int, seed: int) -> Tensor:
     both_signs[rows, place] = np.abs(both_signs).max(1) * sign_B
     both_signs[rows, (place + generator.integers(1, BOX, part)) % BOX] = -both_signs[rows, place]
     thresholds = generator.uniform(-1, 1, shape)  # of a scale, or a unit in the last place beside it
-    rise = np.where(generator.random(part) < 0.5, 2.0 ** (1 - width), generator.integers(0, 16, part) / 16)
+    rise = generator.integers(0, 16, part) / 16
     thresholds[rows, place] = sign_B * (1 + rise + generator.integers(-1, 2, part) * 2.0**-23)
     zeros = generator.standard_normal(shape) * (generator.random(shape) < generator.choice([0, 0.1, 0.5], (part, 1)))
 

@@ -9,9 +9,9 @@ typedef uintptr_t address;
 /* of values in memory; BYTE, a bool, only in masks */
 enum Dtype { FLOAT32, BFLOAT16, FLOAT16, BYTE };
 
-/* What the scales of a tensor are; all three as kernels/reference has them. SIGNED_E4M3: after the boxes' scales comes the
+/* What the scales of a tensor are; both as kernels/reference has them. SIGNED_E4M3: after the boxes' scales comes the
    tensor's exponent, E + 127. */
-enum Scales { POWER, SIGNED_POWER, SIGNED_E4M3 };
+enum Scales { POWER, SIGNED_E4M3 };
 
 /* the scale of a box that holds a NaN or an infinity */
 enum { NAN_EXPONENT = 255 };

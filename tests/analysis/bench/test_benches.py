@@ -39,4 +39,4 @@ def test_the_kernels_race_against_copies(tmp_path, monkeypatch):
     monkeypatch.setattr(races, "SIZES", (2 * races.COLUMNS,))
     assert main(["kernels", "--rounds", "2", "--out", str(tmp_path)]) == 0
     text = (tmp_path / "kernels.csv").read_text()
-    assert all(name in text for name in ("pack stochastic", "quantise, rows", "unpack, columns", "sbfp", "snvint"))
+    assert all(name in text for name in ("pack stochastic", "quantise, rows", "unpack, columns", "snvint", "fixed"))

@@ -58,7 +58,7 @@ def test_one_call_gives_the_bits_of_one_kernel_after_another(precision, options,
 
 @one_call
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-@pytest.mark.parametrize("options", [{"format": "bfp"}, {"box": 5}, {"format": "snvint"}, {"format": "sbfp"}])
+@pytest.mark.parametrize("options", [{"format": "bfp"}, {"box": 5}, {"format": "snvint"}])
 @pytest.mark.parametrize("precision", ["[4,4,4,16]", "[16,4,4,16]"])
 @pytest.mark.parametrize(
     "dtypes",

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dsq.formats import BFP, FixedPoint, Layout, SignedBFP, SignedNVInt
+from dsq.formats import BFP, FixedPoint, Layout, SignedNVInt
 from dsq.kernels.backend import Dtypes, Groups, Layer, LinearMatMuls, MatMul, Operand
 from dsq.kernels.conformance import (
     CodecCase,
@@ -30,7 +30,7 @@ if not LIBRARY.exists():
 CPU = torch.device("cpu")
 SETS = list(library().instruction_sets())
 EACH_ISA = pytest.mark.parametrize("isa", SETS)
-OF_BOXES = (BFP, SignedBFP, SignedNVInt)
+OF_BOXES = (BFP, SignedNVInt)
 
 
 @EACH_ISA
@@ -126,7 +126,7 @@ def test_boxes_down_narrow_matrices_do_not_see_what_lies_behind_their_rows(isa):
         x = wide(3, 50, columns)  # beyond a row's last column lies the next row
         x[1, 20, 0], x[1, 40, -1], x[2, 3, 0] = torch.nan, torch.inf, 1e38
         x[0, 16:32] = 0
-        for fmt in (BFP(8), BFP(5), SignedBFP(4), SignedNVInt(4)):
+        for fmt in (BFP(8), BFP(5), SignedNVInt(4)):
             for given in (x, x.nan_to_num(0, 3, 3)):
                 assert_agrees(isa, given, fmt, 1)
                 assert_agrees(isa, given.bfloat16(), fmt, 1, 5, torch.bfloat16)
@@ -140,13 +140,13 @@ def test_threads_and_writing_past_the_caches_change_nothing(isa, count):
         for dim, fmt, out in (
             (dim, fmt, out)
             for dim in (0, 1)
-            for fmt in (BFP(4), FixedPoint(11), SignedBFP(4), SignedNVInt(11))
+            for fmt in (BFP(4), FixedPoint(11), SignedNVInt(11))
             for out in (torch.float32, torch.bfloat16)
         ):
             layout = Layout.of(x.shape, dim)
             y = kernels.quantize(x, fmt, layout, None, out)
             assert same_bits(kernels.unpack(*kernels.pack(x, fmt, layout, None), fmt, layout, out)[0], y)
-            if isinstance(fmt, BFP | SignedBFP):  # of the others a part has another scale
+            if isinstance(fmt, BFP):  # of the others a part has another scale
                 part = x[512:528].contiguous()
                 expected = reference.quantize(part, fmt, Layout.of(part.shape, dim), None, out)
                 assert same_bits(y[512:528], expected)

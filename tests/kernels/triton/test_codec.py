@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from dsq.formats import BFP, FixedPoint, Layout, SignedBFP, SignedNVInt
+from dsq.formats import BFP, FixedPoint, Layout, SignedNVInt
 from dsq.kernels.backend import DTYPES
 
 jit = pytest.importorskip("triton.runtime.jit", reason="the GPU backend needs triton, which is not installed")
@@ -20,7 +20,7 @@ Launch = pytest.importorskip("dsq.kernels.triton.launch").Launch
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("TRITON_INTERPRET is set: Triton compiles nothing", allow_module_level=True)
 
-FORMATS = BFP(4), BFP(5, 32), BFP(16), SignedBFP(3), SignedNVInt(4), FixedPoint(4), FixedPoint(5, 3)
+FORMATS = BFP(4), BFP(5, 32), BFP(16), SignedNVInt(3), SignedNVInt(4), FixedPoint(4), FixedPoint(5, 3)
 SHAPES = (1, 1), (1, 16), (16, 1), (16, 16), (17, 48), (65, 128)
 #: what Triton may treat apart: one, multiples of 16, more than 32 bits, a tensor
 SEEDS = 0, 1, 17, 2**40, torch.zeros(1, dtype=torch.int64)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dsq
-from dsq.formats import BFP, FixedPoint, Layout, SignedBFP, SignedNVInt
+from dsq.formats import BFP, FixedPoint, Layout, SignedNVInt
 from dsq.kernels import dispatch, tuning
 from dsq.kernels.backend import Codes, MatMul, Operand
 
@@ -50,7 +50,7 @@ def test_every_case_agrees_with_the_reference(tmp_path):
     found = rows["agreement"]
     assert done.returncode == 0, done.stdout + done.stderr
     assert [row for row in found if row.get("disagree") or "error" in row] == []
-    for kind in (" bfp:", " sbfp:", " snvint:", " fixed:", "product ", "64-bit offsets"):
+    for kind in (" bfp:", " snvint:", " fixed:", "product ", "64-bit offsets"):
         assert sum(kind in row["name"] for row in found) > 5, kind
     assert {"a seed on the device", "masks", "bytes of bfp that no kernel packed"} <= {row["name"] for row in found}
     assert torch.cuda.is_available() or "not run on a GPU" in done.stdout
@@ -121,7 +121,7 @@ def test_a_rehearsal_of_every_part(tmp_path, fails):
     ("a", "b", "fits"),
     [
         (BFP(4), BFP(4), True),
-        (SignedBFP(2), SignedNVInt(8), True),
+        (SignedNVInt(2), SignedNVInt(8), True),
         (FixedPoint(8), FixedPoint(3), True),
         (BFP(9), BFP(4), False),
         (BFP(4, 16), BFP(4, 32), False),

@@ -1,4 +1,4 @@
-// The grid of formats whose scale has a sign: two's complement codes.
+// The grid of scales of SIGNED_E4M3: two's complement codes.
 #pragma once
 
 #include "rounding.h"
@@ -24,8 +24,7 @@ template <bool STOCHASTIC> struct SignedGrid {
   float up;  // what takes a box's largest magnitude to the range of E4M3
   U most{}, opposite{};  // of the largest magnitudes of boxes: the largest, and 2^32 less the smallest that is not 0
 
-  explicit SignedGrid(const CodecJob& job)
-      : bits(job.desc->bits), steps(job.desc->scales, bits, job.tensor_exponent) {
+  explicit SignedGrid(const CodecJob& job) : bits(job.desc->bits), steps(bits, job.tensor_exponent) {
     const int32_t factor = (127 + 7 + 127 - job.tensor_exponent) << 23;
     memcpy(&up, &factor, sizeof factor);
   }
@@ -45,15 +44,8 @@ template <bool STOCHASTIC> struct SignedGrid {
   }
 
   INLINE I scales_of(U key) {
-    const I size = (I)(key >> 1), positive = (I)(key & 1) * STEP_IS_NEGATIVE;
-    if (steps.power) {
-      // E: the exponent, or one less where the significand is below that of 1 + 2^(1-bits)
-      I e = ((size - (1 << (24 - bits))) >> 23) - (127 - SIGNED_BIAS);
-      e = choose(e < 0, I{}, choose(e < SIGNED_NAN - 1, e, splat(SIGNED_NAN - 1)));
-      e = choose(size == 0, I{}, e + positive);
-      return choose(size >= 0x7f800000, splat(SIGNED_NAN), e);
-    }
     if (steps.nan) return I{};
+    const I size = (I)(key >> 1), positive = (I)(key & 1) * STEP_IS_NEGATIVE;
     most = max_of(most, (U)size), opposite = max_of(opposite, (U)-size);
     const F x = smaller((F)size * up, splat(448.0f));
     const I small = (I)(x + splat(0x1p14f)) - (I)splat(0x1p14f);  // in the last place of 2^14
@@ -62,14 +54,8 @@ template <bool STOCHASTIC> struct SignedGrid {
     return e4m3 + (positive & (e4m3 > 0));
   }
 
-  INLINE I not_ordinary(I scale) const {
-    if (steps.power) return (scale & SIGNED_NAN) == SIGNED_NAN;
-    return I{} - (int32_t)steps.nan;
-  }
-  INLINE bool all_ordinary(uint32_t four) const {
-    constexpr uint32_t each = 0x01010101;
-    return steps.power ? !((((four & ~(each << 7)) + each) >> 7) & each) : !steps.nan;
-  }
+  INLINE I not_ordinary(I) const { return I{} - (int32_t)steps.nan; }
+  INLINE bool all_ordinary(uint32_t) const { return !steps.nan; }
   template <bool> INLINE void ordinary_factors(I scale, F& up_or_shift, F& step_or_most) const {
     step_or_most = steps.of(scale);
     up_or_shift = inverse_of(step_or_most);

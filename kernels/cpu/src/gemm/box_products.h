@@ -98,7 +98,7 @@ template <class Code> void pack_codes(const PackedVectors& x, int64_t vector, in
 
 // The scale factors of a panel; any number where there is no vector.
 void fill_scales(const PackedVectors& x, int64_t vector, int64_t boxes, float* scales) {
-  const SignedSteps steps(x.kind, x.bits, x.tensor_exponent());
+  const SignedSteps steps(x.bits, x.tensor_exponent());
   const int vectors = least(PANEL, x.vectors - vector);
   for (int64_t box = 0; box < boxes; box++)
     for (int first = 0; first < PANEL; first += LANES, scales += LANES) {

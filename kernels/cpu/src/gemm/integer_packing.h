@@ -26,9 +26,9 @@ struct IntegerOperand : PackedVectors {
     const int whole = box < RUN ? RUN : box;
     return (int)ceil_div(steps, whole) * whole;
   }
-  // The bits that a folded panel's integers need: a mantissa has 4 at most, and the code of largest magnitude may
+  // The bits that a folded panel's integers need: a mantissa is 15 at most, so that the code of largest magnitude may
   // change its sign.
-  int folded_bits() const { return bits + (kind == SIGNED_E4M3 ? 4 : kind == SIGNED_POWER ? 1 : 0); }
+  int folded_bits() const { return bits + 4; }
   bool has_powers() const { return kind == POWER || folded; }  // its scales are powers of two, without a sign
   int integer_bits() const { return folded ? folded_bits() : bits; }
 };

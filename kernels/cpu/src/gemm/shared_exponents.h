@@ -27,8 +27,7 @@ struct Exponents {
     const int64_t next_vector = x.to_next_vector(), next_box = x.to_next_box();
     const uint8_t* from = x.exponents + vector * next_vector + k / x.box * next_box;
     memset(factor, 1, sizeof factor[0] * (size_t)boxes);
-    unit = x.kind == SIGNED_E4M3 ? x.tensor_exponent() - 127 - x.bits - 16
-                                 : 2 - x.bits - (x.kind == POWER ? 127 : SIGNED_BIAS);
+    unit = x.kind == POWER ? 2 - x.bits - 127 : x.tensor_exponent() - 127 - x.bits - 16;
     if (next_vector == 1) {
       for (int b = 0; b < boxes; b++)
         _mm256_store_si256((__m256i*)stored[b], _mm256_maskz_loadu_epi8(first32(vectors), from + b * next_box));
@@ -52,22 +51,17 @@ struct Exponents {
   // Turns signed scales into factors, with sign and mantissa, and exponents: 0 where the step is 0.
   void fold() {
     multiplied = true;
-    const bool powers = packed.kind == SIGNED_POWER, nan_tensor = !powers && packed.tensor_exponent() == NAN_EXPONENT;
+    const __mmask32 nan = packed.tensor_exponent() == NAN_EXPONENT ? ~0u : 0;
     const __m256i one = _mm256_set1_epi8(1);
     for (int b = 0; b < boxes; b++) {
       const __m256i scale = _mm256_load_si256((const __m256i*)stored[b]);
       const __m256i size = _mm256_and_si256(scale, _mm256_set1_epi8(STEP_IS_NEGATIVE - 1));
-      __m256i exponent = size, mantissa = one;
-      if (!powers) {
-        const __m256i field = _mm256_and_si256(_mm256_srli_epi16(size, 3), _mm256_set1_epi8(15));
-        const __mmask32 normal = _mm256_test_epi8_mask(field, field);
-        mantissa = _mm256_and_si256(size, _mm256_set1_epi8(7));
-        mantissa = _mm256_mask_add_epi8(mantissa, normal, mantissa, _mm256_set1_epi8(8));
-        exponent = _mm256_mask_max_epu8(field, _mm256_test_epi8_mask(size, size), field, one);
-      }
-      const __mmask32 negative = _mm256_movepi8_mask(scale);
+      const __m256i field = _mm256_and_si256(_mm256_srli_epi16(size, 3), _mm256_set1_epi8(15));
+      const __mmask32 normal = _mm256_test_epi8_mask(field, field), negative = _mm256_movepi8_mask(scale);
+      __m256i mantissa = _mm256_and_si256(size, _mm256_set1_epi8(7));
+      mantissa = _mm256_mask_add_epi8(mantissa, normal, mantissa, _mm256_set1_epi8(8));
       mantissa = _mm256_mask_sub_epi8(mantissa, negative, _mm256_setzero_si256(), mantissa);
-      const __mmask32 nan = nan_tensor ? ~0u : powers ? _mm256_cmpeq_epi8_mask(size, _mm256_set1_epi8(SIGNED_NAN)) : 0;
+      __m256i exponent = _mm256_mask_max_epu8(field, _mm256_test_epi8_mask(size, size), field, one);
       exponent = _mm256_mask_mov_epi8(exponent, nan, _mm256_set1_epi8((char)NAN_EXPONENT));
       _mm256_store_si256((__m256i*)stored[b], exponent);
       _mm256_store_si256((__m256i*)factor[b], mantissa);
@@ -146,7 +140,7 @@ struct Exponents {
   // folded, or powers of two; NaN where a box holds one. Any for vectors that are not there, whose codes are 0.
   void fill_scales(float* scales, int64_t stride) const {
     if (!packed.has_powers()) {
-      const SignedSteps steps(packed.kind, packed.bits, packed.tensor_exponent());
+      const SignedSteps steps(packed.bits, packed.tensor_exponent());
       for (int b = 0; b < boxes; b++, scales += stride)
         for (int half = 0; half < PANEL; half += LANES) write(scales + half, steps.of(widened(stored[b] + half)));
       return;

@@ -6,13 +6,13 @@ from torch import nn
 
 import dsq
 from analysis.models import encoder
-from dsq.formats import SignedBFP, SignedNVInt
+from dsq.formats import SignedNVInt
 from dsq.stash import apply, measure
 from tests.dsq.gradients import error, gradient
 from tests.dsq.stash.census import kept_bytes
 
 ROWS, WIDTH = 32, 48
-BOX_FORMATS = {"bfp": dsq.BFP, "sbfp": SignedBFP, "snvint": SignedNVInt}
+BOX_FORMATS = {"bfp": dsq.BFP, "snvint": SignedNVInt}
 ACTIVATION = 2  # bits more of what an activation keeps
 
 
@@ -111,17 +111,18 @@ def test_follows_the_level_of_a_converted_model_and_leaves_its_codes_alone():
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, SignedBFP(4, box=8)),
+        ({}, dsq.BFP(4, box=8)),
         ({"bits": 9}, dsq.BFP(9, box=8)),
-        ({"bits": 5, "box": 32}, SignedBFP(5, box=32)),
+        ({"bits": 5, "box": 32}, dsq.BFP(5, box=32)),
         ({"format": "snvint"}, SignedNVInt(4)),
-        ({"bits": 2, "format": "bfp", "box": 32}, dsq.BFP(2, box=32)),
+        ({"bits": 2, "format": "snvint", "box": 32}, SignedNVInt(2, box=32)),
+        ({"bits": 9, "format": "snvint", "box": 32}, dsq.BFP(9, box=32)),
         ({"format": "fixed"}, dsq.FixedPoint(4)),
     ],
 )
 def test_a_converted_model_is_packed_as_its_layers_unless_told(options, expected):
     model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), torch.randn(ROWS, WIDTH)
-    dsq.convert(model, dsq.DSQConfig(levels="[2,2,2,16]", format="sbfp", box=8))
+    dsq.convert(model, dsq.DSQConfig(levels="[2,2,2,16]", format="bfp", box=8))
     controller = apply(model, "bfp", **options)
     model(x).sum().backward()
     assert f"format {expected}" in str(controller.report())
