@@ -114,13 +114,16 @@ class DynamicPrecision:
         return self._check
 
     def metrics(self) -> dict[str, float]:
-        """Return figures for a logger: "dsq/level", "dsq/bits" (q1, at which it stashes), "dsq/stale" (validations
-        without improvement); under ``stash="all"`` "dsq/stash_mib", what the latest forward kept. On Linux also MiB of
-        the process, "dsq/process_resident_mib" and "dsq/process_peak_mib"; after ``check`` "dsq/gradient_error",
-        "dsq/gradient_error_of_stash" and "dsq/gradient_cosine", the worst of a parameter.
+        """Return figures for a logger: "dsq/level", "dsq/bits" (q1, at which it stashes), "dsq/mean_bits" (their mean
+        over the updates so far), "dsq/stale" (validations without improvement); under ``stash="all"`` "dsq/stash_mib",
+        what the latest forward kept. On Linux also MiB of the process, "dsq/process_resident_mib" and
+        "dsq/process_peak_mib"; after ``check`` "dsq/gradient_error", "dsq/gradient_error_of_stash" and
+        "dsq/gradient_cosine", the worst of a parameter.
         """
-        found = {"level": float(self.scheduler.level), "bits": float(self.scheduler.precision.q1)}
-        found["stale"] = float(self.scheduler.stale)
+        now = self.scheduler
+        spent = sum(level.q1 * work.updates for level, work in zip(now.levels, now.work, strict=True))
+        found = {"level": float(now.level), "bits": float(now.precision.q1), "stale": float(now.stale)}
+        found["mean_bits"] = spent / now.updates if now.updates else found["bits"]
         found |= {f"process_{name}_mib": nbytes / 2**20 for name, nbytes in resident().items()}
         if (check := self._check) is not None:
             found |= {"gradient_error": check.error, "gradient_cosine": check.cosine}

@@ -278,7 +278,6 @@ class Backend:
     #: the ways it can multiply, the preferred first; PyTorch's matmul, which fits any product, is one of them
     gemms: tuple[GemmKernel, ...]
     tuned: bool = False  #: of those that fit, take the one that proves fastest (kernels/tuning.py), else the first
-    device_type: str = "cpu"  #: of the tensors that it is timed on
     linear: FusedLinear | None = None  #: None: a linear layer runs kernel by kernel
     #: PyTorch's attention by these kernels, while inside, in all threads; None: PyTorch's is as fast
     fused_attention: Callable[[], AbstractContextManager[None]] | None = None

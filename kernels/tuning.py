@@ -1,4 +1,4 @@
-"""Which of the GEMMs that fit a product is the fastest here: measured once for a machine and a class of sizes.
+"""Which of the GEMMs that fit a product is the fastest on this CPU: measured once for a machine and a class of sizes.
 
 A GEMM is timed with what it needs before it can multiply: operands quantised to values, or packed. Sizes count as the
 next of four to an octave (4, 5, 6, 7, 8, 10 and so on), and beyond MEASURED multiply-accumulates a smaller product
@@ -31,8 +31,6 @@ from dsq.kernels.reference.backend import REFERENCE
 #: multiply-accumulates of the largest product that is timed: about 6 ms of a core in float32. A quarter of it lies in
 #: the second-level cache, where kernels are alike that differ by half on larger products
 MEASURED = 1 << 28
-#: the same on other devices than the CPU, which smaller products do not fill
-MEASURED_ELSEWHERE = 1 << 36
 #: multiply-accumulates below which the first that fits is taken: what surrounds so small a product costs more than it,
 #: and a layer all of whose products are compiled is one call
 TIMED_FROM = 1 << 18
@@ -52,7 +50,7 @@ def fastest(
     wanted = os.environ.get("DSQ_GEMM")
     if wanted or len(gemms) == 1 or math.prod(sizes) < TIMED_FROM:
         return next((gemm for gemm in gemms if gemm.name == wanted), gemms[0])
-    shape = size_class(sizes, backend.device_type)
+    shape = size_class(sizes)
     names = " ".join(gemm.name for gemm in gemms)  # a release may bring another
     key = f"{_machine(backend)}; {_text(matmul)}; {'x'.join(map(str, shape))}; of {names}"
     if dtype is not torch.float32:
@@ -60,8 +58,6 @@ def fastest(
     if (precision := torch.get_float32_matmul_precision()) != "highest":  # PyTorch's own products may take TF32
         key += f"; {precision} precision of float32"
     known = _known(gemms, key)
-    if known is None and backend.device_type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return gemms[0]  # to measure would wait for the device
     if known is None:
         best = preferred(gemms, timed(gemms, matmul, dtype, shape, backend))
         _keep(key, best.name)
@@ -82,32 +78,28 @@ def timed(
     gemms: Sequence[GemmKernel], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend
 ) -> list[float]:
     """The best time of each kernel, in turns for ROUNDS and SECONDS, on random operands of ``dtype``."""
-    device = torch.device(backend.device_type)
-    wait = torch.get_device_module(device).synchronize
     generator = torch.Generator().manual_seed(0)
     rows, columns, depth = sizes
     shapes = (rows, depth), (depth, columns)
     values = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
     stored = (x.t() if operand.transposed else x for x, operand in zip(values, (matmul.a, matmul.b), strict=True))
-    a, b = (x.contiguous().to(device) for x in stored)
+    a, b = (x.contiguous() for x in stored)
     best = [float("inf")] * len(gemms)
     began, rounds = time.perf_counter(), 0
     while rounds < ROUNDS or time.perf_counter() - began < SECONDS:
         rounds += 1
         for i, gemm in enumerate(gemms):
-            wait()
             start = time.perf_counter()
             gemm.run(matmul, *prepared(gemm, matmul, a, b, backend), None)
-            wait()
             best[i] = min(best[i], time.perf_counter() - start)
     return best
 
 
-def size_class(sizes: Sizes, device_type: str = "cpu") -> Sizes:
-    """``sizes`` rounded up to three bits, the largest halved until the product is one that such a device times."""
+def size_class(sizes: Sizes) -> Sizes:
+    """``sizes`` rounded up to three bits, the largest halved until the product is one that is timed."""
     steps = (1 << max((size - 1).bit_length() - 3, 0) for size in sizes)
     rounded = [-(-size // step) * step for size, step in zip(sizes, steps, strict=True)]
-    while math.prod(rounded) > (MEASURED if device_type == "cpu" else MEASURED_ELSEWHERE):
+    while math.prod(rounded) > MEASURED:
         rounded[rounded.index(max(rounded))] //= 2
     rows, columns, depth = rounded
     return rows, columns, depth
@@ -136,9 +128,7 @@ def _text(matmul: MatMul) -> str:
 
 
 def _machine(backend: Backend) -> str:
-    device, threads = backend.device_type, torch.get_num_threads()
-    name = processor() if device == "cpu" else torch.get_device_module(device).get_device_name()
-    return f"{name}, {backend.name}, {threads} threads, torch {torch.__version__}"
+    return f"{processor()}, {backend.name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
 def _file() -> Path:

@@ -4,7 +4,7 @@
 
 Triton's compiler needs no device. Every variant of the kernels is compiled: of the hot launches, of the edges of each
 size class, of the conformance cases; for every target below, in a process of its own. Nothing runs. The table has the
-registers of a thread, spilled bytes, shared memory and the instructions that matter. It exits 1 if a kernel does not
+registers of a thread, spilled bytes, shared memory and the widest accesses. It exits 1 if a kernel does not
 compile, takes more shared memory than the target has, or flushes subnormals, or if a hot one spills.
 """
 
@@ -34,9 +34,9 @@ from triton.runtime.jit import JITFunction
 import dsq
 from dsq.command import OneLineParser, Record, table
 from dsq.formats import BFP, FixedPoint, Format, Layout, SignedNVInt
-from dsq.kernels.backend import DTYPES, Codes, Dtypes, Layer, Operand, along_contraction
-from dsq.kernels.conformance import CodecCase, Product, cases, products
-from dsq.kernels.triton import codec, codec_kernels, int8_kernels
+from dsq.kernels.backend import DTYPES, Dtypes, Layer
+from dsq.kernels.conformance import CodecCase, cases
+from dsq.kernels.triton import codec, codec_kernels
 from dsq.kernels.triton.backend import TRITON
 from dsq.kernels.triton.linear import Passes
 from dsq.precision import DEFAULT_LEVELS
@@ -53,8 +53,6 @@ TARGETS = {
     "gfx90a": 64 << 10,
     "gfx942": 64 << 10,
 }
-#: where Triton does not compile products of int8: kernels/triton/gemm.py asks for 8.0
-WITHOUT_INT8 = ("sm_75",)
 PARTS = ("hot", "edges", "all")
 LARGE = (4096, 4096)
 #: formats of the default levels, of [4,3,3,8] and of the rest of the stash, and the paper's own
@@ -80,17 +78,12 @@ def kernel_calls() -> Iterator[KernelCall]:
     yield from _masks()
     for levels, seed in itertools.product((str(DEFAULT_LEVELS[0]), "[4,3,3,8]"), (None, 1)):
         yield from _layer(levels, seed)
-    for fmt in (SignedNVInt(4), BFP(8), BFP(4)):
-        for transposed in ((False, True), (False, False), (True, False)):
-            yield from _product(Product(*LARGE, 4096, along_contraction(fmt, fmt, transposed)), "hot")
     formats = (BFP(4), BFP(5, 64), SignedNVInt(3), FixedPoint(4))
     for sizes, fmt, seed in itertools.product(EDGES, formats, (None, 1)):
         for dim in range(-len(sizes), 0):
             yield from _codec(CodecCase(sizes, dim, fmt, torch.float32, torch.bfloat16, seed), "edges")
     for case in cases(TRITON):
         yield from _codec(case)
-    for product in products():
-        yield from _product(product)
 
 
 def _codec(case: CodecCase, part: str = "all") -> Iterator[KernelCall]:
@@ -107,7 +100,7 @@ def _layer(levels: str, seed: int | None) -> Iterator[KernelCall]:
     for dtypes in (Dtypes(*DTYPES[:1] * 3), Dtypes(*DTYPES[1::-1], DTYPES[1])):
         shape, (x, w, dy) = torch.Size(LARGE), (torch.empty(LARGE, dtype=it, device="meta") for it in dtypes)
         layer = Layer(dsq.Quantizers.of(levels).matmuls, dtypes, shape, shape, seed is not None)
-        for gemm in (TRITON.gemms[0], TRITON.gemms[2], TRITON.gemms[-1]):  # values, codes, PyTorch
+        for gemm in (TRITON.gemms[0], TRITON.gemms[-1]):
             what, part = f"{_short(dtypes.x)} layer at {levels} by {gemm.name}", "edges" if seed else "hot"
             yield KernelCall(what, partial(_both_passes, layer, gemm.name, x, w, dy, seed), part)
 
@@ -131,23 +124,6 @@ def _masks() -> Iterator[KernelCall]:
             if dtype is not torch.bool:
                 yield KernelCall(f"unpack {what}", partial(codec.unpack_mask, bits, count, dtype), part)
                 yield KernelCall(f"apply {what}", partial(codec.apply_mask, bits, x), part)
-
-
-def _product(product: Product, part: str = "all") -> Iterator[KernelCall]:
-    matmul, bias = product.matmul, torch.empty(product.columns, device="meta")
-    shapes = (product.rows, product.depth), (product.depth, product.columns)
-    a, b = (
-        _codes(operand, shape[::-1] if operand.transposed else shape)
-        for operand, shape in zip((matmul.a, matmul.b), shapes, strict=True)
-    )
-    for gemm in TRITON.gemms:
-        if gemm.packed and gemm.fits(matmul, torch.float32):
-            for offset in (None, bias):
-                yield KernelCall(f"{gemm.name} {product}", partial(gemm.run, matmul, a, b, offset), part)
-
-
-def _codes(operand: Operand, shape: tuple[int, ...]) -> Codes:
-    return Codes(*_packed(operand.quantised_to, Layout.of(shape, operand.axis)), torch.Size(shape))
 
 
 def _packed(fmt: Format, layout: Layout) -> tuple[Tensor, Tensor]:
@@ -176,7 +152,7 @@ def compiling(target: str) -> Iterator[list[Any]]:
     """Inside, a launch of a Triton kernel compiles it for ``target``, adds it to the list and runs nothing."""
     compiled: list[Any] = []
     run = JITFunction.run
-    for kernel in (*vars(codec_kernels).values(), *vars(int8_kernels).values()):
+    for kernel in vars(codec_kernels).values():
         if isinstance(kernel, JITFunction) and _target != [target]:
             kernel.device_caches.clear()  # by the device's number, whatever the target was
     _target[:] = [target]
@@ -190,7 +166,7 @@ def compiling(target: str) -> Iterator[list[Any]]:
 
 def read(kernel: Any) -> Record:
     """Measure one compiled kernel: a thread's registers and spilled bytes, a block's shared memory; for NVIDIA's GPUs
-    also the bytes of its widest access to global memory and its matrix instructions."""
+    also the bytes of its widest access to global memory."""
     asm = kernel.asm
     made = _read_amd(asm["amdgcn"]) if "amdgcn" in asm else _read_nvidia(asm)
     return {"kernel": kernel.metadata.name, "shared": kernel.metadata.shared, **made}
@@ -213,7 +189,6 @@ def _read_nvidia(asm: Any) -> Record:
         "spilled": int(re.findall(r"STACK:(\d+)", usage)[0]),
         "load": widest("ld"),
         "store": widest("st"),
-        "matrix": len(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)", ptx)),
         "flushes": bool(re.search(r"\b(add|sub|mul|fma)\.[a-z.]*ftz", ptx)),
     }
 
@@ -266,8 +241,8 @@ def summary(rows: list[Record]) -> list[Any]:
     compiled = pd.DataFrame([{"variants": 1, **row} for row in rows if "error" not in row])
     if compiled.empty:
         return []
-    figures = ("registers", "spilled", "shared", "load", "store", "matrix")
-    most = {name: "max" for name in figures if name in compiled}  # of AMD's GPUs the last three are not read
+    figures = ("registers", "spilled", "shared", "load", "store")
+    most = {name: "max" for name in figures if name in compiled}  # of AMD's GPUs the last two are not read
     of_each = compiled.groupby(["kernel", "target"], sort=False).agg({"variants": "sum", **most})
     return list(of_each.reset_index().sort_values("kernel", kind="stable").to_dict("records"))
 
@@ -293,9 +268,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def rows_of(target: str, part: str) -> list[Record]:
-    """The rows of the launches of a part and of those before it that the target takes."""
+    """The rows of the launches of a part and of those before it."""
     within = (it for it in kernel_calls() if PARTS.index(it.part) <= PARTS.index(part))
-    return list(compiled_rows(target, (it for it in within if target not in WITHOUT_INT8 or "int8" not in it.what)))
+    return list(compiled_rows(target, within))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,6 @@ TRITON = replace(  # what follows; the rest, in PyTorch's operations, as the ref
     unpack_mask=codec.unpack_mask,
     apply_mask=codec.apply_mask,
     gemms=gemm.GEMMS,
-    tuned=True,
-    device_type="cuda",
     linear=Passes(),
 )
 

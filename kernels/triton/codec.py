@@ -225,12 +225,8 @@ def _decoder(fmt: Format, layout: Layout, address: int, dtype: torch.dtype) -> t
     how = tiles_for(fmt, layout, counted=False)
     word = word_of(fmt.bits, how.row_bits, address)
     numbers = *how.sizes, prod(fmt.scale_shape(layout)) - 1, how.row_bits // word
-    return Launch(kernels.decode, how.programs, **grid_of(fmt), WORD=word, **how.options), numbers
-
-
-def grid_of(fmt: Format) -> dict[str, Any]:
-    """Return the format as compile-time arguments of the kernels that read codes."""
-    return {"GRID": GRIDS[type(fmt)], "OF_TENSOR": fmt.tensor_bytes > 0, "BITS": fmt.bits}
+    of_format = {"GRID": GRIDS[type(fmt)], "OF_TENSOR": fmt.tensor_bytes > 0, "BITS": fmt.bits}
+    return Launch(kernels.decode, how.programs, **of_format, WORD=word, **how.options), numbers
 
 
 @dataclass(frozen=True, slots=True)

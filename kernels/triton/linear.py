@@ -3,10 +3,8 @@
     forward    largest of x (and of w); Q0(x) with the stash Q1(x); Q0(w); the product; the bias
     backward   largest of dy and w; Q2(dy) with Q3(dy); Qw(w); the product, and its result's format; Q1(x); the product
 
-A ``largest`` runs where a format has an exponent for the whole tensor. analysis/gpu/expected.py counts what runs.
+A ``largest`` runs where a format has an exponent for the whole tensor. analysis/gpu/launches.py counts what runs.
 """
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,11 +25,11 @@ class Passes:
         (matmul, _, _), dtypes, kernel = layer.matmuls, layer.dtypes, _BY_NAME[gemm]
         x_matrix, w_shape, y_shape = layer.x_matrix, layer.w_shape, layer.y_shape
         inner = _narrower(dtypes.x, dtypes.y)
-        of_x = _wanted(kernel, matmul.a, x_matrix, kernel.a_dtype or inner, layer)
-        of_w = _wanted(kernel, matmul.b, w_shape, kernel.b_dtype or inner, layer)
+        of_x = _wanted(matmul.a, x_matrix, kernel.a_dtype or inner, layer)
+        of_w = _wanted(matmul.b, w_shape, kernel.b_dtype or inner, layer)
         jobs: list[tuple[codec.Wanted, ...]] = [(of_x,)]
         if layer.matmuls.stash.format is not None:
-            jobs.append((of_x, _packed(layer.matmuls.stash, x_matrix, layer)))
+            jobs.append((of_x, _wanted(layer.matmuls.stash, x_matrix, None, layer)))
         encoders = [codec.Encoder((dtypes.x, it), (dtypes.w, (of_w,))) for it in jobs]  # by whether x is packed
         product = _Product(kernel, matmul, (x_matrix, w_shape), inner, dtypes.y)
 
@@ -52,14 +50,13 @@ class Passes:
         of_dy, of_w, product_dx, product_dw, unpacked = [], [], None, None, None
         if dx_gemm is not None:
             kernel, inner = _BY_NAME[dx_gemm], _narrower(dtypes.y, dtypes.x)
-            of_dy.append(_wanted(kernel, of_dx.a, y_matrix, kernel.a_dtype or inner, layer))
-            of_w.append((dtypes.w, (_wanted(kernel, of_dx.b, w_shape, kernel.b_dtype or inner, layer),)))
+            of_dy.append(_wanted(of_dx.a, y_matrix, kernel.a_dtype or inner, layer))
+            of_w.append((dtypes.w, (_wanted(of_dx.b, w_shape, kernel.b_dtype or inner, layer),)))
             product_dx = _Product(kernel, of_dx, (y_matrix, w_shape), inner, dtypes.x)
         if dw_gemm is not None:
             kernel, inner = _BY_NAME[dw_gemm], _narrower(dtypes.y, dtypes.w)
-            of_dy.append(_wanted(kernel, of_dw.a, y_matrix, kernel.a_dtype or inner, layer))
-            if not kernel.packed:
-                unpacked = of_dw.b.quantised_to, layout_of(x_matrix, of_dw.b.axis), kernel.b_dtype or inner
+            of_dy.append(_wanted(of_dw.a, y_matrix, kernel.a_dtype or inner, layer))
+            unpacked = of_dw.b.quantised_to, layout_of(x_matrix, of_dw.b.axis), kernel.b_dtype or inner
             product_dw = _Product(kernel, of_dw, (y_matrix, x_matrix), inner, dtypes.w)
         encoder = codec.Encoder((dtypes.y, tuple(of_dy)), *of_w)
 
@@ -72,11 +69,9 @@ class Passes:
             del dy_TN
             if product_dx is not None:
                 dx = product_dx(left.pop(0), right.pop()[0], None, seed).view(x_shape)
-            if product_dw is not None and x is not None:
+            if product_dw is not None and unpacked is not None and x is not None:
                 codes, scales = x.codes.contiguous(), x.scales.contiguous()  # hooks may have changed their order
-                x_1: Any = codes, scales
-                if unpacked is not None:
-                    x_1 = codec.unpack(codes, scales, *unpacked).view(x_matrix)
+                x_1 = codec.unpack(codes, scales, *unpacked).view(x_matrix)
                 dw_NK = product_dw(left.pop(), x_1, None, seed)
             return dx, dw_NK
 
@@ -88,15 +83,10 @@ def _narrower(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     return min(a, b, key=lambda dtype: dtype.itemsize)
 
 
-def _wanted(kernel: GemmKernel, operand: Operand, shape: torch.Size, dtype: torch.dtype, layer: Layer) -> codec.Wanted:
-    """A matrix of the layer's as ``kernel`` takes it: packed, or values of ``dtype``."""
-    wanted = _packed(operand, shape, layer)
-    return wanted if kernel.packed else wanted._replace(dtype=dtype)
-
-
-def _packed(operand: Operand, shape: torch.Size, layer: Layer) -> codec.Wanted:
+def _wanted(operand: Operand, shape: torch.Size, dtype: torch.dtype | None, layer: Layer) -> codec.Wanted:
+    """A matrix of the layer's as values of ``dtype``; None: packed."""
     draws = operand.seed if layer.stochastic else None
-    return codec.Wanted(operand.quantised_to, layout_of(shape, operand.axis), None, draws)
+    return codec.Wanted(operand.quantised_to, layout_of(shape, operand.axis), dtype, draws)
 
 
 class _Product:
@@ -110,19 +100,16 @@ class _Product:
         inner: torch.dtype,
         dtype: torch.dtype,
     ) -> None:
-        self.kernel, self.matmul, self.shapes, self.dtype = kernel, matmul, shapes, dtype
+        self.kernel, self.matmul, self.dtype = kernel, matmul, dtype
         # PyTorch's product rounds to bfloat16 itself, as autocast has it: each part where cuBLAS splits the sums
         self.rounds = kernel.run is matmul_bf16 and dtype is torch.bfloat16 and matmul.result is None
         self.bias_dtype = inner if kernel is TORCH else torch.promote_types(inner, torch.float32)
         self.layout = layout_of(matmul.sizes(*shapes)[:2], -1)
 
-    def __call__(self, left: Any, right: Any, bias: Tensor | None, seed: int | None) -> Tensor:
+    def __call__(self, left: Tensor, right: Tensor, bias: Tensor | None, seed: int | None) -> Tensor:
         matmul = self.matmul
-        if self.kernel.packed:
-            left, right = Codes(left[0], left[1], self.shapes[0]), Codes(right[0], right[1], self.shapes[1])
-        else:
-            left = left.mT if matmul.a.transposed else left
-            right = right.mT if matmul.b.transposed else right
+        left = left.mT if matmul.a.transposed else left
+        right = right.mT if matmul.b.transposed else right
         if bias is not None:
             bias = bias.detach().to(self.dtype if self.rounds else self.bias_dtype)
         if self.rounds:

@@ -290,12 +290,11 @@ class Grid(NamedTuple):
     is_nan: JITFunction  #: (scale, tensor) -> whether the box is NaN
     divide: JITFunction  #: (x, scale, tensor) -> x / step; anything where the box is NaN
     multiply: JITFunction  #: (code as a float, scale, tensor) -> code * step; NaN where the box is
-    exponent_mask: int  #: the bits of a scale that are its step's exponent; 0: a step has a significand too
 
     @property
     def cache_key(self) -> str:
         """Return Triton's key of compiled kernels: without it an edit of a function above would go unseen."""
-        return "".join(part.cache_key if isinstance(part, JITFunction) else str(part) for part in self)
+        return "".join(part.cache_key for part in self)
 
 
 class Target(NamedTuple):
@@ -342,7 +341,7 @@ def _power_multiply(code, scale, tensor, BITS: tl.constexpr):
 
 
 #: a power of two a box
-POWER = Grid(_power_key, _power_scale, _power_is_nan, _power_divide, _power_multiply, exponent_mask=255)
+POWER = Grid(_power_key, _power_scale, _power_is_nan, _power_divide, _power_multiply)
 
 
 @triton.jit
@@ -397,4 +396,4 @@ def _e4m3_step(scale, tensor, BITS: tl.constexpr):
 
 
 #: a signed E4M3 number a box, a power of two a tensor
-SIGNED_E4M3 = Grid(_signed_key, _e4m3_scale, _e4m3_is_nan, _e4m3_divide, _e4m3_multiply, exponent_mask=0)
+SIGNED_E4M3 = Grid(_signed_key, _e4m3_scale, _e4m3_is_nan, _e4m3_divide, _e4m3_multiply)

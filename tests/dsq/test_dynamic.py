@@ -56,6 +56,15 @@ def test_dynamic_precision_is_copied_and_pickled():
     assert 0 < dynamic.metrics()["dsq/process_resident_mib"] <= dynamic.metrics()["dsq/process_peak_mib"]
 
 
+def test_the_bits_so_far_stand_in_the_metrics():
+    dynamic, seen = one_layer("[4,3,3,8] [8,4,8,8]", rise_at=6), []
+    for _ in range(4):
+        found = dynamic.metrics()
+        seen.append((found["dsq/bits"], found["dsq/mean_bits"]))
+        dynamic.record(3)
+    assert seen == [(3, 3), (3, 3), (4, 3), (4, pytest.approx(10 / 3))]
+
+
 def test_a_packed_stash_stands_in_the_metrics():
     dynamic, x = dsq.DynamicPrecision(nn.Sequential(nn.Linear(64, 64)), "[8,4,8,8]"), torch.randn(256, 64)
     assert "dsq/stash_mib" not in dynamic.metrics()

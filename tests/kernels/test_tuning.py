@@ -44,14 +44,13 @@ def test_a_later_kernel_has_to_gain_more_than_noise(seconds, chosen):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (((1, 7, 9),), (1, 7, 10)),
-        (((33, 64, 300),), (40, 64, 320)),
-        (((4096, 4096, 4096),), (512, 512, 1024)),
-        (((4000, 4000, 4000), "cuda"), (4096, 4096, 4096)),
+        ((1, 7, 9), (1, 7, 10)),
+        ((33, 64, 300), (40, 64, 320)),
+        ((4096, 4096, 4096), (512, 512, 1024)),
     ],
 )
 def test_sizes_of_a_class(given, expected):
-    assert size_class(*given) == expected
+    assert size_class(given) == expected
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from analysis.models import attach
 from dsq.formats import BFP, Layout, SignedNVInt
 
 pytest.importorskip("triton", reason="the GPU backend needs triton, which is not installed")
-expected = pytest.importorskip("analysis.gpu.expected")
-META = expected.META
+launches = pytest.importorskip("analysis.gpu.launches")
+META = launches.META
 LEVELS = "[8,4,4,8]"
 
 
@@ -23,7 +23,7 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.block = expected.EncoderBlock(64, 2, 128, dropout=0.1, sdpa=True)
+        self.block = launches.EncoderBlock(64, 2, 128, dropout=0.1, sdpa=True)
         self.out = nn.Linear(64, 64)
 
     def forward(self, x_BTD):
@@ -39,13 +39,13 @@ SETUPS += ["gact 4 uniform", "selective", "wtacrs 0.3", "checkpoint block"]
 def test_a_warm_step_waits_for_nothing(setup):
     model = Net().to(META)
     attach(model, setup)
-    found = expected.step(model, (4, 32, 64))
+    found = launches.step(model, (4, 32, 64))
     assert found.waits == []
     assert len(found.launches) > 60
 
 
 def test_attention_is_one_launch_a_pass_and_one_that_makes_its_result_again():
-    found = expected.step(expected.block(64, LEVELS), (4, 32, 64))
+    found = launches.step(launches.block(64, LEVELS), (4, 32, 64))
     assert [it.name for it in found.launches if "attention" in it.name] == ["attention"] * 2 + ["attention_backward"]
     assert not any(it.name == "bmm" for it in found.launches)
 
@@ -65,7 +65,7 @@ def test_attention_is_one_launch_a_pass_and_one_that_makes_its_result_again():
 def test_what_waits_is_seen(waiting):
     x = torch.empty(2, 2, device=META)
     # the meta device has no values to give
-    with expected.counted() as found, suppress(NotImplementedError, RuntimeError):
+    with launches.counted() as found, suppress(NotImplementedError, RuntimeError):
         waiting(x)
     assert len(found.waits) == 1
 
@@ -73,7 +73,7 @@ def test_what_waits_is_seen(waiting):
 @pytest.mark.parametrize(("bias", "most"), [(True, 13), (False, 11)])
 def test_a_linear_layer_launches_few_kernels(bias, most):
     layer = dsq.Linear(256, 256, bias, LEVELS, META)
-    found = expected.step(layer, (512, 256))
+    found = launches.step(layer, (512, 256))
     assert len(found.launches) <= most
     assert [it.name for it in found.launches].count("encode") == 5  # x and dy are each read once for two roundings
 
@@ -86,11 +86,11 @@ def test_pack_unpack_and_quantise_move_what_they_have_to(fmt, dim):
     shapes = layout.code_shape(fmt.bits), fmt.scale_shape(layout)
     codes, scales = (torch.empty(shape, dtype=torch.uint8, device=META) for shape in shapes)
     for call, other in (
-        (partial(expected.TRITON.quantize, x, fmt, layout, None, torch.bfloat16), x.nbytes),
-        (partial(expected.TRITON.pack, x, fmt, layout, None), fmt.nbytes(layout)),
-        (partial(expected.TRITON.unpack, codes, scales, fmt, layout, x.dtype), fmt.nbytes(layout)),
+        (partial(launches.TRITON.quantize, x, fmt, layout, None, torch.bfloat16), x.nbytes),
+        (partial(launches.TRITON.pack, x, fmt, layout, None), fmt.nbytes(layout)),
+        (partial(launches.TRITON.unpack, codes, scales, fmt, layout, x.dtype), fmt.nbytes(layout)),
     ):
-        with expected.counted() as found:
+        with launches.counted() as found:
             call()
         read_twice = fmt.name == "snvint" and call.func.__name__ != "unpack"  # its exponent depends on every value
         assert len(found.launches) == 1 + read_twice

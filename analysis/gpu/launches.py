@@ -1,6 +1,6 @@
 """Print what a step launches on a GPU and how many bytes it moves, on paper: no GPU is needed, nothing is measured.
 
-    python -m analysis.gpu.expected
+    python -m analysis.gpu.launches
 
 The step runs on PyTorch's meta device, whose tensors have no values: what reads one back raises. A kernel in Triton
 does not run, and notes its tensors; a dispatch mode notes PyTorch's operations, each as one launch. Bytes are those of
@@ -80,9 +80,8 @@ class Counted(TorchDispatchMode):
 
 
 @contextmanager
-def counted(gemm: str | None = "bfloat16") -> Iterator[Counted]:
-    """Inside, the Triton backend serves the meta device as it would serve a GPU. ``gemm`` multiplies where it fits;
-    None: the model is a plain one."""
+def counted(plain: bool = False) -> Iterator[Counted]:
+    """Inside, the Triton backend serves the meta device as it would serve a GPU; ``plain``: for a plain model."""
     mode = Counted()
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Any:
@@ -90,7 +89,7 @@ def counted(gemm: str | None = "bfloat16") -> Iterator[Counted]:
 
     # the table finds a row by PyTorch's function, which stays as it is; the row calls this one, in both passes
     functions = SimpleNamespace(**vars(F) | {"scaled_dot_product_attention": attend})
-    attends: Any = (F, "scaled_dot_product_attention", attend) if gemm is None else (attention, "F", functions)
+    attends: Any = (F, "scaled_dot_product_attention", attend) if plain else (attention, "F", functions)
 
     def note(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         moved = sum(x.nbytes for x in args if isinstance(x, Tensor))
@@ -101,7 +100,6 @@ def counted(gemm: str | None = "bfloat16") -> Iterator[Counted]:
         patch.object(dispatch, "_dispatch_modes", int),  # kernels are called past the dispatcher, as without a mode
         patch.object(torch.cuda, "is_bf16_supported", lambda **_: True),
         patch.object(*attends),
-        patch.dict("os.environ", {"DSQ_GEMM": gemm or ""}),
         dispatch.use_backend(replace(TRITON), "meta"),  # a copy: kernels and plans are remembered by the backend
         mode,
     ):
@@ -127,13 +125,13 @@ class _Attention(torch.autograd.Function):
         return None, *gradients
 
 
-def step(model: nn.Module, shape: tuple[int, ...], gemm: str | None = "bfloat16") -> Counted:
+def step(model: nn.Module, shape: tuple[int, ...], plain: bool = False) -> Counted:
     """The forward and the backward of a warm step of a model on the meta device, whose input needs a gradient."""
     x = torch.empty(shape, dtype=next(model.parameters()).dtype, device=META, requires_grad=True)
     for _ in range(2):
         model.zero_grad()
         x.grad = None
-        with counted(gemm) as found:
+        with counted(plain) as found:
             y = model(x)
             y.backward(torch.empty_like(y))
     return found
@@ -171,18 +169,18 @@ def counts() -> Iterator[Record]:
     """A row a step: launches and bytes."""
     for what, make, shape in (("linear", linear, (TOKENS, WIDTH)), ("block, all packed", block, BLOCK)):
         for dtype in (torch.float32, torch.bfloat16):
-            for gemm in (None, "bfloat16", "int8 128x128"):
-                found = step(make(shape[-1], gemm and LEVELS).to(dtype), shape, gemm).launches
+            for levels in (None, LEVELS):
+                found = step(make(shape[-1], levels).to(dtype), shape, levels is None).launches
                 moved = sum(it.moved for it in found)
                 row: dict[str, Any] = {"step": what, "dtype": str(dtype).removeprefix("torch.")}
-                row |= {"by": gemm or "plain PyTorch", "launches": len(found)}
+                row |= {"by": levels or "plain PyTorch", "launches": len(found)}
                 row |= {"in Triton": sum(it.in_triton for it in found), "GB": f"{moved / 1e9:.2f}"}
-                linears = gemm and what == "linear"
+                linears = levels and what == "linear"
                 row["x least"] = f"{moved / least(TOKENS, WIDTH, LEVELS, dtype):.1f}" if linears else ""
                 yield row
 
 
 if __name__ == "__main__":
-    OneLineParser(prog="python -m analysis.gpu.expected", description=__doc__).parse_args()
+    OneLineParser(prog="python -m analysis.gpu.launches", description=__doc__).parse_args()
     print(f"A linear layer of {WIDTH:,} x {WIDTH:,} at {TOKENS:,} tokens; a block of width 1,024\n")
     print(table(list(counts())))
