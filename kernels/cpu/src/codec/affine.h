@@ -94,6 +94,7 @@ INLINE void pack_unsigned(const I code[VECTORS], int bits, uint8_t* out) {
   switch (bits) {
     case 2: return pack_tile<2>(code, bits, out);
     case 4: return pack_tile<4>(code, bits, out);
+    case 6: return pack_tile<6>(code, bits, out);
     case 8:
       EACH_VECTOR(v) write_bytes(out + v * LANES, code[v]);
       return;

@@ -36,6 +36,14 @@ INLINE __m256i narrow_to_bytes(const I code[4]) {
   __m256i high = _mm256_packs_epi32((__m256i)code[2], (__m256i)code[3]);
   return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
 }
+// 32 codes of 6 bits in 24 bytes, and 8 bytes of anything.
+INLINE __m256i sixes(__m256i code) {
+  const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 0, 0);
+  const __m256i bytes = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 0, 0, 0, 0));
+  code = _mm256_maddubs_epi16(_mm256_and_si256(code, _mm256_set1_epi8(63)), _mm256_set1_epi16(0x4001));
+  code = _mm256_madd_epi16(code, _mm256_set1_epi32(0x10000001));  // four codes in 24 of 32 bits
+  return _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(code, bytes), lanes);
+}
 #elif defined DSQ_X86
 INLINE __m128i narrow_to_bytes(const I code[4]) {
   __m128i low = _mm_packs_epi32((__m128i)code[0], (__m128i)code[1]);
@@ -80,7 +88,7 @@ INLINE void pack_any(const int16_t code[TILE], int bits, uint8_t* out) {
 
 // Packs a tile. WIDTH: the width, where it has code of its own, else 0.
 template <int WIDTH> INLINE void pack_tile(const I code[VECTORS], int bits, uint8_t* out) {
-  if constexpr (WIDTH == 0) {
+  if constexpr (WIDTH == 0 || (WIDTH == 6 && LANES < 8)) {
     alignas(64) int16_t pair[TILE];
     narrow(code, pair);
     pack_any(pair, bits, out);
@@ -97,6 +105,15 @@ template <int WIDTH> INLINE void pack_tile(const I code[VECTORS], int bits, uint
           _mm256_setr_epi16(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27));
       c = _mm512_maddubs_epi16(_mm512_and_si512(c, _mm512_set1_epi8(15)), _mm512_set1_epi16(0x1001));
       write(out, _mm512_castsi512_si256(_mm512_permutexvar_epi16(order, _mm512_packus_epi16(c, c))));
+    } else if constexpr (WIDTH == 6) {
+      const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+      const __m512i close = _mm512_setr_epi32(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 0, 0, 0, 0);
+      const __m512i three = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 0, 0, 0, 0));
+      c = _mm512_maddubs_epi16(_mm512_and_si512(c, _mm512_set1_epi8(63)), _mm512_set1_epi16(0x4001));
+      c = _mm512_permutexvar_epi32(order, _mm512_madd_epi16(c, _mm512_set1_epi32(0x10000001)));  // 24 bits in 32
+      c = _mm512_permutexvar_epi32(close, _mm512_shuffle_epi8(c, three));
+      write(out, _mm512_castsi512_si256(c));
+      write(out + 32, _mm512_extracti32x4_epi32(c, 2));
     } else {
       const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
       c = _mm512_maddubs_epi16(_mm512_and_si512(c, _mm512_set1_epi8(3)), _mm512_set1_epi16(0x0401));
@@ -114,6 +131,11 @@ template <int WIDTH> INLINE void pack_tile(const I code[VECTORS], int bits, uint
       a = _mm256_maddubs_epi16(_mm256_and_si256(a, mask), weights);
       b = _mm256_maddubs_epi16(_mm256_and_si256(b, mask), weights);
       write(out, _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xd8));
+    } else if constexpr (WIDTH == 6) {
+      a = sixes(a), b = sixes(b);
+      write(out, a);  // and 8 bytes more, which are those of b
+      write(out + 24, _mm256_castsi256_si128(b));
+      _mm_storel_epi64((__m128i*)(out + 40), _mm256_extracti128_si256(b, 1));
     } else {
       const __m256i mask = _mm256_set1_epi8(3), weights = _mm256_set1_epi16(0x0401);
       const __m256i more = _mm256_set1_epi32(0x00100001);

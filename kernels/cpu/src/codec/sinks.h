@@ -43,6 +43,7 @@ struct CodeSink {
     switch (bits) {
       case 2: return pack_tile<2>(code, bits, to);
       case 4: return pack_tile<4>(code, bits, to);
+      case 6: return pack_tile<6>(code, bits, to);
       case 8: return pack_tile<8>(code, bits, to);
       case 16: return pack_tile<16>(code, bits, to);
       default: return pack_tile<0>(code, bits, to);
