@@ -4,8 +4,8 @@
 
 Triton's compiler needs no device. Every variant of the kernels is compiled: of the hot launches, of the edges of each
 size class, of the conformance cases; for every target below, in a process of its own. Nothing runs. The table has the
-registers of a thread, spilled bytes, shared memory and the widest accesses. It exits 1 if a kernel does not
-compile, takes more shared memory than the target has, or flushes subnormals, or if a hot one spills.
+registers of a thread, spilled bytes, shared memory and the widest accesses. It exits 1 if a kernel does not compile,
+takes more shared memory than the target has, or flushes subnormals, or if a hot one spills.
 """
 
 import itertools

@@ -71,7 +71,7 @@ def _spread(v_TB, BOX: tl.constexpr):
 
 
 @triton.jit
-def exponent_of_tensor(scales_pointer, last, OF_TENSOR: tl.constexpr):
+def _exponent_of_tensor(scales_pointer, last, OF_TENSOR: tl.constexpr):
     """Return the stored exponent that a Grid takes as ``tensor``: the last of the scales."""
     if OF_TENSOR:
         return tl.load(scales_pointer + last).to(tl.int32)
@@ -197,7 +197,7 @@ def decode(
     col_TC = col0_T[:, None] + tl.arange(0, C)[None, :]
     mask_TC = valid_T[:, None] & (col_TC < columns)
     words = load_words(as_words(codes_pointer, WORD), row_T, col0_T, valid_T, row_words, BITS, WORD, T, C)
-    tensor = exponent_of_tensor(scales_pointer, last, OF_TENSOR)
+    tensor = _exponent_of_tensor(scales_pointer, last, OF_TENSOR)
     if BOX == 0:
         scale_TC = tl.zeros_like(col_TC).to(tl.int32) + tl.load(scales_pointer).to(tl.int32)
     elif ALONG_ROWS:
