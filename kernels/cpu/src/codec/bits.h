@@ -29,6 +29,10 @@ INLINE __m512i narrow_to_bytes(const I code[VECTORS]) {
   __m512i high = _mm512_packs_epi32((__m512i)code[2], (__m512i)code[3]);
   return _mm512_packs_epi16(low, high);
 }
+// Bring such bytes, or 32 bits made of each four of them, into the order of the codes.
+INLINE __m512i in_order(__m512i fours) {
+  return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), fours);
+}
 #elif LANES == 8
 INLINE __m256i narrow_to_bytes(const I code[4]) {
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -98,19 +102,17 @@ template <int WIDTH> INLINE void pack_tile(const I code[VECTORS], int bits, uint
   } else {
     __m512i c = narrow_to_bytes(code);
     if constexpr (WIDTH == 8) {
-      const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-      write(out, _mm512_permutexvar_epi32(order, c));
+      write(out, in_order(c));
     } else if constexpr (WIDTH == 4) {
       const __m512i order = _mm512_castsi256_si512(
           _mm256_setr_epi16(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27));
       c = _mm512_maddubs_epi16(_mm512_and_si512(c, _mm512_set1_epi8(15)), _mm512_set1_epi16(0x1001));
       write(out, _mm512_castsi512_si256(_mm512_permutexvar_epi16(order, _mm512_packus_epi16(c, c))));
     } else if constexpr (WIDTH == 6) {
-      const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
       const __m512i close = _mm512_setr_epi32(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 0, 0, 0, 0);
       const __m512i three = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 0, 0, 0, 0));
       c = _mm512_maddubs_epi16(_mm512_and_si512(c, _mm512_set1_epi8(63)), _mm512_set1_epi16(0x4001));
-      c = _mm512_permutexvar_epi32(order, _mm512_madd_epi16(c, _mm512_set1_epi32(0x10000001)));  // 24 bits in 32
+      c = in_order(_mm512_madd_epi16(c, _mm512_set1_epi32(0x10000001)));  // 24 bits in 32
       c = _mm512_permutexvar_epi32(close, _mm512_shuffle_epi8(c, three));
       write(out, _mm512_castsi512_si256(c));
       write(out + 32, _mm512_extracti32x4_epi32(c, 2));
