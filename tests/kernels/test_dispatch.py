@@ -122,16 +122,3 @@ def test_a_layer_calls_nothing_else(behind):
         layer(x).sum().backward()
     assert calls["gemm"] == 3
     assert calls["pack"] >= 1
-
-
-def test_the_reference_runs_no_compiled_kernel(monkeypatch):
-    from dsq.kernels.cpu import library
-
-    def refuse(*args, **kwargs):
-        raise AssertionError("compiled code was asked for")
-
-    with use_backend(REFERENCE):
-        monkeypatch.setattr(library, "library", refuse)
-        layer, x = dsq.Linear(32, 24, precision="[4,4,4,16]"), torch.randn(48, 32, requires_grad=True)
-        layer(x).sum().backward()
-        assert dsq.pack(x, dsq.BFP(4)).unpack().shape == x.shape

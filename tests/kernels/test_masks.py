@@ -46,13 +46,6 @@ def test_open_values_lie_between_the_limits(dtype):
         assert found.tolist() == np.packbits(open_, bitorder="little").tolist()
 
 
-def test_a_bool_is_its_own_mask():
-    for count in LENGTHS:
-        flags = torch.rand(count, generator=torch.Generator().manual_seed(count)) > 0.5
-        bits = pack_mask(flags, 0, NAN, True)
-        assert bits.tolist() == np.packbits(flags.numpy(), bitorder="little").tolist()
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_bits_become_0_and_1_and_let_values_through(dtype):
     for count in LENGTHS:

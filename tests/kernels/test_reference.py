@@ -33,14 +33,6 @@ def test_a_last_box_may_be_short_and_a_row_end_within_a_byte():
         assert np.array_equal(codes, np.packbits(np.concatenate(streams, 1), 1, bitorder="little"))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_types_are_rounded_from_and_to_float32(dtype):
-    x = torch.randn(20, 40).to(dtype)
-    layout, fmt = Layout.of(x.shape, -1), BFP(12, 16)
-    expected = reference.quantize(x.float(), fmt, layout, None, torch.float32).to(dtype)
-    assert torch.equal(reference.quantize(x, fmt, layout, None, dtype), expected)
-
-
 @pytest.mark.parametrize("fraction_bits", [0, 3, 20])
 def test_a_static_binary_point_is_integer_rounding(fraction_bits):
     bits, x = 8, torch.randn(10, 30) * 100

@@ -65,10 +65,11 @@ def test_the_choice_is_measured_once_and_kept(cache, monkeypatch):
     for _ in range(2):
         assert fastest(SLOW, FAST) == "fast"
     assert json.loads(cache.read_text())[1] == "fast"
-    for damaged in ("no JSON", "[" * 100_000):  # which json cannot read for its depth
+    for damaged in ("no JSON", "[" * 100_000, '["no en'):  # too deep for json; cut off
+        take(monkeypatch, (1.0, 2.0))
         cache.write_text(damaged)
-        with pytest.raises(StopIteration):
-            fastest(SLOW, FAST)
+        for _ in range(2):
+            assert fastest(SLOW, FAST) == "slow"
 
 
 def test_a_format_that_the_backend_lacks_is_timed_by_the_reference(cache):
@@ -95,24 +96,20 @@ def test_a_cache_that_cannot_be_written_is_done_without(cache, monkeypatch):
     assert fastest(TORCH, TORCH) == "torch"
 
 
-def test_a_user_without_a_home_has_no_cache(monkeypatch):
-    for name in ("DSQ_GEMM", "DSQ_CACHE", "HOME"):
+def test_the_cache_lies_in_the_users_folder_of_caches_if_there_is_one(monkeypatch, tmp_path):
+    for name in ("DSQ_GEMM", "DSQ_CACHE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for given, used in ((tmp_path / "given", tmp_path / "given"), ("", tmp_path / "home" / ".cache")):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(given))
+        assert tuning._file() == used / "dsq" / "gemms.jsonl"
+    monkeypatch.delenv("HOME")
 
     def unknown(_):
         raise KeyError("no such user")
 
     monkeypatch.setattr("pwd.getpwuid", unknown)
     assert fastest(TORCH, TORCH) == "torch"
-
-
-def test_the_cache_lies_in_the_users_folder_of_caches(monkeypatch, tmp_path):
-    monkeypatch.delenv("DSQ_CACHE", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for given, used in ((tmp_path / "given", tmp_path / "given"), ("", tmp_path / "home" / ".cache")):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(given))
-        assert tuning._file() == used / "dsq" / "gemms.jsonl"
 
 
 def test_processes_that_measure_at_once_take_one_choice(cache, monkeypatch):
@@ -128,13 +125,6 @@ def test_processes_that_measure_at_once_take_one_choice(cache, monkeypatch):
     monkeypatch.setattr(tuning, "timed", timed)
     assert [fastest(SLOW, FAST), fastest(SLOW, FAST)] == ["slow", "slow"]
     assert len(cache.read_bytes().split(b"\n[")) == 4
-
-
-def test_a_choice_is_kept_behind_a_line_that_was_cut_off(cache, monkeypatch):
-    take(monkeypatch, (1, 2), (2, 1))
-    cache.write_text('["no en')
-    for _ in range(2):
-        assert fastest(SLOW, FAST) == "slow"
 
 
 def test_a_kernel_can_be_named(cache, monkeypatch):

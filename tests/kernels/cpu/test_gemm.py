@@ -16,7 +16,7 @@ from dsq.kernels.backend import Codes, MatMul, Operand
 from dsq.kernels.conformance import product_disagreements, products
 from dsq.kernels.cpu.backend import load
 from dsq.kernels.cpu.library import LIBRARY, library
-from dsq.kernels.dispatch import gemm_for, pack, quantize, unpack
+from dsq.kernels.dispatch import gemm_for, pack, quantize
 
 if not LIBRARY.exists():
     pytest.skip("the C++ kernels are not built", allow_module_level=True)
@@ -266,14 +266,3 @@ def test_a_layer_is_multiplied_by_the_kernel_that_is_named_and_its_weight_may_li
             y += 1  # in place, as autograd lets be done to what is no view
         for one, other in zip(*found, strict=True):
             assert torch.equal(one, other)
-
-
-@needs_integer
-@pytest.mark.parametrize("exponent", [0, 20, 250])
-def test_a_tensors_exponent_that_no_kernel_wrote_means_what_unpack_makes_of_it(exponent):
-    matmul = along(SignedNVInt(4), SignedNVInt(4))
-    a, b = packed(torch.randn(9, 64), matmul.a), packed(torch.randn(64, 7), matmul.b)
-    a.scales[-1] = exponent
-    left, right = (unpack(*x[:2], o.format, x.shape, o.axis, torch.float32) for x, o in ((a, matmul.a), (b, matmul.b)))
-    got = INTEGER.run(matmul, a, b, None).double()
-    assert ((got - left.double() @ right.double()).abs() <= 1e-5 * (left.double().abs() @ right.double().abs())).all()
