@@ -74,15 +74,6 @@ def test_version(capsys):
     assert re.fullmatch(r"dsq-cost \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
-def test_what_figures_are_relative_to(capsys):
-    """A setup relative to itself is 1, in either profile."""
-    own = ["--relative-to", "[16,4,4,16]", "--json"]
-    for profile in ("first-principles", "paper"):
-        _, text, _ = run(capsys, "estimate", "[16,4,4,16]", "--profile", profile, *own)
-        (record,) = json.loads(text)["estimates"]
-        assert (record["dram"], record["arithmetic"]) == (1, 1)
-
-
 @pytest.mark.parametrize("option", ["--no-such-option", "--out"])  # --out was once taken for --output
 def test_every_error_names_the_command_and_options_are_not_abbreviated(option, capsys):
     for command in cli.COMMANDS:
@@ -102,8 +93,10 @@ def test_a_schedule_is_read_as_everywhere_in_the_project(capsys):
 
 
 def test_estimate_is_the_models(capsys):
-    _, text, _ = run(capsys, "estimate", "[16,4,4,16]", "--workload", "opt_1.3b", "--hardware", "h100", "--json")
+    asked = ["--workload", "opt_1.3b", "--hardware", "h100", "--relative-to", "[16,4,4,16]", "--json"]
+    _, text, _ = run(capsys, "estimate", "[16,4,4,16]", *asked)
     (record,) = json.loads(text)["estimates"]
+    assert (record["dram"], record["arithmetic"]) == (1, 1)
     cost = evaluate(load_workload("opt_1.3b"), Setup(DSQ, Precision(16, 4, 4, 16)), load_hardware("h100"))
     assert record["dram_MB"] == cost.dram_bytes / 1e6
     assert record["linears_stash_MB"] == cost.stash_bytes / 1e6 < record["model_saved_MB"]
@@ -196,8 +189,9 @@ def test_an_answer_is_the_pages(question, stated):
 
 
 @pytest.fixture
-def boxed():
-    """A format with boxes of 32, four bytes a tensor, a law of its own, a magnitude one bit under BFP's."""
+def ask(capsys, tmp_path):
+    """The first record of the answer about one layer of 64 tokens, 64 in, 64 out, while there is a format with boxes of
+    32, four bytes a tensor, a law of its own, a magnitude one bit under BFP's."""
 
     @register
     @dataclass(frozen=True, slots=True)
@@ -212,13 +206,6 @@ def boxed():
         def significand_bits(self) -> int:
             return self.bits - 2
 
-    yield Boxed
-    del FORMATS["boxed4"]
-
-
-@pytest.fixture
-def ask(boxed, capsys, tmp_path):
-    """The first record of the answer about one layer of 64 tokens, 64 in, 64 out."""
     path = tmp_path / "layer.json"
     layer = {"op": "gemm", "name": "fc", "M": 64, "K": 64, "N": 64}
     path.write_text(json.dumps({"costmodel": 1, "name": "layer", "tokens": 64, "operations": [layer]}))
@@ -227,20 +214,16 @@ def ask(boxed, capsys, tmp_path):
         assert main([*arguments, "--workload", str(path), "--csv"]) == 0
         return next(csv.DictReader(io.StringIO(capsys.readouterr().out)))
 
-    return answer
+    yield answer
+    del FORMATS["boxed4"]
 
 
-def test_a_new_format_by_name_and_by_prefix(ask):
-    by_name, by_prefix = ask("estimate", "[8,8,8,16]", "--format", "boxed4"), ask("estimate", "boxed4:[8,8,8,16]")
-    assert by_name == by_prefix
-    assert by_name["format"] == "boxed4"
-
-
-def test_bytes_of_a_new_format_and_the_options_of_its_fields(ask):
+def test_bytes_of_a_new_format_by_name_and_by_prefix_and_the_options_of_its_fields(ask):
     def stash(*arguments):
         return float(ask("estimate", *arguments)["linears_stash_MB"]) * 1e6
 
-    assert stash("boxed4:[8,8,8,16]") == pytest.approx(64 * 64 + 64 * 2 + 4)  # two scales a row
+    for words in (["boxed4:[8,8,8,16]"], ["[8,8,8,16]", "--format", "boxed4"]):
+        assert stash(*words) == pytest.approx(64 * 64 + 64 * 2 + 4)  # two scales a row
     assert stash("boxed4:[8,8,8,16]", "--box", "16") == pytest.approx(64 * 64 + 64 * 4 + 4)
     assert stash("boxed4:[8,32,8,8]") == pytest.approx(64 * 64 * 4)  # values as they are
 

@@ -14,24 +14,24 @@ from dsq.costmodel.cli.main import main
 from dsq.costmodel.cli.pictures.plan import front
 from dsq.costmodel.cli.pictures.roofline import MARKERS, roofs
 from dsq.costmodel.hardware.hardware import load_hardware
+from dsq.costmodel.model.methods import USUAL
 from dsq.costmodel.model.operations import CLASSES
 
+PLANNED = [re.escape(f"<!-- {method.name} -->") for method in USUAL]
+SETUPS = "[16,4,4,16]", "[2,2,2,16]"
+OF_ROOFS = [rf"<!-- .*{re.escape(it)}, {name}: \d+% of .*, \d+% of time -->" for it in SETUPS for name in CLASSES]
 
-def test_the_key_of_a_plan_names_every_method(tmp_path):
-    path = tmp_path / "plan.svg"
-    assert main(["plan", "gpt2", "--sequences", "4", "--picture", str(path)]) == 0
+
+@pytest.mark.parametrize(
+    ("question", "key"), [(("plan", "gpt2", "--sequences", "4"), PLANNED), (("roofline", *SETUPS), OF_ROOFS)]
+)
+def test_a_picture_beside_the_answer_names_every_method_or_every_class_of_every_setup(capsys, tmp_path, question, key):
+    path = tmp_path / "picture.svg"
+    assert main([*question, "--picture", str(path)]) == 0
+    assert capsys.readouterr().out
     drawn = path.read_text()
-    assert all(f"<!-- {row.method.name} -->" in drawn for row in costmodel.plan("gpt2", sequences=4).rows)
-
-
-def test_the_key_of_a_roofline_names_every_class_of_every_setup(tmp_path):
-    path = tmp_path / "roofline.svg"
-    assert main(["roofline", "[16,4,4,16]", "[2,2,2,16]", "--picture", str(path)]) == 0
-    drawn = path.read_text()
-    for setup in ("[16,4,4,16]", "[2,2,2,16]"):
-        assert all(
-            re.search(rf"<!-- .*{re.escape(setup)}, {name}: \d+% of .*, \d+% of time -->", drawn) for name in CLASSES
-        )
+    assert all(re.search(each, drawn) for each in key)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
 def test_each_class_of_operations_has_a_mark_of_its_own():
@@ -53,15 +53,6 @@ def test_nothing_beats_a_method_of_the_front_in_both_time_and_memory():
     for row in plan.rows:
         ahead = [one for one in kept if one.step.seconds <= row.step.seconds and one.memory.peak <= row.memory.peak]
         assert ahead if row not in kept else ahead == [row]
-
-
-@pytest.mark.parametrize("question", [("plan", "gpt2", "[8,4,8,8] all"), ("roofline", "[16,4,4,16]", "[2,2,2,16]")])
-def test_a_picture_is_a_whole_file_beside_the_answer(capsys, tmp_path, question):
-    path = tmp_path / "picture.png"
-    assert main([*question, "--picture", str(path)]) == 0
-    assert capsys.readouterr().out
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
 def test_a_plans_page_opens_by_itself_in_a_browser(capsys, tmp_path):

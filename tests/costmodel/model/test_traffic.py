@@ -137,8 +137,3 @@ def test_unquantised_products_multiply_significands():
 
 def test_a_setup_lays_boxes_along_the_axis_that_is_summed_over():
     assert stash_bytes(Gemm("l", 16, 1, 1), SETUP) == 16 + 1  # a bitstream a row, one exponent
-
-
-def test_the_container_is_wide_only_if_a_width_is():
-    assert Setup(BFP(32), Precision(2, 2, 2, 16)).container_bits == 16
-    assert Setup(BFP(32), Precision(2, 2, 2, 17)).container_bits == 32
