@@ -138,6 +138,29 @@ ACTIVATIONS: dict[Any, Any] = {
 }
 
 
+def prelu(stash: Stash, input: Tensor, weight: Tensor) -> Tensor:
+    return PReLU.apply(stash, input, weight)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class PReLU(torch.autograd.Function):
+    """Keeps the sign of x, a bit a value, exact: a small x that is rounded to 0 would take the other slope."""
+
+    @staticmethod
+    def forward(ctx: Any, stash: Stash, x: Tensor, weight: Tensor) -> Tensor:
+        y = F.prelu(x, weight)
+        form = stash.code(x, "activation") if ctx.needs_input_grad[2] else stash.find(x)
+        keep(ctx, stash.bits(x, nan_is_open=False), form if ctx.needs_input_grad[2] else None, weight)
+        stash.derive(y, (form, weight), lambda x, weight: F.prelu(x, weight.to(x.dtype)))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        mask, x, weight = kept(ctx)
+        below, slopes = dy * (1 - mask), weight.view(-1, *[1] * (dy.dim() - 2)) if weight.numel() > 1 else weight
+        dw = None if x is None else (below * x).sum_to_size(slopes.shape).view(weight.shape)
+        return None, dy * mask + below * slopes, dw
+
+
 def mul(stash: Stash, input: Any, other: Any) -> Tensor:
     """Run torch.mul of two tensors of which at least one wants a gradient."""
     if not isinstance(input, Tensor) or not isinstance(other, Tensor):

@@ -116,6 +116,8 @@ CASES = {
     "norm": (lambda x: F.silu(x).norm(p=2, dim=1), [X]),
     "norm of all": (lambda x: torch.norm(F.silu(x)), [X]),
     **{function.__name__: (function, [X]) for function in FUNCTIONS},
+    "prelu": (F.prelu, [X, (16,)]),
+    "prelu of one weight": (F.prelu, [X, (1,)]),
     "hardswish": (lambda x: F.hardswish(x * 4), [X]),
     "gelu, tanh": (lambda x: F.gelu(x, approximate="tanh"), [X]),
     "gelu, expanded": (lambda x: F.gelu((x + 1).expand(3, 16, 32)), [(1, 16, 32)]),
