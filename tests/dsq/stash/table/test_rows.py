@@ -124,6 +124,8 @@ CASES = {
     "silu, of a column for all": (lambda x: F.silu((x + 1).expand(3, 16, 32)), [(3, 16, 1)]),
     "mul": (torch.mul, [X, X]),
     "mul, broadcast": (lambda a, b: a * b, [X, (3, 16, 1)]),
+    "addcmul": (lambda x, a, b: torch.addcmul(x, a, b, value=0.5), [X, X, X]),
+    "addcmul, broadcast": (torch.addcmul, [(32,), (32,), X]),
     "mul, expanded": (lambda a, b: (a + 1).expand(3, 16, 32) * b, [(1, 16, 32), X]),
     "expanded, then as it is": (lambda x: (lambda h: F.gelu(h.expand(3, 16, 32)) + F.tanh(h))(x + 1), [(1, 16, 32)]),
     "the rest that a gate leaves": (lambda x, y: (1 - torch.sigmoid(x)) * y, [X, X]),
