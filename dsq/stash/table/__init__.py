@@ -20,12 +20,13 @@ lines that keeps forms (dsq/stash/codes.py) and calls PyTorch's own backward of 
     layer, RMS, batch, group norm, and    x^, and 1 / deviation exact               its result
         instance norm; F.normalize
     GELU, SiLU, tanh, ... , x ** 2, ** 3  x                                         its result
-    product of two tensors                both; a broadcast one exact               its result
+    product of two tensors, addcmul       both; a broadcast one exact               its result; addcmul's not
     difference to data; division          as PyTorch keeps them                     - ; the quotient
     1 - z                                 nothing                                   its result, where z is made again
     sum, where of few values for many     nothing                                   its result, of these
     contiguous                            nothing                                   its result, where x is made again
     ReLU, leaky, ReLU6, hardtanh, clamp   a bit a value                             its result, where x is kept
+    PReLU                                 a bit a value, and x for its weight's     its result
     dropout                               a bit a value                             its result, where x is kept
     max-pool; average pool, padding       places in 16 or 32 bits; nothing
     index_select, x[index]                the index                                 its result, where x is kept
@@ -71,6 +72,8 @@ _FUNCTIONS: dict[Row, tuple[Any, ...]] = {
     norms.instance_norm: (F.instance_norm,),
     norms.group_norm: (F.group_norm,),
     norms.normalize: (F.normalize,),
+    pointwise.prelu: (torch.prelu, Tensor.prelu),
+    pointwise.addcmul: (torch.addcmul, Tensor.addcmul),
     pointwise.mul: (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.multiply),
     pointwise.sub: (torch.sub, Tensor.sub, Tensor.__sub__),
     pointwise.rsub: (torch.rsub,),

@@ -138,34 +138,69 @@ ACTIVATIONS: dict[Any, Any] = {
 }
 
 
+def prelu(stash: Stash, input: Tensor, weight: Tensor) -> Tensor:
+    return PReLU.apply(stash, input, weight)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class PReLU(torch.autograd.Function):
+    """Keeps the sign of x, a bit a value, exact: a small x that is rounded to 0 would take the other slope."""
+
+    @staticmethod
+    def forward(ctx: Any, stash: Stash, x: Tensor, weight: Tensor) -> Tensor:
+        y = F.prelu(x, weight)
+        form = stash.code(x, "activation") if ctx.needs_input_grad[2] else stash.find(x)
+        keep(ctx, stash.bits(x, nan_is_open=False), form if ctx.needs_input_grad[2] else None, weight)
+        stash.derive(y, (form, weight), lambda x, weight: F.prelu(x, weight.to(x.dtype)))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        mask, x, weight = kept(ctx)
+        below, slopes = dy * (1 - mask), weight.view(-1, *[1] * (dy.dim() - 2)) if weight.numel() > 1 else weight
+        dw = None if x is None else (below * x).sum_to_size(slopes.shape).view(weight.shape)
+        return None, dy * mask + below * slopes, dw
+
+
 def mul(stash: Stash, input: Any, other: Any) -> Tensor:
     """Run torch.mul of two tensors of which at least one wants a gradient."""
     if not isinstance(input, Tensor) or not isinstance(other, Tensor):
         return torch.mul(input, other)
     if not input.is_floating_point() or not other.is_floating_point():
         return torch.mul(input, other)
-    return Mul.apply(stash, input, other)  # type: ignore[no-any-return, no-untyped-call]
+    return Mul.apply(stash, input, other, None, 1)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def addcmul(stash: Stash, input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
+    """Run torch.addcmul, as ConvNeXt V2 scales what it normalises by."""
+    if not all(x.is_floating_point() for x in (input, tensor1, tensor2)):
+        return torch.addcmul(input, tensor1, tensor2, value=value)
+    return Mul.apply(stash, tensor1, tensor2, input, value)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Mul(torch.autograd.Function):
+    """The product of ``a`` and ``b``; with ``plus``, that and ``value`` times the product."""
+
     @staticmethod
-    def forward(ctx: Any, stash: Stash, a: Tensor, b: Tensor) -> Tensor:
-        y = torch.mul(a, b)
-        a_wanted, b_wanted = ctx.needs_input_grad[1:]
+    def forward(ctx: Any, stash: Stash, a: Tensor, b: Tensor, plus: Tensor | None, value: float) -> Tensor:
+        y = torch.mul(a, b) if plus is None else torch.addcmul(plus, a, b, value=value)
+        a_wanted, b_wanted = ctx.needs_input_grad[1:3]
         a_form = stash.factor(a, "factor", b_wanted, exact=a.shape != y.shape)
         forms = a_form, stash.factor(b, "factor", a_wanted, exact=b.shape != y.shape)
         keep(ctx, *forms)
-        stash.derive(y, forms, torch.mul)
-        ctx.shapes = a.shape, b.shape
+        if plus is None:
+            stash.derive(y, forms, torch.mul)
+        ctx.shapes, ctx.value = [None if x is None else x.shape for x in (a, b, plus)], value
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         a, b = kept(ctx)
+        dplus = dy.sum_to_size(ctx.shapes[2]) if ctx.needs_input_grad[3] else None
+        dy = dy if ctx.value == 1 else dy * ctx.value
         over_a, over_b = (x if x is not None and x.dtype == dy.dtype else None for x in spare(ctx, dy, a, b))
         da = None if b is None else torch.mul(dy, b, out=over_b).sum_to_size(ctx.shapes[0])
         db = None if a is None else torch.mul(dy, a, out=over_a).sum_to_size(ctx.shapes[1])
-        return None, da, db
+        return None, da, db, dplus, None
 
 
 def sub(stash: Stash, input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
