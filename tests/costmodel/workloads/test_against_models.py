@@ -187,15 +187,11 @@ def of_fairseq():
     return model, tuple(inputs.values()), converting_tied(build(replace(shapes, target_length=7)))
 
 
-def test_parameters_and_products_of_fairseqs_transformer(of_fairseq):
+@pytest.mark.parametrize("precision", ["[16,4,4,16]", "[2,2,2,16]"])
+def test_parameters_products_and_stash_of_fairseqs_transformer(of_fairseq, precision):
     model, inputs, workload = of_fairseq
     assert workload.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert 2 * workload.macs == flops(model, *inputs)
-
-
-@pytest.mark.parametrize("precision", ["[16,4,4,16]", "[2,2,2,16]"])
-def test_stash_of_fairseqs_transformer(of_fairseq, precision):
-    model, inputs, workload = of_fairseq
     dsq.convert(model, dsq.DSQConfig(levels=precision, tied=True))
     predicted = total_stash_bytes(workload, Setup(DSQ, Precision.parse(precision)))
     assert predicted == measured_stash(model, *inputs)

@@ -45,7 +45,6 @@ def test_a_config_json_may_leave_out_what_has_a_default(name, absent, parameters
         ("llama3.2_1b", "llama-3.2-1b"),
         ("mixtral", "mixtral-8x7b"),
         ("wmt", "transformer_wmt_en_de"),
-        ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"),
         ("openai-community/gpt2", "gpt2"),
         ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-8b"),
         ("mistralai/Mistral-7B-Instruct-v0.1", "mistral-7b"),
@@ -123,14 +122,12 @@ def test_a_workload_survives_its_file(name):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"model_type": None}, "field model_type is missing"),
         ({"model_type": "berd"}, "nearest is 'bert'"),
         ({"hidden_size": None}, "field hidden_size is missing"),
         ({"hidden_size": "768"}, "field hidden_size must be a positive whole number, not '768'"),
         ({"num_attention_heads": 7}, r"d \(768\) must be a multiple of encoder.heads \(7\)"),
         ({"num_hidden_layers": 10**9}, "encoder.layers must be a whole number in 1..4096"),
         ({"hidden_dropout_prob": "0.1"}, "field hidden_dropout_prob must be a number, not '0.1'"),
-        ({"architectures": "BertModel"}, "field architectures must be a list"),
         ({"architectures": ["BertForQuestionAnswering"]}, "are described, not 'BertForQuestionAnswering'"),
     ],
 )
@@ -167,12 +164,10 @@ PASS = {"op": "pointwise", "M": None, "K": None, "N": None, "rows": 1, "width": 
         (operation(**PASS, kind="norm"), "field operations must be a list with at least one gemm"),
         (operation(**PASS, kind="sum"), "kind must be one of"),
         (operation(op="conv"), r"operations\[0\].op must be one of gemm, pointwise"),
-        (operation(op=[]), r"operations\[0\].op must be one of gemm, pointwise"),
         (operation(N=None), r"operations\[0\].N is missing"),
         (operation(N=True), r"operations\[0\].N must be int"),
         (operation(Z=1), r"operations\[0\].Z is not"),
         (operation(on_chip="z"), r"operations\[0\].on_chip must be one of '', 'x', 'y', not 'z'"),
-        (operation(recompute=17), "must be from 0 to 16"),
         (operation() | {"tokens": 0}, "field tokens must be from 1"),
     ],
 )
