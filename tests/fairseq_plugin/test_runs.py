@@ -103,12 +103,22 @@ def test_an_interrupted_run_goes_on_and_one_that_ended_is_left_as_it_is(
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("flags", [["--finetune-from-model"], ["--reset-optimizer", "--restore-file"]])
-def test_a_run_that_counts_its_updates_anew_begins_with_dsq_anew(data: Path, trained: Path, tmp_path, flags) -> None:
+@pytest.mark.parametrize(
+    ("flags", "most"),
+    [
+        (["--finetune-from-model"], 4),
+        (["--reset-optimizer", "--restore-file"], 4),
+        (["--dsq-reset", "--restore-file"], 7),  # three were before
+    ],
+)
+def test_a_run_with_dsq_anew_begins_at_the_first_level(data: Path, trained: Path, tmp_path, flags, most) -> None:
     given = [data, *MODEL, "--disable-validation", "--save-dir", tmp_path]
     levels = ["--dsq-levels", "[4,4,4,16] [8,4,4,16]", "--dsq-rise-at", 0.5]  # other levels than the checkpoint's
-    run("train", *given, *flags, trained / "checkpoint_last.pt", "--max-update", 4, *levels)
+    run("train", *given, *flags, trained / "checkpoint_last.pt", "--max-update", most, *levels)
     assert updates(tmp_path) == [2, 2]
+    # as fairseq-validate and the Python interface load it: the task has the flags of the training
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "checkpoint_last.pt")])
+    assert model.dsq.trained_level == 1
     if flags == ["--finetune-from-model"]:  # the same command again goes on
         run("train", *given, *flags, trained / "checkpoint_last.pt", "--max-update", 6, *levels)
         assert updates(tmp_path) == [2, 4]
@@ -123,20 +133,9 @@ def test_a_run_without_dsq_from_a_checkpoint_with_it(data: Path, trained: Path, 
     assert all(torch.equal(before[name], tensor) for name, tensor in after.items())
 
 
-def test_a_reset_starts_at_the_first_level_and_is_of_the_training_alone(data: Path, trained: Path, tmp_path) -> None:
-    given = ["--restore-file", trained / "checkpoint_last.pt", "--dsq-reset", "--dsq-levels", "[4,4,4,16] [8,4,4,16]"]
-    given += ["--dsq-rise-at", 1]
-    run("train", data, *MODEL, "--disable-validation", "--max-update", 5, "--save-dir", tmp_path, *given)
-    assert [(it["precision"][0], it["updates"]) for it in levels(tmp_path)] == [
-        (4, 1),
-        (8, 1),
-    ]  # three were before
-    # as fairseq-validate and the Python interface load it: the task has the flags of the training
-    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "checkpoint_last.pt")])
-    assert model.dsq.trained_level == 1
-
-
-def test_average(capsys, data: Path, trained: Path, tmp_path: Path) -> None:
+def test_an_average_is_of_the_weights_and_interactive_translates_with_it(
+    capsys, data: Path, trained: Path, tmp_path: Path
+) -> None:
     inputs = [trained / "checkpoint_1_1.pt", trained / "checkpoint_1_2.pt"]
     states = [torch.load(path, weights_only=True) for path in inputs]
     states[0]["model"]["encoder.layers.0.fc1.weight"] += 1
@@ -146,7 +145,10 @@ def test_average(capsys, data: Path, trained: Path, tmp_path: Path) -> None:
     assert mean.pop("dsq._extra_state") == last.pop("dsq._extra_state")
     torch.testing.assert_close(mean.pop("encoder.layers.0.fc1.weight"), last.pop("encoder.layers.0.fc1.weight") + 0.5)
     assert all(torch.equal(tensor, mean[name]) for name, tensor in last.items())  # --lr 0
-    run("generate", data, "--path", tmp_path / "mean.pt", "--max-len-b", 3, "--beam", 1, "--num-workers", 0)
+    (tmp_path / "text").write_text("hund sieht katze\n")
+    given = ["--path", tmp_path / "mean.pt", "--input", tmp_path / "text", "--beam", 1, "--max-len-b", 3]
+    run("interactive", data, *given, "-s", "de", "-t", "xx", "--cpu")
+    assert "\nH-0\t" in capsys.readouterr().out
 
 
 def test_hydra_train_takes_the_flags_and_eval_lm_the_checkpoint(data: Path, tmp_path: Path, caplog) -> None:
@@ -171,15 +173,6 @@ def test_hydra_train_takes_the_flags_and_eval_lm_the_checkpoint(data: Path, tmp_
     run("eval_lm", tmp_path, *given, "--cpu", "--num-workers", 0, "--no-progress-bar")
     assert any("DSQ goes on from a checkpoint of" in line for line in caplog.messages)
     assert any("Perplexity: " in line for line in caplog.messages)
-
-
-def test_interactive_translates_at_the_level_trained_at(capsys, data: Path, trained: Path, tmp_path, caplog) -> None:
-    caplog.set_level(logging.INFO)
-    (tmp_path / "text").write_text("hund sieht katze\n")
-    given = ["--path", trained / "checkpoint_last.pt", "--input", tmp_path / "text", "--beam", 1, "--max-len-b", 3]
-    run("interactive", data, *given, "-s", "de", "-t", "xx", "--cpu")
-    assert "\nH-0\t" in capsys.readouterr().out
-    assert any("DSQ goes on from a checkpoint of" in line for line in caplog.messages)
 
 
 def test_checkpoint_of_another_architecture(capsys, data: Path, trained: Path) -> None:

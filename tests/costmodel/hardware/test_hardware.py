@@ -130,6 +130,7 @@ def test_a_measured_peak_is_a_kernel(tmp_path):
         ("gb_per_s = 100", "gb_per_s = -1", r"field bandwidth\.gb_per_s must be a number from 1e-30"),
         ('datatype = "narrow"', "", r"field peak\[1\]\.datatype is missing"),
         ("holds = { bfp = 8 }", "holds = 8", r"field peak\[1\]\.holds must be a table"),
+        ("holds = { bfp = 8 }", "holds = { int = 8 }", r"field peak\[1\]\.holds\.int must be"),
         ("holds = { bfp = 8 }", "holds = { bfp = [8, 4, 2] }", r"field peak\[1\]\.holds\.bfp must be"),
         ("tflops = 4", "tflops = 4\nefficiency = 2", r"field peak\[1\]\.efficiency must be above 0 and at most 1"),
         ("tflops = 4", "tflops = 4\nefficiency = 0.5", r"field peak\[1\]\.efficiency_source is missing"),

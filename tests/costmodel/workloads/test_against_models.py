@@ -13,17 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 import dsq
 from dsq.costmodel.model.memory import saved_bytes
 from dsq.costmodel.model.methods import DSQ, FP32, Setup
-from dsq.costmodel.model.traffic import total_stash_bytes, transfers
+from dsq.costmodel.model.traffic import total_stash_bytes
 from dsq.costmodel.workloads import workload_file
-from dsq.costmodel.workloads.shapes import Head, Stack, Transformer
 from dsq.costmodel.workloads.transformer import build
 from dsq.formats import BFP
 from dsq.precision import Precision
 from tests import models
 from tests.costmodel.workloads.models import converting_tied, quantising_attention
-
-STACK = Stack("encoder", 2, 30, heads=5, ffn=44, tables=(("words", 40),))
-ENCODER = Transformer("encoder", Head("classes", 3, bias=True), encoder=STACK, sequences=2, source_length=9)
 
 
 def measured_stash(model, *inputs, **named):
@@ -45,15 +41,6 @@ def traced(model, *inputs):
     with sdpa_kernel(SDPBackend.MATH):
         data = dsq.workload.trace(model, *inputs)
     return workload_file.parse(json.loads(json.dumps(data)), "traced")
-
-
-def test_frozen_layers_before_the_first_that_trains_keep_nothing_and_move_no_gradient():
-    frozen = build(ENCODER).freezing("^encoder")
-    head = [op for op in frozen.operations if not op.name.startswith("encoder.")]
-    x_bytes = ENCODER.sequences * ENCODER.source_length * ENCODER.encoder.d * 4  # a view of all positions
-    assert saved_bytes(frozen, FP32) == x_bytes + saved_bytes(replace(frozen, operations=tuple(head[1:])), FP32)
-    moved = transfers(frozen, FP32)
-    assert {t.phase for t in moved if t.group.names[0].startswith("encoder.")} == {"forward"}
 
 
 def test_torch_transformer_traced():
