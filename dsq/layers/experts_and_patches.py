@@ -61,6 +61,9 @@ class PatchConv2d(Quantised, nn.Conv2d):
     """``nn.Conv2d`` whose windows neither overlap nor leave pixels between, quantised as ``dsq.Linear`` is. Raises
     ValueError for an input of other channels, or smaller than a patch.
 
+    A map of one place, as squeeze-and-excitation makes, stays plain: these few products scale whole maps, whose places
+    then share one rounding error: of the gradient's, a third in MobileNetV3, two fifths in ReXNet (after 20 steps).
+
     Shape suffixes: B batch, C channels, H and W patches down and across, h and w pixels of a patch, N out-channels.
     """
 
@@ -72,6 +75,8 @@ class PatchConv2d(Quantised, nn.Conv2d):
         if x.dim() != 4 or x.shape[1] != self.in_channels or x.shape[2] < h or x.shape[3] < w:
             accepted = f"(B, {self.in_channels}, at least {h}, at least {w}), with or without B"
             raise ValueError(f"input must be {accepted}, got {tuple(input.shape)}")
+        if (h, w) == x.shape[2:] == (1, 1):
+            return super().forward(input)
         rows, columns = x.shape[2] // h, x.shape[3] // w
         x = x[:, :, : rows * h, : columns * w].unflatten(3, (columns, w)).unflatten(2, (rows, h))  # (B, C, H, h, W, w)
         y_BHWN = multiply(self, x.permute(0, 2, 4, 1, 3, 5).flatten(3), self.weight.flatten(1), self.bias)

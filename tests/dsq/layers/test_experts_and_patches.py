@@ -32,6 +32,14 @@ def test_the_result_is_laid_out_as_that_of_the_convolution():
         dsq.unconvert(net)
 
 
+def test_a_map_of_one_place_stays_plain():
+    net, x = nn.Conv2d(32, 24, 1), torch.randn(4, 32, 1, 2)
+    pooled, wider = net(x[..., :1]), net(x)
+    dsq.convert(net)
+    assert torch.equal(net(x[..., :1]), pooled)
+    assert not torch.equal(net(x), wider)
+
+
 @pytest.mark.parametrize(
     "options", [{"stride": 2}, {"stride": 4, "padding": 1}, {"stride": 4, "dilation": 2}, {"stride": 4, "groups": 2}]
 )
