@@ -23,6 +23,7 @@ from dsq.costmodel.model.roofline import evaluate
 from dsq.costmodel.workloads.named import load_workload
 from dsq.formats import FORMATS, Format, Law, register
 from dsq.precision import Precision
+from tests.costmodel.workloads.models import small_gpt2
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = {
@@ -125,9 +126,9 @@ def test_levels_of_a_run_are_weighed_by_where_they_rise(capsys):
 
 
 def test_a_folder_with_a_config_is_a_model(capsys, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    config = small_gpt2(tmp_path)
     _, folder, _ = run(capsys, "plan", str(tmp_path), "--gpus", "2", "--batch-size", "4", "--csv")
-    _, file, _ = run(capsys, "plan", str(tmp_path / "config.json"), "--devices", "2", "--sequences", "4", "--csv")
+    _, file, _ = run(capsys, "plan", config, "--devices", "2", "--sequences", "4", "--csv")
     assert folder == file
 
 
@@ -153,14 +154,13 @@ def test_no_query_imports_torch_or_pandas():
 PAGE = (ROOT / "docs/cost-model.md").read_text()
 QUESTIONS, _ = PAGE.split("On this machine", 1)
 DOCUMENTED = [command for command in re.findall("`dsq-cost (.*?)`", QUESTIONS) if not command.startswith("calibrate")]
-SMALL_GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 1000, "n_positions": 128}
 
 
 @pytest.mark.parametrize("command", DOCUMENTED)
 def test_a_documented_command_answers_within_a_terminals_width(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "analysis").symlink_to(ROOT / "analysis")
-    (tmp_path / "config.json").write_text(json.dumps(SMALL_GPT2 | {"n_embd": 64, "n_layer": 2, "n_head": 4}))
+    small_gpt2(tmp_path)
     assert main(shlex.split(command)) == 0
     answer = capsys.readouterr().out
     assert len(answer.splitlines()) > 3

@@ -18,6 +18,7 @@ from dsq.costmodel.planning.step import sent_inside, sharded_memory, sharded_ste
 from dsq.costmodel.workloads.named import AskedStep, load_shapes, load_workload
 from dsq.costmodel.workloads.shapes import MixtureOfExperts
 from dsq.costmodel.workloads.transformer import Shard, stages
+from tests.costmodel.workloads.models import small_gpt2
 
 H100 = load_hardware("h100")
 OPT = AskedStep("opt_1.3b", tokens=256)
@@ -28,12 +29,8 @@ def rows(plan):
 
 
 def test_a_config_json_that_changed_is_read_again(tmp_path):
-    config, found = tmp_path / "config.json", []
-    for layers in (2, 4):
-        sizes = {"n_layer": layers, "n_embd": 64, "n_head": 4, "vocab_size": 100, "n_positions": 128}
-        config.write_text(json.dumps({"model_type": "gpt2"} | sizes))
-        found.append(costmodel.plan(str(config), "h100").workload.parameters)
-    assert found[1] - found[0] == 2 * (12 * 64 * 64 + 13 * 64)
+    two, four = (costmodel.plan(small_gpt2(tmp_path, n_layer=it), "h100").workload.parameters for it in (2, 4))
+    assert four - two == 2 * (12 * 64 * 64 + 13 * 64)
 
 
 def test_images_are_counted_where_the_input_is_images():
@@ -182,10 +179,8 @@ METHOD_FIELDS = {"method", *", ".join(re.findall(r"^\| (\w.*?) \|", TABLE, re.MU
 
 
 def test_json_has_the_documented_fields_and_is_what_python_gives(capsys, tmp_path):
-    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1000, "n_positions": 128}
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config))
-    command = ["plan", "--workload", str(path), "--hardware", "a100-40gb", "--devices", "8", "--zero", "3"]
+    path = small_gpt2(tmp_path)
+    command = ["plan", "--workload", path, "--hardware", "a100-40gb", "--devices", "8", "--zero", "3"]
     assert main([*command, "--sequences", "4", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert set(said) == FIELDS
@@ -195,7 +190,7 @@ def test_json_has_the_documented_fields_and_is_what_python_gives(capsys, tmp_pat
         assert set(record) == METHOD_FIELDS
         assert record["tokens/s"] == pytest.approx(8 * said["tokens"] / record["step_ms"] * 1e3)
         assert record["step_ms_low"] <= record["step_ms"] <= record["step_ms_high"]
-    assert said == costmodel.plan(str(path), "a100-40gb", devices=8, zero=3, sequences=4).as_dict()
+    assert said == costmodel.plan(path, "a100-40gb", devices=8, zero=3, sequences=4).as_dict()
 
 
 def test_only_what_trainings_support_is_advised():

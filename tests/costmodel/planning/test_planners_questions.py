@@ -16,6 +16,7 @@ from dsq.costmodel.model.methods import AUTOCAST, BF16, FP32, POLICIES, Method
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
 from dsq.costmodel.planning.step import communication_bytes, packing_seconds, sending_seconds, step_time
 from dsq.costmodel.workloads.named import load_workload
+from tests.costmodel.workloads.models import small_gpt2
 
 H100, ROBERTA = load_hardware("h100"), load_workload("roberta_base_mnli")
 #: parameters as published: Llama-2-13B, Mistral-7B, GPT-2 XL
@@ -151,10 +152,7 @@ def test_a_traced_step_keeps_its_tokens(capsys, tmp_path):
 
 
 def test_a_small_model_takes_megabytes(tmp_path):
-    path = tmp_path / "config.json"
-    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 99, "n_positions": 99}
-    path.write_text(json.dumps({"model_type": "gpt2"} | sizes))
-    plan = costmodel.plan(str(path), "t4", tokens=64, fit=99e6)
+    plan = costmodel.plan(small_gpt2(tmp_path), "t4", tokens=64, fit=99e6)
     assert re.search(r"fits in the 99\.0 MB of one .* takes \d\.\d MB", plan.answer)
 
 

@@ -1,6 +1,9 @@
 """Changes of workloads that the cost model's users make otherwise: by conversion, or by a file."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from dsq.costmodel.model.operations import Gemm, Operation, Pointwise, Workload
 
@@ -31,3 +34,11 @@ def converting_tied(workload: Workload) -> Workload:
     """The workload of a model of ``dsq.convert(tied=True)``: its tied output projection is converted too."""
     changed = (replace(op, quantised=True) if isinstance(op, Gemm) and op.tied else op for op in workload.operations)
     return replace(workload, operations=tuple(changed))
+
+
+def small_gpt2(folder: Path, **fields: Any) -> str:
+    """The path of a config.json in ``folder``, of a GPT-2 of 2 layers, 64 wide, with these fields besides."""
+    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1000, "n_positions": 128}
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]} | sizes | fields))
+    return str(path)

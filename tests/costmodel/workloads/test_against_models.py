@@ -13,8 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 import dsq
 from dsq.costmodel.model.memory import saved_bytes
 from dsq.costmodel.model.methods import DSQ, FP32, Setup
-from dsq.costmodel.model.traffic import total_stash_bytes
+from dsq.costmodel.model.traffic import total_stash_bytes, transfers
 from dsq.costmodel.workloads import workload_file
+from dsq.costmodel.workloads.shapes import Head, Stack, Transformer
 from dsq.costmodel.workloads.transformer import build
 from dsq.formats import BFP
 from dsq.precision import Precision
@@ -41,6 +42,17 @@ def traced(model, *inputs):
     with sdpa_kernel(SDPBackend.MATH):
         data = dsq.workload.trace(model, *inputs)
     return workload_file.parse(json.loads(json.dumps(data)), "traced")
+
+
+def test_frozen_layers_before_the_first_that_trains_keep_nothing_and_move_no_gradient():
+    stack = Stack("encoder", 2, 30, heads=5, ffn=44, tables=(("words", 40),))
+    whole = build(Transformer("one", Head("classes", 3, bias=True), encoder=stack, sequences=2, source_length=9))
+    frozen = whole.freezing("^encoder")
+    head = [op for op in frozen.operations if not op.name.startswith("encoder.")]
+    x_bytes = 2 * 9 * 30 * 4  # a view of all positions
+    assert saved_bytes(frozen, FP32) == x_bytes + saved_bytes(replace(frozen, operations=tuple(head[1:])), FP32)
+    moved = transfers(frozen, FP32)
+    assert {t.phase for t in moved if t.group.names[0].startswith("encoder.")} == {"forward"}
 
 
 def test_torch_transformer_traced():
