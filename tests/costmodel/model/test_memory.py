@@ -42,6 +42,26 @@ def test_tied_gradients_are_there_three_times():
     assert peak_memory(workload, Method("", FP32)).peak == memory.peak - 1000 * 64 * 4  # one of them stays
 
 
+def test_attention_with_dropout_is_written_out_on_a_cpu_unless_a_policy_runs_it():
+    """A layer of 2 heads on 32 sequences of 8 tokens, 16 wide, in 16 bits: PyTorch keeps q, k, v, the weights, what is
+    left of them and the mask, in fp32; a GPU's kernel q, k, v, its result and logarithms; a policy q, k, v in 6.5 bits,
+    and for a while a byte a score."""
+    stack = Stack("encoder", 1, 16, 2, 32, norms=0, attention_dropout=True, heads_copied=True)
+    workload = build(Transformer("dropping", Head("none"), encoder=stack, sequences=32, source_length=8))
+    scores, values = 32 * 2 * 8 * 8, 32 * 8 * 16
+
+    def attention(workload, policy=None):
+        entries = [entry for entry in entries_of(workload, BF16, policy) if entry.op.cls == "attention"]
+        return sum(sum(entry.kept) for entry in entries), entries[-1].alike.temporary
+
+    cpu, gpu = workload.on_cpu().fusing_attention(cpu=True), workload.fusing_attention()
+    assert attention(cpu)[0] == 4 * (3 * values + 3 * scores)
+    assert attention(gpu)[0] == 2 * 4 * values + 4 * 32 * 8 * 2
+    kept, temporary = attention(cpu, POLICIES["bfp 4"])
+    assert (kept, temporary - scores) == attention(gpu, POLICIES["bfp 4"])
+    assert kept == 3 * values * 6.5 / 8
+
+
 @pytest.mark.parametrize("name", [name for name in HELD if name != "fairseq"])  # the peaks of fairseq are far off
 def test_prediction_against_what_malloc_counted(name):
     """The record of running models (running.py): bytes held after the forward, and at the peak."""
