@@ -5,6 +5,9 @@ analysis/results/published_runs.csv: 108 trainings of MPT (table "mpt": mosaicml
 42c1cfa6) fitted four constants of the hardware files to half of MPT's trainings. `analysis.published judge` (commit
 2388cf1f) wrote published.csv and published.png beside the table.
 
+Of both tables those are predicted that have a "profile", dsq-cost's name of the device: data parallel, whole models.
+Their "loss" is what the loss keeps of the logits: fp32; 16 bits and their gradient in their place; or only a chunk.
+
 58 more (table "commands") were written down on 2026-11-28, before dsq-cost was asked for any: each with the options of
 `dsq-cost plan` (column "layout") and the method (column "precision") that describe it. Nothing was fitted to them;
 --lora-dropout was added afterwards, as litgpt's configs have it.
@@ -59,22 +62,9 @@ def halves() -> tuple[list[CsvRow], list[CsvRow]]:
     return next(parts), next(parts)
 
 
-#: start of the name of a device that dsq-cost does not know by it -> its profile
-DEVICES = {
-    "8xA100": "a100-40gb",
-    "h100_80gb": "h100",
-    "H100-80": "h100",
-    "H100 96GB": "h100-96gb",
-    "Blackwell": "b200",
-}
 #: sizes of GPT-2 as nanoGPT trains it; MPT's stand in the table
 GPT2 = {"n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50304}
 MPT_WORDS = 50368
-#: models of the table "others" that are predicted: data parallel, whole models
-OTHERS = re.compile(r"^(MPT-|Llama3.*8B( |$)|Llama2-|Llama3-70B$|Qwen3-8B$|GPT-2 )")
-#: start of a row's source -> what its loss keeps of the logits: 16 bits and their gradient in their place, or nothing
-#: but a chunk. The others' losses are in fp32
-LOSSES = {"mosaicml": "16 bits", "llm-foundry": "16 bits", "torchtitan components": "chunked", "torchtune": "chunked"}
 #: a source whose RMS norms are one kernel, which keeps its x alone (norm_type "fused_rmsnorm" in its configs of 2024)
 FUSED_NORMS = "torchtitan docs/performance.md"
 
@@ -97,11 +87,10 @@ class PublishedRun:
     @property
     def peak(self) -> float:
         """Bytes of one device."""
-        loss = next((found for source, found in LOSSES.items() if self.row["source"].startswith(source)), "fp32")
-        if loss == "fp32":
+        if self.row["loss"] == "fp32":
             return peak_memory(self.workload, self.method).peak
         memory = peak_memory(self.workload.chunking_loss(), self.method)
-        if loss == "chunked":
+        if self.row["loss"] == "chunked":
             return memory.peak
         head = next(op for op in self.workload.gemms if op.name == "output_projection")
         at = memory.operations.index(head.name)  # the logits are there from its forward to its backward
@@ -115,8 +104,7 @@ def runs() -> list[PublishedRun]:
     sizes = {row["model"].lower(): row for row in fitted + judging}
     found = [_run(row, "fitted" if row in fitted else "judging") for row in fitted + judging]
     for row in included():
-        whole = not re.search(r"TP|PP", row["layout"]) and row["micro_batch"] and row["sequence"].isdigit()
-        if row["table"] == "others" and OTHERS.search(row["model"]) and whole:
+        if row["table"] == "others" and row["profile"]:
             known = sizes.get(row["model"].lower(), {})
             sized = {name: known[name] for name in ("d_model", "heads", "layers") if known}
             found.append(_run(row | sized, "others"))
@@ -138,13 +126,11 @@ def _run(row: CsvRow, half: str) -> PublishedRun:
         method = replace(method, optimiser="adam-8bit-16bit", in_backward=True, offload=True)
     if "QLoRA" in row["model"]:
         method = replace(method, base_bits=NF4_BITS)
-    found = (name for start, name in DEVICES.items() if row["hardware"].startswith(start))
-    hardware = next(found, row["hardware"])
     workload = build(model).fusing_attention()
     workload = workload.adapting(8, ADAPTED) if "LoRA" in row["model"] else workload
     if row["source"].startswith(FUSED_NORMS):
         workload = replace(workload, operations=tuple(map(_fused_norm, workload.operations)))
-    return PublishedRun(row, half, workload, method, hardware, _tokens_per_second(row))
+    return PublishedRun(row, half, workload, method, row["profile"], _tokens_per_second(row))
 
 
 def _gpt2(row: CsvRow, length: int) -> Transformer:

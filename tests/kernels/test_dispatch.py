@@ -33,13 +33,6 @@ def test_opcheck(fmt, dim, seed):
     torch.library.opcheck(ops.unpack, (codes, scales, text, [20, 33], dim, torch.float32))
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_under_vmap_boxes_stay_within_a_sample():
-    x = torch.randn(3, 24, 8)
-    y = torch.vmap(lambda sample: dispatch.quantize(sample, FORMAT, 0))(x)
-    assert torch.equal(y, torch.stack([dispatch.quantize(sample, FORMAT, 0) for sample in x]))
-
-
 @pytest.mark.parametrize("shape", [(), (1,), (0, 16), (16, 0), (2, 3, 5)])
 def test_the_direct_way_gives_what_the_operator_gives(shape):
     x = torch.randn(shape)
