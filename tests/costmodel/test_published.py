@@ -1,12 +1,12 @@
 """Trainings that others published, as the cost model describes them.
 
 analysis/results/published_runs.csv: 108 trainings of MPT (table "mpt": mosaicml/llm-foundry) and 55 of others (table
-"others", second-hand). The rule of exclusion and the seed below were committed before `analysis.published fit` (commit
-42c1cfa6) fitted four constants of the hardware files to half of MPT's trainings. `analysis.published judge` (commit
-2388cf1f) wrote published.csv and published.png beside the table.
-
-Of both tables those are predicted that have a "profile", dsq-cost's name of the device: data parallel, whole models.
-Their "loss" is what the loss keeps of the logits: fp32; 16 bits and their gradient in their place; or only a chunk.
+"others", second-hand). Those are predicted that have a "profile", dsq-cost's name of the device: data parallel, whole
+models; no context parallelism, interleaved stages, 8-bit or 4-bit floats, which dsq-cost does not describe. Their
+"loss" is what the loss keeps of the logits: fp32; 16 bits and their gradient in their place; or only a chunk. The rule of
+exclusion and the seed that drew each "half" of MPT's were committed before `analysis.published fit` (commit 42c1cfa6)
+fitted four constants of the hardware files to the one half. `analysis.published judge` (commit 2388cf1f) wrote
+published.csv and published.png beside the table.
 
 58 more (table "commands") were written down on 2026-11-28, before dsq-cost was asked for any: each with the options of
 `dsq-cost plan` (column "layout") and the method (column "precision") that describe it. Nothing was fitted to them;
@@ -15,7 +15,6 @@ Their "loss" is what the loss keeps of the logits: fp32; 16 bits and their gradi
 
 import csv
 import json
-import random
 import re
 from dataclasses import dataclass, replace
 from functools import cache
@@ -40,26 +39,13 @@ from dsq.costmodel.workloads.shapes import Transformer
 from dsq.costmodel.workloads.transformer import build
 
 RUNS = ROOT / "analysis/results/published_runs.csv"
-#: draws the halves of the table "mpt": one is fitted, the other judges
-SEED = 20261125
-#: left out, because dsq-cost does not describe it: context parallelism, interleaved stages, 8-bit and 4-bit floats
-EXCLUDED = re.compile(r"\bCP ?([2-9]|\d\d)|interleav|\bVP\d|fp8|fp4", re.IGNORECASE)
-
 CsvRow = dict[str, str]
 
 
-def included() -> list[CsvRow]:
-    """Rows of the table of published trainings that the rule of exclusion leaves, in the table's order."""
+def published() -> list[CsvRow]:
+    """Rows of the table of published trainings."""
     with RUNS.open(newline="", encoding="utf-8") as lines:
-        return [row for row in csv.DictReader(lines) if not EXCLUDED.search(f"{row['layout']} {row['precision']}")]
-
-
-def halves() -> tuple[list[CsvRow], list[CsvRow]]:
-    """The rows of MPT that are fitted, and those that judge, each in the table's order."""
-    rows = [row for row in included() if row["table"] == "mpt"]
-    fitted = set(random.Random(SEED).sample(range(len(rows)), len(rows) // 2))
-    parts = ([row for at, row in enumerate(rows) if (at in fitted) == half] for half in (True, False))
-    return next(parts), next(parts)
+        return list(csv.DictReader(lines))
 
 
 #: sizes of GPT-2 as nanoGPT trains it; MPT's stand in the table
@@ -74,10 +60,8 @@ class PublishedRun:
     """One published training: what each device computes, how, on what, and the tokens a second of one device."""
 
     row: CsvRow
-    half: str  #: "fitted", "judging" or "others"
     workload: Workload
     method: Method
-    hardware: str
     published: float
 
     def predicted(self, hardware: Hardware) -> float:
@@ -99,19 +83,17 @@ class PublishedRun:
 
 
 def runs() -> list[PublishedRun]:
-    """Every published training that is predicted."""
-    fitted, judging = halves()
-    sizes = {row["model"].lower(): row for row in fitted + judging}
-    found = [_run(row, "fitted" if row in fitted else "judging") for row in fitted + judging]
-    for row in included():
-        if row["table"] == "others" and row["profile"]:
-            known = sizes.get(row["model"].lower(), {})
-            sized = {name: known[name] for name in ("d_model", "heads", "layers") if known}
-            found.append(_run(row | sized, "others"))
+    """Every published training that is predicted; a model of the table "others" may have its sizes in "mpt"."""
+    rows = published()
+    sizes = {row["model"].lower(): row for row in rows if row["table"] == "mpt"}
+    found = []
+    for row in (row for row in rows if row["profile"]):
+        known = sizes.get(row["model"].lower(), row)
+        found.append(_run(row | {name: known[name] for name in ("d_model", "heads", "layers")}))
     return found
 
 
-def _run(row: CsvRow, half: str) -> PublishedRun:
+def _run(row: CsvRow) -> PublishedRun:
     """LoRA has rank 8 in every linear layer, as torchtune's recipe."""
     length, batch, devices = (int(row[name]) for name in ("sequence", "micro_batch", "devices"))
     like_gpt2 = row["model"].lower().startswith(("mpt", "gpt-2"))
@@ -130,7 +112,7 @@ def _run(row: CsvRow, half: str) -> PublishedRun:
     workload = workload.adapting(8, ADAPTED) if "LoRA" in row["model"] else workload
     if row["source"].startswith(FUSED_NORMS):
         workload = replace(workload, operations=tuple(map(_fused_norm, workload.operations)))
-    return PublishedRun(row, half, workload, method, row["profile"], _tokens_per_second(row))
+    return PublishedRun(row, workload, method, _tokens_per_second(row))
 
 
 def _gpt2(row: CsvRow, length: int) -> Transformer:
@@ -159,9 +141,9 @@ profile = cache(load_hardware)
 
 def judged(run: PublishedRun) -> dict[str, Any]:
     """Predicted throughput over published, whether the training is told to fit, and predicted memory over published."""
-    hardware, memory = profile(run.hardware), run.peak
+    hardware, memory = profile(run.row["profile"]), run.peak
     known = float(run.row["memory"] or 0) * 2**30  # bytes that the allocator reserved; 0: not published
-    found = {"half": run.half, "ratio": run.predicted(hardware) / run.published}
+    found = {"half": run.row["half"], "ratio": run.predicted(hardware) / run.published}
     return found | {"fits": memory <= hardware.memory_bytes, "of_peak": memory / known if known else None}
 
 
@@ -240,7 +222,7 @@ def commanded(row: CsvRow, folder: Path) -> dict[str, Any]:
 
 def test_what_the_command_line_says_is_near_what_was_published(tmp_path):
     """Memory: the least is QLoRA where bitsandbytes kept the inputs of each layer (0.41), and reserved blocks."""
-    found = [commanded(row, tmp_path) for row in included() if row["table"] == "commands"]
+    found = [commanded(row, tmp_path) for row in published() if row["table"] == "commands"]
     assert all(record["fits"] for record in found)
     for name, at_most, least, most in (("ratio", 0.15, 0.7, 1.7), ("of_peak", 0.08, 0.7, 1.15)):
         ratios = [record[name] for record in found if record[name]]
