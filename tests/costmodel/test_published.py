@@ -3,10 +3,10 @@
 analysis/results/published_runs.csv: 108 trainings of MPT (table "mpt": mosaicml/llm-foundry) and 55 of others (table
 "others", second-hand). Those are predicted that have a "profile", dsq-cost's name of the device: data parallel, whole
 models; no context parallelism, interleaved stages, 8-bit or 4-bit floats, which dsq-cost does not describe. Their
-"loss" is what the loss keeps of the logits: fp32; 16 bits and their gradient in their place; or only a chunk. The rule of
-exclusion and the seed that drew each "half" of MPT's were committed before `analysis.published fit` (commit 42c1cfa6)
-fitted four constants of the hardware files to the one half. `analysis.published judge` (commit 2388cf1f) wrote
-published.csv and published.png beside the table.
+"loss" is what the loss keeps of the logits: fp32; 16 bits and their gradient in their place; or only a chunk. The rule
+of exclusion and the seed that drew each "half" of MPT's were committed before `analysis.published fit` (commit
+42c1cfa6) fitted four constants of the hardware files to the one half. `analysis.published judge` (commit 2388cf1f)
+wrote published.csv and published.png beside the table.
 
 58 more (table "commands") were written down on 2026-11-28, before dsq-cost was asked for any: each with the options of
 `dsq-cost plan` (column "layout") and the method (column "precision") that describe it. Nothing was fitted to them;

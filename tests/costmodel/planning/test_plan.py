@@ -60,6 +60,7 @@ def test_what_does_not_fit_is_told_the_least_change():
         ("mistral-7b", "l4", {}, "helps: --optimiser adam-8bit-16bit --offload --in-backward"),  # before adapters
         ("llama-3-8b", "rtx-4090", {"optimiser": "adafactor"}, "helps: --lora 16"),  # before more devices
         ("llama-3-70b", "rtx-4090", {"in_backward": True}, "no change"),  # ZeRO 3 is refused beside it
+        ("gpt2", "t4", {}, "helps: --sequences 11 with bf16 ("),  # a larger batch before another method
         ("llama-3-8b", "rtx-4090", {"lora": 16, "tokens": 2048}, "helps: --chunked-loss --sequences "),  # which fits
     ],
 )

@@ -12,7 +12,7 @@ from dsq import costmodel
 from dsq.costmodel.cli.commands.step import parse_bytes, plan
 from dsq.costmodel.cli.main import main, parser
 from dsq.costmodel.hardware.hardware import Pass, load_hardware
-from dsq.costmodel.model.methods import AUTOCAST, BF16, FP32, POLICIES, Method
+from dsq.costmodel.model.methods import AUTOCAST, BF16, FP32, POLICIES, USUAL, Method
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
 from dsq.costmodel.planning.step import communication_bytes, packing_seconds, sending_seconds, step_time
 from dsq.costmodel.workloads.named import load_workload
@@ -24,7 +24,8 @@ LLAMA_13, MISTRAL, XL = 13_015_864_320, 7_248_023_552, 1_557_611_200
 
 
 def row(method, *asked, **options):
-    return {row.method.name: row for row in costmodel.plan(*asked, **options).rows}[method]
+    alone = tuple(each for each in USUAL if each.name == method)  # costed in a part of the time of all
+    return {row.method.name: row for row in costmodel.plan(*asked, methods=alone, **options).rows}[method]
 
 
 # ---- what lies in memory at the update: weights, gradients, Adam's moments, a working copy
@@ -46,9 +47,13 @@ def test_what_eight_devices_share_under_zero(zero, method, bytes_):
     assert memory.totals[-1] == pytest.approx(bytes_ * XL)
 
 
-def test_eight_tensor_parallel_devices_have_an_eighth_each_and_whole_norms():
-    memory = row("bf16", "llama-2-13b", "h100", tokens=512, tensor=8).memory
-    assert memory.totals[-1] == pytest.approx(18 * (LLAMA_13 + 7 * 81 * 5120) / 8)
+def test_eight_tensor_parallel_devices_have_an_eighth_each_and_whole_norms_and_sum_two_results_a_layer_and_pass():
+    """7/8 of 512 x 5,120 values of 2 bytes, twice each, forward and backward, in 40 layers."""
+    found = row("bf16", "llama-2-13b", "h100", tokens=512, tensor=8)
+    assert found.memory.totals[-1] == pytest.approx(18 * (LLAMA_13 + 7 * 81 * 5120) / 8)
+    sent = 40 * 2 * 2 * 2 * 7 / 8 * 512 * 5120 * 2
+    assert found.sent == pytest.approx(sent)
+    assert found.step.communication == pytest.approx(sent / H100.link)
 
 
 def test_lora_and_qlora_of_mistral_7b():
@@ -86,14 +91,6 @@ def test_a_context_of_128k_of_llama_3_1_8b():
 # ---- what is sent
 
 
-def test_tensor_parallel_devices_sum_two_results_a_layer_and_pass():
-    """7/8 of 512 x 5,120 values of 2 bytes, twice each, forward and backward, in 40 layers."""
-    said = row("bf16", "llama-2-13b", "h100", tokens=512, tensor=8).record()
-    sent = 40 * 2 * 2 * 2 * 7 / 8 * 512 * 5120 * 2
-    assert said["communication_GB"] == pytest.approx(sent / 1e9)
-    assert said["communication_ms"] == pytest.approx(sent / H100.link * 1e3)
-
-
 def test_rings_of_tensor_parallel_devices_share_the_network_between_nodes():
     """Four replicas of a node each: eight rings, an eighth of the gradients in each, at an eighth of the network."""
     alone, four = (row("bf16", "llama-2-13b", "h100", tokens=512, tensor=8, devices=devices).step for devices in (1, 4))
@@ -122,10 +119,6 @@ def test_the_largest_batch_of_a_pipeline_whose_fullest_stage_changes_with_it():
     largest = row("bf16", "bert-base", "h100", **options).largest_batch
     peaks = [row("bf16", "bert-base", "h100", sequences=largest + more, **options).memory.peak for more in (0, 1)]
     assert peaks[0] <= 8e9 < peaks[1]
-
-
-def test_a_larger_batch_is_advised_before_another_method():
-    assert re.search(r"--sequences \d+ with bf16 \(", costmodel.plan("gpt2", "t4").advice)
 
 
 @pytest.mark.parametrize("text", ["24gib", "24 GiB", "24.0GIB"])
