@@ -2,8 +2,6 @@
 
 import itertools
 import re
-import shutil
-import subprocess
 
 import pytest
 
@@ -55,19 +53,11 @@ def test_nothing_beats_a_method_of_the_front_in_both_time_and_memory():
         assert ahead if row not in kept else ahead == [row]
 
 
-def test_a_plans_page_opens_by_itself_in_a_browser(capsys, tmp_path):
-    """Its scripts run without a network: both pictures are drawn, and the menu names the methods."""
+def test_a_plans_page_loads_nothing_and_names_every_method(tmp_path):
     pytest.importorskip("plotly")
     path = tmp_path / "plan.html"
     assert main(["plan", "gpt2", "--html", str(path)]) == 0
-    assert 'src="http' not in path.read_text()
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if not browser:
-        pytest.skip("no Chromium")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000", "--dump-dom"]
-    home = f"--user-data-dir={tmp_path / 'profile'}"
-    said = subprocess.run([browser, *options, home, path.as_uri()], capture_output=True, text=True, timeout=120)
-    drawn = said.stdout[said.stdout.rindex("<svg") - 10**6 :]
-    assert "cartesianlayer" in drawn
-    assert "gpt2: better down and left" in drawn
-    assert "bf16, selective recompute" in said.stdout
+    page = path.read_text()
+    assert 'src="http' not in page
+    assert "gpt2: better down and left" in page
+    assert all(method.name in page for method in USUAL)
