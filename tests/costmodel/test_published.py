@@ -16,8 +16,7 @@ wrote published.csv and published.png beside the table.
 import csv
 import json
 import re
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,7 +26,7 @@ import pytest
 from analysis import ROOT
 from dsq import costmodel
 from dsq.costmodel.cli.main import parser
-from dsq.costmodel.hardware.hardware import Hardware, load_hardware
+from dsq.costmodel.hardware.hardware import load_hardware
 from dsq.costmodel.model.memory import peak_memory
 from dsq.costmodel.model.methods import BF16, USUAL, Method
 from dsq.costmodel.model.operations import Operation, Pointwise, Workload
@@ -55,46 +54,8 @@ MPT_WORDS = 50368
 FUSED_NORMS = "torchtitan docs/performance.md"
 
 
-@dataclass(frozen=True)
-class PublishedRun:
-    """One published training: what each device computes, how, on what, and the tokens a second of one device."""
-
-    row: CsvRow
-    workload: Workload
-    method: Method
-    published: float
-
-    def predicted(self, hardware: Hardware) -> float:
-        """Tokens a second of one device."""
-        return self.workload.tokens / step_time(self.workload, self.method, hardware).seconds
-
-    @property
-    def peak(self) -> float:
-        """Bytes of one device."""
-        if self.row["loss"] == "fp32":
-            return peak_memory(self.workload, self.method).peak
-        memory = peak_memory(self.workload.chunking_loss(), self.method)
-        if self.row["loss"] == "chunked":
-            return memory.peak
-        head = next(op for op in self.workload.gemms if op.name == "output_projection")
-        at = memory.operations.index(head.name)  # the logits are there from its forward to its backward
-        there = memory.totals[at : 2 * len(memory.operations) - at].max() + 2 * head.M * head.N
-        return max(memory.peak, float(there))
-
-
-def runs() -> list[PublishedRun]:
-    """Every published training that is predicted; a model of the table "others" may have its sizes in "mpt"."""
-    rows = published()
-    sizes = {row["model"].lower(): row for row in rows if row["table"] == "mpt"}
-    found = []
-    for row in (row for row in rows if row["profile"]):
-        known = sizes.get(row["model"].lower(), row)
-        found.append(_run(row | {name: known[name] for name in ("d_model", "heads", "layers")}))
-    return found
-
-
-def _run(row: CsvRow) -> PublishedRun:
-    """LoRA has rank 8 in every linear layer, as torchtune's recipe."""
+def described(row: CsvRow) -> tuple[Workload, Method]:
+    """What each device computes, and how. LoRA has rank 8 in every linear layer, as torchtune's recipe."""
     length, batch, devices = (int(row[name]) for name in ("sequence", "micro_batch", "devices"))
     like_gpt2 = row["model"].lower().startswith(("mpt", "gpt-2"))
     shapes = _gpt2(row, length) if like_gpt2 else load_shapes(row["model"].split()[0])
@@ -112,7 +73,7 @@ def _run(row: CsvRow) -> PublishedRun:
     workload = workload.adapting(8, ADAPTED) if "LoRA" in row["model"] else workload
     if row["source"].startswith(FUSED_NORMS):
         workload = replace(workload, operations=tuple(map(_fused_norm, workload.operations)))
-    return PublishedRun(row, workload, method, _tokens_per_second(row))
+    return workload, method
 
 
 def _gpt2(row: CsvRow, length: int) -> Transformer:
@@ -136,25 +97,31 @@ def _tokens_per_second(row: CsvRow) -> float:
     return float(row["accumulation"]) * int(row["micro_batch"]) * int(row["sequence"]) / float(row["step_s"])
 
 
-profile = cache(load_hardware)
+def peak(row: CsvRow, workload: Workload, method: Method) -> float:
+    """Bytes of one device."""
+    if row["loss"] == "fp32":
+        return peak_memory(workload, method).peak
+    memory = peak_memory(workload.chunking_loss(), method)
+    if row["loss"] == "chunked":
+        return memory.peak
+    head = next(op for op in workload.gemms if op.name == "output_projection")
+    at = memory.operations.index(head.name)  # the logits are there from its forward to its backward
+    there = memory.totals[at : 2 * len(memory.operations) - at].max() + 2 * head.M * head.N
+    return max(memory.peak, float(there))
 
 
-def judged(run: PublishedRun) -> dict[str, Any]:
+def judged(row: CsvRow) -> dict[str, Any]:
     """Predicted throughput over published, whether the training is told to fit, and predicted memory over published."""
-    hardware, memory = profile(run.row["profile"]), run.peak
-    known = float(run.row["memory"] or 0) * 2**30  # bytes that the allocator reserved; 0: not published
-    found = {"half": run.row["half"], "ratio": run.predicted(hardware) / run.published}
-    return found | {"fits": memory <= hardware.memory_bytes, "of_peak": memory / known if known else None}
-
-
-@pytest.fixture(scope="module")
-def records():
-    return [judged(run) for run in runs()]
+    (workload, method), hardware = described(row), load_hardware(row["profile"])
+    predicted, memory = workload.tokens / step_time(workload, method, hardware).seconds, peak(row, workload, method)
+    known = float(row["memory"] or 0) * 2**30  # bytes that the allocator reserved; 0: not published
+    found = {"ratio": predicted / _tokens_per_second(row), "fits": memory <= hardware.memory_bytes}
+    return found | {"of_peak": memory / known if known else None}
 
 
 @pytest.mark.parametrize("half", ["judging", "others", "fitted"])
-def test_predicted_throughput_is_near_what_was_published(records, half):
-    mine = [record for record in records if record["half"] == half]
+def test_predicted_throughput_is_near_what_was_published(half):
+    mine = [judged(row) for row in published() if row["half"] == half]
     ratios = [record["ratio"] for record in mine]
     off = [abs(ratio - 1) for ratio in ratios]
     assert median(off) <= 0.10
