@@ -1,6 +1,7 @@
 import dataclasses
 
 import pytest
+import torch
 
 import dsq
 from dsq.formats import SignedNVInt
@@ -10,13 +11,12 @@ def test_parse_and_print():
     assert dsq.Precision.parse(" [16, 4,4,16] ") == dsq.Precision(16, 4, 4, 16)
     assert str(dsq.Precision(2, 2, 2, 16)) == "[2,2,2,16]"
     assert tuple(dsq.Precision.parse("16,4,4,16")) == (16, 4, 4, 16)
-    assert dsq.parse_levels("[2,2,2,16], [16,4,4,16]") == (dsq.Precision(2, 2, 2, 16), dsq.Precision(16, 4, 4, 16))
 
 
 @pytest.mark.parametrize(
     "levels",
     [
-        "[2,2,2,16] [16,4,4,16]",
+        "[2,2,2,16], [16,4,4,16]",
         ["[2,2,2,16]", "16,4,4,16"],
         [[2, 2, 2, 16], (16, 4, 4, 16)],
         [dsq.Precision(2, 2, 2, 16), "[16,4,4,16]"],
@@ -44,7 +44,7 @@ def test_a_low_q3_of_fixed_point_is_allowed_with_one_warning(recwarn):
     assert not recwarn.list
 
 
-def test_quantizers_of_a_level():
+def test_quantizers_of_a_level_and_by_default_snvint_alone_where_bfp_is_not_as_good():
     levels = "[4,4,4,16] [16,4,4,16]"
     config = dsq.DSQConfig(levels=levels, format="fixed", fraction_bits=4, rounding="stochastic", units="float32")
     q = config.at(1)
@@ -52,12 +52,17 @@ def test_quantizers_of_a_level():
     assert q.q1 == dsq.FixedPoint(4, 4)
     assert (q.rounding, q.units) == ("stochastic", "float32")
     assert dsq.DSQConfig(levels="[8,8,8,16]", box=32).at(0).q0 == dsq.BFP(8, box=32)
-
-
-def test_the_default_format_is_snvint_and_bfp_where_that_is_as_good():
     q = dsq.DSQConfig().at(0)
     assert dsq.DSQConfig().format == "snvint"
     assert (q.q0, q.q1, q.q2, q.q3) == (dsq.BFP(8), SignedNVInt(4), dsq.BFP(8), dsq.BFP(8))
+
+
+def test_wide_formats_keep_the_tensor():
+    x = torch.randn(3, 5)
+    for fmt in (dsq.BFP(17), dsq.BFP(32), dsq.FixedPoint(32), dsq.Identity()):
+        assert torch.equal(dsq.quantize(x, fmt), x)
+        assert dsq.pack(x, fmt).codes.data_ptr() == x.data_ptr()
+        assert dsq.pack(x, fmt).nbytes == x.nbytes
 
 
 @pytest.mark.filterwarnings("error")

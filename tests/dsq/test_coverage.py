@@ -38,12 +38,6 @@ def test_a_report_of_a_plain_model_says_that_nothing_was_converted():
     assert "left: self_attn to linear2, 4 modules: excluded, an adapter" in text
 
 
-def test_a_report_has_a_line_for_a_reason_however_many_modules_it_has():
-    net = dsq.convert(nn.Sequential(*(nn.Linear(32, 32) for _ in range(6))), dsq.DSQConfig(exclude=r"[0-4]"))
-    lines = [line for line in str(dsq.report(net, torch.randn(16, 32))).splitlines() if "excluded" in line]
-    assert [line.split(": excluded")[0] for line in lines] == ["  left: 0 to 4, 5 modules"]
-
-
 def test_a_report_counts_quantised_products_names_the_rest_and_changes_nothing():
     net = dsq.convert(Odd(), dsq.DSQConfig(levels="[4,4,4,16]", exclude="head"))
     net.called.weight.grad = gradient = torch.ones(64, 64)
@@ -101,13 +95,6 @@ def test_a_batch_of_the_forwards_names_is_given_as_keywords():
     assert (left.name, left.why.split(",")[0]) == ("lstm", "its products are inside of one operation of PyTorch's")
     with pytest.raises(AttributeError, match="dict"):  # of another key: it is the first argument, as it stands
         dsq.report(net, {"x": batch["values"]})
-
-
-def test_a_model_that_needs_no_gradient_has_no_backward_and_no_stash():
-    net = nn.Sequential(nn.Linear(16, 16)).requires_grad_(False)
-    found = dsq.report(net, torch.randn(4, 16))
-    assert (found.forward.share, found.backward, found.stash_bytes, found.layers) == (0.0, None, None, 0)
-    assert "0.0%" in str(found)
 
 
 def test_seconds_are_of_the_model_as_it_is_and_as_it_was(monkeypatch):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
-from torch.nn import functional as F
 
 import dsq
 from dsq.functional import linear
@@ -27,26 +26,9 @@ def quantizers(precision, format="bfp", **options):
     return dsq.DSQConfig(levels=(dsq.Precision.parse(precision),), format=format, **options).at(0)
 
 
-def test_a_precision_alone_is_of_the_default_format():
-    assert dsq.Quantizers.of("[4,4,4,16]") == dsq.DSQConfig(levels="[4,4,4,16]").at(0)
-    assert dsq.Quantizers.of("[4,4,4,16]") != quantizers("[4,4,4,16]")
-
-
 def test_double_inputs_pass_gradcheck_at_wide_precision():
     x, w, b, _ = (t.detach().double().requires_grad_() for t in inputs(5, 3, 4))
     assert torch.autograd.gradcheck(lambda x, w, b: linear(x, w, b, "[32,32,32,32]"), (x, w, b))
-
-
-@pytest.mark.parametrize("shape", [(24,), (5, 24), (2, 3, 24), (2, 3, 4, 24), (0, 24), (3, 0, 24)])
-def test_any_number_of_leading_dimensions(shape):
-    _, w, b, _ = inputs()
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    y = linear(x, w, b, "[4,4,4,16]")
-    y.sum().backward()
-    assert y.shape == (*shape[:-1], 40)
-    assert x.grad.shape == x.shape
-    flat = x.detach().reshape(-1, 24)
-    torch.testing.assert_close(y.detach().reshape(-1, 40), linear(flat, w.detach(), b.detach(), "[4,4,4,16]"))
 
 
 @pytest.mark.parametrize("needs", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2)])
@@ -58,14 +40,6 @@ def test_only_the_wanted_gradients_are_made_and_only_what_they_need_is_kept(need
     full = torch.autograd.grad(linear(x, w, b, "[4,4,4,16]"), (x, w, b), dy)
     assert same([t.grad for t in tensors], [full[i] if i in needs else None for i in range(3)])
     assert any(t.dtype == torch.uint8 for t in kept) == (1 in needs)
-
-
-@pytest.mark.parametrize(("format", "more"), [("bfp", 0), ("snvint", 1)])
-@pytest.mark.parametrize(("precision", "bits"), [("[2,2,2,16]", 2.5), ("[16,4,4,16]", 4.5), ("[5,5,5,16]", 5.5)])
-def test_the_stash_is_the_packed_tensor(precision, bits, format, more):
-    x, w = torch.randn(64, 32, requires_grad=True), torch.nn.Parameter(torch.randn(16, 32))
-    _, kept = saving(linear, x, w, None, quantizers(precision, format))
-    assert sum(t.nbytes for t in kept if t.data_ptr() != w.data_ptr()) == x.numel() * bits / 8 + more
 
 
 @pytest.mark.parametrize("alias", [lambda t: t, torch.Tensor.detach], ids=["the tensor", "an alias, as our hooks do"])
@@ -99,20 +73,10 @@ def test_under_autocast_operands_are_those_of_the_tensors_themselves(levels):
         assert found.dtype == torch.float32
         error = (found - expected).abs().max() / expected.abs().max()
         assert error < 2**-8 if expected is exact else error < 1e-5  # only y is rounded to bfloat16
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match="share a floating dtype"):
-        linear(x, w.double(), None, levels)
-
-
-def test_stochastic_rounding_is_repeatable_and_unbiased():
-    x, w, b, _ = (t.detach() for t in inputs(8, 16, 4))
-    q = quantizers("[6,6,6,16]", rounding="stochastic")
-    torch.manual_seed(3)
-    first = linear(x, w, b, q)
-    torch.manual_seed(3)
-    assert torch.equal(first, linear(x, w, b, q))
-    mean = torch.stack([linear(x, w, b, q) for _ in range(2000)]).double().mean(0)
-    nearest_error = (linear(x, w, b, quantizers("[6,6,6,16]")) - F.linear(x, w, b)).abs().max()
-    assert (mean - F.linear(x, w, b)).abs().max() < nearest_error / 4
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(x.double(), w.double(), None, levels).dtype == torch.float64  # as F.linear
+        with pytest.raises(TypeError, match="share a floating dtype"):
+            linear(x, w.double(), None, levels)
 
 
 @pytest.mark.parametrize("precision", ["[4,4,4,16]", "[32,32,32,32]"])
@@ -179,20 +143,6 @@ def test_a_nearest_layer_does_not_share_a_stochastic_stash():
     expected = torch.autograd.grad(linear(x.detach().clone(), w, None, nearest), w, dy)
     assert torch.equal(torch.autograd.grad(linear(x, w, None, nearest), w, dy)[0], expected[0])
     del first
-
-
-def test_autocast_leaves_float64_alone_as_for_plain_linear():
-    x, w = torch.randn(3, 8, dtype=torch.float64), torch.randn(4, 8, dtype=torch.float64)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert linear(x, w, None, "[4,4,4,16]").dtype == F.linear(x, w).dtype == torch.float64
-
-
-def test_no_input_features():
-    x, w, b = torch.randn(2, 3, 0, requires_grad=True), torch.randn(4, 0, requires_grad=True), torch.randn(4)
-    y = linear(x, w, b, "[2,2,2,16]")
-    y.sum().backward()
-    assert torch.equal(y, F.linear(x, w, b))
-    assert (x.grad.shape, w.grad.shape) == (x.shape, w.shape)
 
 
 class Written(nn.Module):

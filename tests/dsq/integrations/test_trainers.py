@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector
 
 import dsq
 from tests.threads import threads
@@ -50,10 +51,6 @@ def loader(training):
 
 def optimizer(model):
     return torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-
-def weights(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def updates_from(done, until, batches):
@@ -106,7 +103,7 @@ def _one_thread():
 @pytest.fixture(scope="module")
 def plain():
     model, dynamic, _ = plain_loop()
-    return weights(model), dynamic
+    return parameters_to_vector(model.parameters()), dynamic
 
 
 def q0(model):
@@ -115,7 +112,7 @@ def q0(model):
 
 def same(plain, model, dynamic):
     expected, loop = plain
-    assert torch.equal(weights(model), expected)
+    assert torch.equal(parameters_to_vector(model.parameters()), expected)
     assert dynamic.state_dict() == loop.state_dict()
     assert q0(model) == {16}
 
@@ -172,29 +169,35 @@ def validated(folder, **arguments):
     return trainer.model, callback.dynamic, trainer
 
 
-def test_hugging_face_with_several_sets_for_evaluations(tmp_path):
+def test_hugging_face_monitors_one_of_several_sets_and_its_best_model_is_at_the_level_that_it_had(tmp_path):
     callback = callback_for("huggingface", **OPTIONS, monitor="eval_b_loss")
-    hugging_face(tmp_path, callback, updates=HALF, sets=SETS)
+    hugging_face(
+        tmp_path, callback, updates=HALF, sets=SETS, save_steps=EVERY, load_best_model_at_end=True,
+        metric_for_best_model="eval_b_loss", greater_is_better=True,
+    )  # fmt: skip
     assert [work.updates for work in callback.dynamic.scheduler.work] == [HALF, 0]
-    assert callback.dynamic.scheduler.level == 1
+    assert callback.dynamic.scheduler.level == 1  # the first evaluation's loss was the greatest
+    assert q0(callback.dynamic.model) == {4}
     for monitor in ("eval_loss", "eval_c_loss"):
         callback = callback_for("huggingface", **OPTIONS, monitor=monitor)
         with pytest.raises(ValueError, match=f"got '{monitor}' where there is 'eval_a_loss'"):
             hugging_face(tmp_path, callback, updates=HALF, sets=SETS)
 
 
-def test_the_best_model_is_at_the_level_that_it_had(tmp_path):
-    callback = callback_for("huggingface", **OPTIONS, monitor="eval_b_loss")
-    hugging_face(
-        tmp_path, callback, updates=HALF, sets=SETS, save_steps=EVERY, load_best_model_at_end=True,
-        metric_for_best_model="eval_b_loss", greater_is_better=True,
-    )  # fmt: skip
-    assert callback.dynamic.scheduler.level == 1  # the first evaluation's loss was the greatest
-    assert q0(callback.dynamic.model) == {4}
-
-
-def test_evaluations_that_a_user_calls_do_not_count_and_a_second_training_begins_anew(tmp_path):
-    _, dynamic, trainer = validated(tmp_path)
+def test_tensorboard_has_the_metrics_a_users_evaluations_do_not_count_and_a_second_training_begins_anew(
+    tmp_path, monkeypatch
+):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+    _, dynamic, trainer = validated(tmp_path / "run", report_to="tensorboard")
+    found = {}
+    for file in (tmp_path / "events").rglob("events.*"):
+        written = events.EventAccumulator(str(file)).Reload()
+        for tag in written.Tags()["scalars"]:
+            found[tag] = {event.step: event.value for event in written.Scalars(tag)}
+    assert found["train/dsq/level"] == {2: 0, 4: 0, 6: 1, 8: 1}
+    assert found["train/dsq/stale"][UPDATES] == dynamic.scheduler.stale
+    assert found["train/dsq/stash_mib"][UPDATES] == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
     before = dynamic.state_dict()
     trainer.evaluate()
     trainer.evaluate(metric_key_prefix="test")
@@ -339,20 +342,6 @@ def test_lightnings_own_logger_writes_the_metrics(tmp_path):
     assert [float(row["dsq/level"]) for row in rows] == [0] * HALF + [1] * HALF
     assert {row["dsq/bits"] for row in rows} == {"4.0"}
     assert 0 < float(rows[-1]["dsq/stash_mib"]) == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
-
-
-def test_tensorboard_under_hugging_face(tmp_path, monkeypatch):
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
-    _, dynamic, _ = validated(tmp_path / "run", report_to="tensorboard")
-    found = {}
-    for file in (tmp_path / "events").rglob("events.*"):
-        written = events.EventAccumulator(str(file)).Reload()
-        for tag in written.Tags()["scalars"]:
-            found[tag] = {event.step: event.value for event in written.Scalars(tag)}
-    assert found["train/dsq/level"] == {2: 0, 4: 0, 6: 1, 8: 1}
-    assert found["train/dsq/stale"][UPDATES] == dynamic.scheduler.stale
-    assert found["train/dsq/stash_mib"][UPDATES] == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
 
 
 def accelerated(folder, updates=UPDATES, resume=False):

@@ -70,13 +70,16 @@ def test_an_excluded_attention_keeps_its_projection_too():
     assert type(net.self_attn.out_proj) is nn.modules.linear.NonDynamicallyQuantizableLinear
 
 
-def test_back_again_the_fused_path_too():
+def test_the_fused_path_is_off_and_comes_back():
     net = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2)
     before = [type(m) for m in net.modules()], net.layers[0].activation_relu_or_gelu, net.use_nested_tensor
-    x = torch.randn(2, 5, 32)
-    dsq.convert(net, dsq.DSQConfig(levels="[2,2,2,16]", stash="all"))
+    x, padded = torch.randn(2, 5, 32), {"src_key_padding_mask": torch.arange(5) > torch.tensor([[2], [4]])}
+    dsq.convert(net.eval(), dsq.DSQConfig(levels="[2,2,2,16]", stash="all"))
     assert dsq.stash.controller.applied(net)
+    with torch.no_grad():  # where the fused path would take the weights
+        without_gradient = net(x, **padded)
+    torch.testing.assert_close(without_gradient, net(x, **padded).detach())
     assert dsq.unconvert(net) is net
     assert ([type(m) for m in net.modules()], net.layers[0].activation_relu_or_gelu, net.use_nested_tensor) == before
     assert not dsq.stash.controller.applied(net)
-    torch.testing.assert_close(dsq.convert(net.eval(), FLOAT)(x), dsq.unconvert(net)(x))
+    torch.testing.assert_close(dsq.convert(net, FLOAT)(x), dsq.unconvert(net)(x))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dsq
-from tests.dsq.gradients import step
+from tests.dsq.gradients import same, step
 from tests.dsq.layers.kinds import KINDS, ROUTED, made
 
 
@@ -41,7 +41,11 @@ def test_products_are_quantised_and_a_layer_is_copied_and_pickled(kind):
         assert type(twin) is type(net)
         assert torch.equal(step(twin, *inputs)[0], y)
     whole = dsq.convert(made(kind), dsq.DSQConfig(levels="[4,4,4,16]", attention=True, stash="all"))
-    assert torch.equal(step(whole, *inputs)[0], y)
+    twin, packed = copy.deepcopy(whole), step(whole, *inputs)
+    assert torch.equal(packed[0], y)
+    assert same(step(twin, *inputs), packed)
+    assert type(dsq.unconvert(twin)) is type(made(kind))
+    assert same(step(whole, *inputs), packed)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (*ROUTED, "grouped")])  # counts break a graph

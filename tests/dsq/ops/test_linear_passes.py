@@ -102,15 +102,6 @@ def test_scratch_memory_too_large_to_keep(precision, monkeypatch):
         assert all(map(torch.equal, got, step(*given)))
 
 
-@pytest.mark.parametrize("precision", ["[4,4,4,16]", "[16,4,4,16]"])
-def test_tensors_whose_memory_is_not_their_values(precision):
-    given = [torch.randn(*s) for s in ((8, 32), (4, 32), (4,), (8, 4))]
-    expected = step(dsq.Quantizers.of(precision), *given)
-    for negated in range(4):
-        lazily = [torch._neg_view(-t) if i == negated else t for i, t in enumerate(given)]
-        assert all(map(torch.equal, step(dsq.Quantizers.of(precision), *lazily), expected))
-
-
 @one_call
 def test_passes_of_layers_are_one_call_where_the_library_has_one(monkeypatch):
     def refuse(*operands):

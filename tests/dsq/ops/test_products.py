@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
 from dsq.ops.products import attention, product, product_matmuls
-from tests.dsq.gradients import error, saving
+from tests.dsq.gradients import error, same, saving, step
 from tests.dsq.stash.census import peak_bytes
 
 
@@ -19,15 +19,9 @@ def test_a_mode_sees_products_as_operators_of_the_same_bits_and_counts_them(prec
     net = dsq.convert(torch.nn.Linear(64, 32), dsq.DSQConfig(levels=precision))
     x = torch.randn(2, 48, 64, requires_grad=True)
 
-    def gradients():
-        x.grad = net.weight.grad = net.bias.grad = None
-        net(x).square().sum().backward()
-        return x.grad, net.weight.grad, net.bias.grad
-
-    expected = gradients()
+    expected = step(net, x)
     with FlopCounterMode(display=False) as counter:
-        seen = gradients()
-    assert all(map(torch.equal, seen, expected))
+        assert same(step(net, x), expected)
     assert counter.get_total_flops() == 3 * 2 * 96 * 64 * 32
 
 

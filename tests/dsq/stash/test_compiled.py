@@ -96,8 +96,8 @@ def made(name):
 
 def compile_blocks(model, how="block.compile()"):
     for index, block in enumerate(model.blocks):
-        if how != "torch.compile(block)":
-            block.compile(backend=PARTITIONED, dynamic=how == "dynamic sizes")
+        if how == "block.compile()":
+            block.compile(backend=PARTITIONED)
         else:
             model.blocks[index] = torch.compile(block, backend=PARTITIONED)
 
@@ -180,30 +180,6 @@ def test_one_graph_of_a_whole_model_does_too_and_unpacks_a_tensor_when_it_is_use
     assert error(gradient(compiled), exact) < 1e-6
 
 
-class Experts(nn.Module):
-    """Experts whose numbers of tokens depend on data."""
-
-    def __init__(self):
-        super().__init__()
-        self.experts = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
-        self.register_buffer("counts", torch.tensor([96, 96]))
-
-    def forward(self, x):
-        parts = x.flatten(0, 1).split(self.counts.tolist())
-        return torch.cat([F.gelu(expert(part)) for expert, part in zip(self.experts, parts, strict=True)])
-
-
-def test_sizes_that_depend_on_data_are_compiled_in_one_graph():
-    eager = Experts()
-    net = copy.deepcopy(eager)
-    x = torch.randn(2, 96, 32)
-    for model in (eager, net):
-        dsq.DynamicPrecision(model)
-        run = torch.compile(model, backend="aot_eager", fullgraph=True) if model is net else model
-        run(x).square().sum().backward()
-    assert error(all_gradients(net), all_gradients(eager)) < 0.05
-
-
 def test_ranges_go_on_in_one_graph_and_in_graphs_of_one_class():
     whole, blocks = made("fused attention"), made("two blocks")
     for block in blocks.blocks:
@@ -279,15 +255,11 @@ def test_attention_draws_in_a_graph_as_it_does_outside_of_one():
     assert error(*found) < 1e-3  # boxes lie otherwise where q, k and v are views
 
 
-def test_compiled_models_that_a_policy_cannot_reach_are_refused():
-    compiled = made("fused attention")
+def test_compiled_models_that_a_policy_cannot_reach_and_blocks_for_which_it_needs_an_eager_model_are_refused():
+    compiled, model = made("fused attention"), made("fused attention")
     compiled.compile()
     with pytest.raises(ValueError, match=r"compile first, then stash.apply\(compiled, ...\) to compiled"):
         apply(compiled, "bfp")
-
-
-def test_policies_that_need_an_eager_model_refuse_compiled_blocks():
-    model = made("fused attention")
     compile_blocks(model)
     for policy in ("wtacrs", "gact"):
         with pytest.raises(ValueError, match=f"'{policy}' needs an eager model.* go bfp, mesa"):

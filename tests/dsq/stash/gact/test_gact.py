@@ -28,20 +28,20 @@ class Sensitive(nn.Module):
 
 
 class Encoder(nn.Module):
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.embed, self.head = nn.Embedding(50, 32), nn.Linear(32, 5)
-        self.blocks = encoder(2, 32, 4, 64, dropout)[:2]
+        self.blocks = encoder(2, 32, 4, 64)[:2]
         for block in self.blocks:
-            block.attention = SelfAttention(32, 4, dropout)
+            block.attention = SelfAttention(32, 4)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.blocks(self.embed(tokens)).mean(1))
 
 
-def make(kind: type[nn.Module], *args: float) -> nn.Module:
+def make(kind: type[nn.Module]) -> nn.Module:
     torch.manual_seed(1)
-    return kind(*args)
+    return kind()
 
 
 def rows(seed: int = 0, count: int = 128) -> Tensor:
@@ -119,15 +119,6 @@ def test_kept_bytes_of_an_encoder_with_dropout() -> None:
     assert controller.report().kept_bytes == codes(width) * 5 + codes(maps) + width // 8 + maps // 8
 
 
-def test_a_model_whose_gradient_never_came_back_has_one_code_a_tensor() -> None:
-    model = make(Encoder)
-    controller = stash.apply(model, "gact", adapt_interval=1)
-    model(tokens())
-    kept = controller.report().kept_bytes
-    model(tokens())
-    assert controller.report().kept_bytes == kept
-
-
 def test_outputs_of_which_one_is_made_of_another() -> None:
     class Two(Sensitive):
         def forward(self, x: Tensor) -> dict[str, Tensor]:
@@ -155,15 +146,6 @@ def test_a_step_that_is_measured_has_the_gradient_that_it_would_have_had() -> No
         assert torch.equal(measured, unmeasured)
 
 
-def test_batches_of_changing_shape_stay_within_budget_and_true() -> None:
-    model = make(Encoder)
-    controller = stash.apply(model, "gact", bits=6)
-    for length in (12, 12, 7, 20, 7, 12, 20):
-        got = gradient(model, tokens(length, length))
-        assert bits_used(controller.report()) <= 6
-        assert error(got, gradient(make(Encoder), tokens(length, length))) < 0.1
-
-
 def test_another_list_of_tensors_is_measured_again() -> None:
     class Branch(nn.Module):
         def __init__(self) -> None:
@@ -185,7 +167,8 @@ def test_another_list_of_tensors_is_measured_again() -> None:
 @pytest.mark.parametrize("level", ["CB1", "CB2"])
 def test_checkpointing_levels(level: str) -> None:
     plain, model = make(Encoder), make(Encoder)
-    kept = []
+    kept, maps = [], []
+    model.blocks[0].attention.inner.register_forward_hook(lambda module, args, result: maps.append(result[1]))
     for policy_level in ("L1", level):
         controller = stash.apply(model, "gact", bits=8, level=policy_level, adapt_interval=2)
         for number in range(4):
@@ -193,13 +176,8 @@ def test_checkpointing_levels(level: str) -> None:
         kept.append(controller.report().kept_bytes)
         controller.remove()
     assert kept[1] < kept[0] / 4
+    assert (maps[-1] is None) == (level == "CB2")  # attention in one call makes no map
     assert torch.equal(gradient(model, tokens()), gradient(plain, tokens()))
-
-
-def test_memory_efficient_attention_keeps_no_map() -> None:
-    model = make(Encoder)
-    stash.apply(model, "gact", level="CB2")
-    assert (4, 4, 12, 12) not in {held.shape for held in stash.measure(lambda: model(tokens()).sum()).held}
 
 
 def test_an_overflow_is_not_measured() -> None:
@@ -211,23 +189,3 @@ def test_an_overflow_is_not_measured() -> None:
     gradient(model, rows())
     gradient(model, rows())
     assert controller.plan.measured
-
-
-def test_frozen_parameters() -> None:
-    model = make(Sensitive).requires_grad_(False)
-    controller = stash.apply(model, "gact", bits=8)
-    x = rows().requires_grad_()
-    for _ in range(3):
-        x.grad = None
-        model(x).sum().backward()
-    true = rows().requires_grad_()
-    make(Sensitive)(true).sum().backward()
-    assert error(x.grad, true.grad) < 0.05
-    assert controller.plan.measured
-
-
-def test_a_refused_level_leaves_the_model_alone() -> None:
-    model = nn.Sequential(nn.Linear(4, 4))
-    with pytest.raises(ValueError, match=r"checkpoint|segments"):
-        stash.apply(model, "gact", level="CB1")
-    stash.apply(model, "gact").remove()

@@ -46,7 +46,6 @@ def in_place(function, x):
 CASES = {
     "linear": (F.linear, [X, (24, 32), (24,)]),
     "linear without bias": (F.linear, [X, (24, 32)]),
-    "linear of a matrix": (F.linear, [(48, 32), (24, 32), (24,)]),
     "addmm": (lambda b, x, w: torch.addmm(b, x, w), [(24,), (48, 32), (32, 24)]),
     "matmul": (lambda a, b: a @ b, [(3, 4, 16, 32), (3, 4, 32, 16)]),
     "matmul, broadcast": (torch.matmul, [(3, 4, 16, 32), (32, 16)]),
@@ -94,8 +93,6 @@ CASES = {
     ),
     "layer norm": (lambda x, w, b: F.layer_norm(x, (32,), w, b), [X, (32,), (32,)]),
     "linear, layer norm": (lambda x, v, w, b: F.layer_norm(F.linear(x, v), (24,), w, b), [X, (24, 32), (24,), (24,)]),
-    "layer norm, plain": (lambda x: F.layer_norm(x, (32,)), [X]),
-    "layer norm of an offset": (lambda x, w, b: F.layer_norm(x + 100, (32,), w, b), [X, (32,), (32,)]),
     "layer norm of nearly nothing": (lambda x, w, b: F.layer_norm(x * 1e-3, (32,), w, b), [X, (32,), (32,)]),
     "layer norm over two axes": (lambda x, w, b: F.layer_norm(x, (16, 32), w, b), [X, (16, 32), (16, 32)]),
     "rms norm": (lambda x, w: F.rms_norm(x, (32,), w), [X, (32,)]),
@@ -117,7 +114,6 @@ CASES = {
     "norm of all": (lambda x: torch.norm(F.silu(x)), [X]),
     **{function.__name__: (function, [X]) for function in FUNCTIONS},
     "prelu": (F.prelu, [X, (16,)]),
-    "prelu of one weight": (F.prelu, [X, (1,)]),
     "hardswish": (lambda x: F.hardswish(x * 4), [X]),
     "gelu, tanh": (lambda x: F.gelu(x, approximate="tanh"), [X]),
     "gelu, expanded": (lambda x: F.gelu((x + 1).expand(3, 16, 32)), [(1, 16, 32)]),
@@ -252,17 +248,6 @@ def test_a_form_in_place_keeps_what_the_other_does(function):
     _, in_place = under_the_table(lambda: F.linear(function(x + 0, inplace=True), w))
     _, other = under_the_table(lambda: F.linear(function(x + 0), w))
     assert in_place.kept_bytes == other.kept_bytes
-
-
-def test_in_place_where_nothing_is_coded():
-    class Nothing:
-        def encode(self, values, order, kept):
-            return None
-
-    x = drawn(64, 32).requires_grad_()
-    y, _ = under_the_table(lambda: F.silu(x + 0, inplace=True), codec=Nothing())
-    gradient = torch.autograd.grad(y.sum(), x)
-    assert torch.equal(gradient[0], torch.autograd.grad(F.silu(x).sum(), x)[0])
 
 
 def test_the_gradient_of_a_clamp_has_the_dtype_of_its_result():

@@ -1,5 +1,7 @@
 """WTA-CRS: rows and scales against the paper's formulas; exact and unbiased gradients, what is kept, and loops."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -127,68 +129,52 @@ def test_readers_of_one_activation_share_rows_and_add_their_gradients():
     torch.testing.assert_close(norms["q"], together.norm(dim=2).square().mean(1).sqrt())
 
 
-class Flattening(Attention):
-    """Flattened tokens are the same activation; others in their shape are not."""
+class Reading(Attention):
+    """Layers that read activations as ``read(self, x)`` says."""
+
+    def __init__(self, read: Callable[[Attention, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.read = read
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.tanh(x)
-        return self.q(x).flatten(0, 1) + self.k(x.flatten(0, 1)) + self.v(x[:4].repeat(2, 1, 1)).flatten(0, 1)
+        return self.read(self, torch.relu(x) + 1)
 
 
-class Changing(Attention):
-    """An input that was changed in place is another activation."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(x) + 1
-        q = self.q(x)
-        x.mul_(2)
-        return self.o(q + self.k(x))
+def flattened_and_others_in_that_shape(net: Attention, x: Tensor) -> Tensor:
+    return net.q(x).flatten(0, 1) + net.k(x.flatten(0, 1)) + net.v(x[:4].repeat(2, 1, 1)).flatten(0, 1)
 
 
-class Dying(Attention):
-    """Activations of one size that die at once lie at one address."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in (self.q, self.k, self.v) * 2:
-            x = layer(x).sigmoid() * 2
-        return x
+def changed_in_place(net: Attention, x: Tensor) -> Tensor:
+    q = net.q(x)
+    x.mul_(2)
+    return net.o(q + net.k(x))
 
 
-class Again(Attention):
-    """A layer that reads an activation again has rows of its own."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.q(x) + self.k(x) + self.q(x)
-
-
-KINDS = [(Flattening, 2, 3), (Changing, 3, 3), (Dying, 6, 6), (Again, 2, 3)]
+def of_one_size_and_dead_at_once(net: Attention, x: Tensor) -> Tensor:  # each lies at the address of the one before
+    for layer in (net.q, net.k, net.v) * 2:
+        x = layer(x).sigmoid() * 2
+    return x
 
 
-@pytest.mark.parametrize(("kind", "draws", "linears"), KINDS)
-def test_layers_share_the_rows_of_one_activation_alone(kind, draws, linears):
-    model = kind()
+def read_again_by_a_layer(net: Attention, x: Tensor) -> Tensor:  # which has rows of its own then
+    return net.q(x) + net.k(x) + net.q(x)
+
+
+READINGS = [
+    (flattened_and_others_in_that_shape, 2, 3),
+    (changed_in_place, 3, 3),
+    (of_one_size_and_dead_at_once, 6, 6),
+    (read_again_by_a_layer, 2, 3),
+]
+
+
+@pytest.mark.parametrize(("read", "draws", "linears"), READINGS)
+def test_layers_share_the_rows_of_one_activation_alone(read, draws, linears):
+    model = Reading(read)
     controller = dsq.stash.apply(model, "wtacrs")
     out = model(tokens())
     assert f"{draws} draws, read by {linears} linears" in str(controller.report())
     out.sum().backward()
-
-
-@pytest.mark.parametrize("shape", [(96, 16), (8, 12, 16), (2, 4, 12, 16), (3, 16), (1, 16), (16,), (0, 12, 16)])
-def test_any_leading_dimensions_and_few_tokens(shape):
-    model, x = attention(), torch.randn(shape)
-    exact = gradients(model, x)
-    dsq.stash.apply(model, "wtacrs", ratio=0.5)
-    sampled = gradients(model, x)
-    for name in exact:
-        assert sampled[name].shape == exact[name].shape
-        if "weight" not in name or x.numel() <= 16:
-            torch.testing.assert_close(sampled[name], exact[name])
-
-
-def test_a_layer_takes_its_input_by_the_name_it_had():
-    layer, x = nn.Linear(4, 4), torch.randn(3, 4)
-    dsq.stash.apply(layer, "wtacrs")
-    assert torch.equal(layer(input=x), layer(x))
 
 
 def test_frozen_weights_no_grad_and_eval_keep_nothing():
@@ -198,9 +184,7 @@ def test_frozen_weights_no_grad_and_eval_keep_nothing():
     with torch.no_grad():
         model.eval()(x)
     model.train().requires_grad_(False)
-    model(x.requires_grad_()).sum().backward()
-    assert x.grad is not None
-    assert saved(model, x) == []
+    assert saved(model, x.requires_grad_()) == []
     assert torch.equal(controller.state_dict()["generator"], before)
     model[1].bias.requires_grad_(True)
     model(x).sum().backward()
@@ -218,36 +202,20 @@ def test_ids_that_do_not_fit_the_input_leave_the_sampling_to_h():
     assert controller.state_dict()["norms"] == {}
 
 
-def test_an_unseen_sample_counts_as_the_mean_of_the_others():
+def test_a_sample_that_is_unseen_or_whose_norm_was_not_finite_counts_as_the_mean_of_the_others():
     model = nn.Sequential(nn.Linear(16, 8))
     controller = dsq.stash.apply(model, "wtacrs")
-    controller.set_sample_ids([0, 1])
-    model(torch.randn(2, 12, 16)).backward(torch.cat([torch.ones(1, 12, 8), torch.full((1, 12, 8), 3.0)]))
+    controller.set_sample_ids([0, 1, 3])
+    dz = torch.tensor([1.0, 3.0, 1.0]).view(3, 1, 1).repeat(1, 12, 8)
+    dz[2, 0, 0] = torch.inf
+    model(torch.randn(3, 12, 16)).backward(dz)
     controller.set_sample_ids(np.array([1, 2]))
     unit = 8**0.5
     norms = controller.cache.lookup("0", torch.device("cpu"))
     torch.testing.assert_close(norms, torch.tensor([3 * unit, 3 * unit]))
-    controller.set_sample_ids([0, 1, 2])
+    controller.set_sample_ids([0, 1, 2, 3])
     norms = controller.cache.lookup("0", torch.device("cpu"))
-    torch.testing.assert_close(norms, torch.tensor([unit, 3 * unit, 2 * unit]))
-
-
-def test_a_non_finite_norm_is_not_cached():
-    model = nn.Sequential(nn.Linear(16, 8))
-    controller = dsq.stash.apply(model, "wtacrs")
-    controller.set_sample_ids([0, 1])
-    dz = torch.ones(2, 12, 8)
-    dz[1, 0, 0] = torch.inf
-    model(torch.randn(2, 12, 16)).backward(dz)
-    assert controller.state_dict()["norms"]["0"].isfinite().tolist() == [True, False]
-
-
-def test_subclasses_stay_as_they_are():
-    class Mine(nn.Linear):
-        pass
-
-    model = nn.ModuleDict({"a": nn.Linear(4, 4), "mine": Mine(4, 4)})
-    assert dsq.stash.apply(model, "wtacrs").attached == ("a",)
+    torch.testing.assert_close(norms, torch.tensor([unit, 3 * unit, 2 * unit, 2 * unit]))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
