@@ -241,7 +241,7 @@ def test_parameters_of_few_values_are_not_judged():
 def test_report_shows_the_gradient():
     net = dsq.convert(nn.Sequential(blocks(), nn.LayerNorm(32)), dsq.DSQConfig("[8,4,4,8]"))
     found = dsq.report(net, X)  # the gradient of a plain sum would end at the norm
-    assert 0.01 < found.gradient.of_stash < 0.5 * found.gradient.error < 0.15
+    assert 0.01 < found.gradient.error < 0.3
     text = str(found)
     assert text.count("\ngradient fine: error") == 1
     assert sum(", cosine " in line for line in text.splitlines()) == 5
