@@ -240,12 +240,9 @@ def test_weights_of_tensor_parallel_layers_are_no_activations_to_pack(found, kin
         assert max(map(error, each[kind, "stash all"], exact)) < 0.1
 
 
-def test_dtensors_are_stashed_as_they_are(found):
+def test_dtensors_are_stashed_as_they_are_and_a_sharded_norm_whose_weight_is_gone_is_made_again(found):
     # of plain tensors the layer's input is made again from the norm's code, of DTensors it is packed by itself
     assert all(error(each["sequence"], sequence_parallel(None)) < 0.2 for each in found)
-
-
-def test_a_sharded_norm_whose_weight_is_gone_is_made_again(found):
     assert all(error(each["blocks"], of_blocks(str)) < 1e-6 for each in found)
 
 

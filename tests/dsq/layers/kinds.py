@@ -143,7 +143,6 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]]
         lambda: (drawn(2, 16, 32),),
     ),
     "patches": (lambda: nn.Conv2d(3, 20, (4, 6), stride=(4, 6)), lambda: (drawn(2, 3, 16, 24),)),
-    "patches, unbatched": (lambda: nn.Conv2d(3, 20, (4, 6), stride=(4, 6)), lambda: (drawn(3, 17, 27),)),
     "patches without bias": (lambda: nn.Conv2d(3, 20, (4, 6), (4, 6), bias=False), lambda: (drawn(2, 3, 16, 24),)),
 }
 

@@ -53,18 +53,15 @@ def test_other_convolutions_stay(options):
 CONFIG = dsq.DSQConfig(levels="[4,4,4,16]")
 
 
-def test_tokens_of_other_ranks_experts_give_nothing():
+def test_tokens_of_other_ranks_experts_give_nothing_and_the_last_products_are_kept_once():
     net = dsq.convert(made("mixtral"), CONFIG)
     x, chosen, weights = batch()
     here = chosen.clone()
     here[:, 1] = EXPERTS
     one = net(x, chosen[:, :1], weights[:, :1])
     assert torch.equal(net(x, here, weights), one)
-
-
-def test_the_last_products_are_kept_once():
-    """The weights' gradient needs them; putting them back into the order of the tokens needs no values."""
-    y, kept = saving(dsq.convert(made("mixtral"), CONFIG), *batch())
+    # the weights' gradient needs them; putting them back into the order of the tokens needs no values
+    y, kept = saving(net, x, chosen, weights)
     assert y.requires_grad
     assert len({x.untyped_storage()._cdata for x in kept if x.shape == (2 * TOKENS, WIDTH)}) == 1
 

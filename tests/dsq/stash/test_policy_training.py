@@ -200,14 +200,11 @@ def test_a_policy_of_ones_own_keeps_half_of_the_bytes(monkeypatch):
     assert 0 < error(gradient(model, x), exact) < 0.01
 
 
-def test_pairs_of_policies_are_those_that_share_no_tensors():
+def test_pairs_of_policies_share_no_tensors_and_one_around_a_submodule_counts_as_one_inside_does():
     partners = {a: {b for pair in PAIRS for b in pair if a in pair and b != a} for a in NAMES}
     assert partners["checkpoint"] == {"bfp", "gact", "mesa", "selective", "wtacrs"}
     assert partners["bfp"] == {"checkpoint", "selective", "wtacrs"}
     assert "gact" not in partners["mesa"]
-
-
-def test_a_policy_around_a_submodule_counts_as_one_inside_does():
     model = nn.Sequential(small(), small())
     controller = apply(model, "bfp")
     with pytest.raises(ValueError, match="'gact' cannot share a model with 'bfp'"):
