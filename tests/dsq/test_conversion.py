@@ -66,11 +66,6 @@ def test_a_conversion_of_little_or_nothing_is_warned_of(make, options, said):
         dsq.convert(make(), **options)
 
 
-def test_a_layer_takes_its_input_by_the_name_it_had():
-    layer, x = dsq.Linear(16, 8), torch.randn(3, 16)
-    assert torch.equal(layer(input=x), layer(x))
-
-
 def test_the_stash_of_a_model_without_products_follows_the_level():
     net, x = nn.Sequential(nn.Conv2d(3, 16, 3), nn.SiLU(), nn.Conv2d(16, 3, 3)), torch.randn(4, 3, 20, 20)
     plain = dsq.stash.measure(lambda: net(x)).nbytes
@@ -157,6 +152,7 @@ def test_evaluation_runs_at_q0_and_stashes_nothing():
     assert y.grad_fn is None
     quantised = [dsq.quantize(t, net.quantizers.q0) for t in (x, net.weight)]
     torch.testing.assert_close(y, nn.functional.linear(*quantised, net.bias.detach()))
+    assert torch.equal(net(input=x), y)  # the name that nn.Linear gives it
     assert torch.equal(full(x), nn.functional.linear(x, full.weight, full.bias))
 
 

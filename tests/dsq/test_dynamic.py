@@ -73,8 +73,8 @@ def mlp(levels):
     return dsq.DynamicPrecision(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)), levels)
 
 
-def test_the_gradient_is_checked_every_so_many_updates():
-    dynamic, calls = mlp("[8,4,4,8]"), []
+def test_the_gradient_is_checked_every_so_many_updates_and_a_damaged_one_is_warned_of():
+    dynamic, damaged, calls = mlp("[8,4,4,8]"), mlp("[2,2,2,2]"), []
 
     def loss():
         calls.append(1)
@@ -87,13 +87,9 @@ def test_the_gradient_is_checked_every_so_many_updates():
     seen, last = dynamic.metrics(), found[-1]
     names = ("dsq/gradient_error", "dsq/gradient_cosine", "dsq/gradient_error_of_stash")
     assert tuple(seen[name] for name in names) == (last.error, last.cosine, last.of_stash)
-    assert 0 < seen["dsq/stash_mib"] == copy.deepcopy(dynamic).metrics()["dsq/stash_mib"]
-
-
-def test_a_damaged_gradient_is_warned_of():
-    dynamic = mlp("[2,2,2,2]")
     with pytest.warns(UserWarning, match="at update 0: gradient"):
-        dynamic.check(lambda: dynamic.model(X).square().sum())
+        damaged.check(lambda: damaged.model(X).square().sum())
+    assert 0 < seen["dsq/stash_mib"] == copy.deepcopy(dynamic).metrics()["dsq/stash_mib"]
 
 
 def of_the_model(dynamic):

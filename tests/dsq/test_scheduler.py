@@ -37,12 +37,9 @@ def test_a_loss_with_a_graph_leaves_a_number():
     assert type(scheduler.best) is float
 
 
-def test_a_level_after_the_last_update_is_warned_of():
-    with pytest.warns(UserWarning, match="the run has 10 updates, and none after 10: no level follows"):
-        dsq.PrecisionScheduler(LEVELS, rise_at=(3, 10), total_updates=10)
-
-
-def test_rise_at_in_fractions_of_the_run():
+def test_rise_at_in_fractions_of_the_run_and_a_warning_where_it_is_after_the_last_update():
     for percent in range(1, 100):
         rise = dsq.PrecisionScheduler(["[4,4,4,16]", "[16,4,4,16]"], rise_at=percent / 100, total_updates=100).rise_at
         assert rise == (percent,)
+    with pytest.warns(UserWarning, match="the run has 10 updates, and none after 10: no level follows"):
+        dsq.PrecisionScheduler(LEVELS, rise_at=(3, 10), total_updates=10)
