@@ -126,7 +126,7 @@ BLEU = 28.9
 #: rounded stochastically
 LOST: dict[str, dict[int, float]] = {
     "snvint": {4: 0.7, 3: 1.9, 2: 11.9},
-    "bfp": {4: 0.9, 3: 3.6, 2: 22.8},
+    "bfp": {4: 0.9, 3: 3.8, 2: 22.8},
     "fixed": {8: 0.1, 4: 23.8},
 }
 STOCHASTIC = {"snvint": 1.1, "bfp": 3.5}

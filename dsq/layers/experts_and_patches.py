@@ -61,8 +61,8 @@ class PatchConv2d(Quantised, nn.Conv2d):
     """``nn.Conv2d`` whose windows neither overlap nor leave pixels between, quantised as ``dsq.Linear`` is. Raises
     ValueError for an input of other channels, or smaller than a patch.
 
-    A map of one place, as squeeze-and-excitation makes, stays plain: these few products scale whole maps, whose places
-    then share one rounding error: of the gradient's, a third in MobileNetV3, two fifths in ReXNet (after 20 steps).
+    A map of one place, as squeeze-and-excitation makes, stays plain: its few products scale whole maps, whose places
+    then share one rounding error. A third of the gradient's error in MobileNetV3 was theirs, two fifths in ReXNet.
 
     Shape suffixes: B batch, C channels, H and W patches down and across, h and w pixels of a patch, N out-channels.
     """

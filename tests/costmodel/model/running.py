@@ -187,7 +187,8 @@ def held(name: str) -> dict[str, Any]:
             if method.frozen:
                 _freeze_linears(made.model)
             attach(made.model, method.setup)
-            found[method.name] = asdict(step_bytes(_forward(made.loss, method)))
+            autocast = torch.autocast("cpu", torch.bfloat16, enabled="autocast" in method.setup)
+            found[method.name] = asdict(step_bytes(autocast(made.loss)))
     return found
 
 
@@ -197,14 +198,6 @@ def _freeze_linears(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, (nn.Linear, Conv1D)):
             module.requires_grad_(False)
-
-
-def _forward(loss: Callable[[], Tensor], method: CheckedMethod) -> Callable[[], Tensor]:
-    def run() -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in method.setup):
-            return loss()
-
-    return run
 
 
 def measurements(path: Path | None) -> dict[str, Any]:

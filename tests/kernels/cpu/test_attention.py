@@ -208,9 +208,5 @@ def test_what_the_kernels_do_not_take_goes_to_pytorch():
         attention = partial(F.scaled_dot_product_attention, **options)
         found, expected = (run(attention, *tensors) for run in (ours, results))
         assert all(one.equal(other) or other.isnan().all() for one, other in zip(found, expected, strict=True))
-
-
-def test_gradients_by_themselves_of_what_the_kernels_do_not_take():
-    q, k, v, dy = inputs((2, 4, 40, 40, 24))
     for one in ((q[0], k[0], v[0]), (q, k[:, :3], v[:, :3]), (q.double(), k.double(), v.double())):
         assert attention_gradients(dy, *one, AttentionOptions()) is None

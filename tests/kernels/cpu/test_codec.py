@@ -1,6 +1,7 @@
 """The compiled kernels are what a backend must be, by every instruction set here, and keep to their memory."""
 
 import gc
+import itertools
 import math
 from dataclasses import replace
 
@@ -125,12 +126,8 @@ def test_boxes_down_narrow_matrices_do_not_see_what_lies_behind_their_rows(isa):
 def test_threads_and_writing_past_the_caches_change_nothing(isa, count):
     kernels, x = backend(isa), wide(1024, 2304)  # 9 MiB
     with threads(count):
-        for dim, fmt, out in (
-            (dim, fmt, out)
-            for dim in (0, 1)
-            for fmt in (BFP(4), FixedPoint(11), SignedNVInt(11))
-            for out in (torch.float32, torch.bfloat16)
-        ):
+        formats, dtypes = (BFP(4), FixedPoint(11), SignedNVInt(11)), (torch.float32, torch.bfloat16)
+        for dim, fmt, out in itertools.product((0, 1), formats, dtypes):
             layout = Layout.of(x.shape, dim)
             y = kernels.quantize(x, fmt, layout, None, out)
             assert same_bits(kernels.unpack(*kernels.pack(x, fmt, layout, None), fmt, layout, out)[0], y)
