@@ -47,7 +47,7 @@ def bytes_after(setup: str) -> tuple[int, int]:
 def test_ten_thousand_steps_more_hold_nothing_more(setup: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONMALLOC", "malloc")  # Python's own objects are counted too
     before, after = figures(__spec__.name, setup)
-    assert after - before < BYTES_A_STEP * (STEPS - SETTLED)
+    assert abs(after - before) < BYTES_A_STEP * (STEPS - SETTLED)  # less: the count misses what is given out
 
 
 if __name__ == "__main__":
