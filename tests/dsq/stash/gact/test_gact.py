@@ -146,6 +146,15 @@ def test_a_step_that_is_measured_has_the_gradient_that_it_would_have_had() -> No
         assert torch.equal(measured, unmeasured)
 
 
+def test_batches_of_changing_shape_stay_within_budget_and_true() -> None:
+    model = make(Encoder)
+    controller = stash.apply(model, "gact", bits=6)
+    for length in (12, 12, 7, 20, 7, 12, 20):
+        got = gradient(model, tokens(length, length))
+        assert bits_used(controller.report()) <= 6
+        assert error(got, gradient(make(Encoder), tokens(length, length))) < 0.1
+
+
 def test_another_list_of_tensors_is_measured_again() -> None:
     class Branch(nn.Module):
         def __init__(self) -> None:
