@@ -148,16 +148,16 @@ class BatchNorm(torch.autograd.Function):
     ) -> Tensor:
         ctx.training, ctx.eps = training, options[1]
         y, *batch = aten.native_batch_norm(x, weight, bias, *running, training, *options)
-        scales = _channels(weight, x), _channels(bias, x)
+        scales = channels(weight, x), channels(bias, x)
         if training:
-            centre, inverse = (_channels(t, x) for t in batch)
+            centre, inverse = (channels(t, x) for t in batch)
             unit, deviations = (x - centre).mul_(inverse).to(y.dtype), stash.exact(inverse)
             again = partial(_unit, axes=tuple(axis for axis in range(x.dim()) if axis != 1), eps=ctx.eps)
             form = stash.restored(unit, "batchnorm", again, deviations)
             _keep(ctx, stash, y, (form, deviations), weight, *scales)
         elif weight is not None and weight.requires_grad:
-            inverse = _channels((running[1] + ctx.eps).rsqrt(), x)
-            form = stash.code((x - _channels(running[0], x)).mul_(inverse).to(y.dtype), "batchnorm")
+            inverse = channels((running[1] + ctx.eps).rsqrt(), x)
+            form = stash.code((x - channels(running[0], x)).mul_(inverse).to(y.dtype), "batchnorm")
             _keep(ctx, stash, y, (form, *running), weight, *scales)
         else:
             keep(ctx, None, *running, weight)
@@ -180,7 +180,7 @@ class BatchNorm(torch.autograd.Function):
         return None, dx if dx_wanted else None, dw, db if parameters[1] else None, *[None] * 4
 
 
-def _channels(x: Tensor | None, like: Tensor) -> Any:
+def channels(x: Tensor | None, like: Tensor) -> Any:
     """Return (C,) as it broadcasts against (N, C, ...); None for None."""
     return None if x is None else x.view(-1, *[1] * (like.dim() - 2))
 
@@ -228,7 +228,7 @@ class GroupNorm(torch.autograd.Function):
             by_group = x.reshape(x.shape[0], groups, -1)
             unit = (by_group - mean[..., None]).mul_(inverse[..., None])
         forms = stash.code(unit.to(y.dtype).view(x.shape), "groupnorm"), stash.exact(inverse)
-        _keep(ctx, stash, y, forms, weight, _channels(weight, x), _channels(bias, x))
+        _keep(ctx, stash, y, forms, weight, channels(weight, x), channels(bias, x))
         return y
 
     @staticmethod

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.stash.codes import Stash, keep, kept, spare
+from dsq.stash.table.norms import channels
 
 aten = torch.ops.aten
 #: an input at which what saturates has all but the gradient of an infinite one: 1e-7 of a sigmoid, 0 of a tanh
@@ -148,15 +149,16 @@ class PReLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, weight: Tensor) -> Tensor:
         y = F.prelu(x, weight)
-        form = stash.code(x, "activation") if ctx.needs_input_grad[2] else stash.find(x)
-        keep(ctx, stash.bits(x, nan_is_open=False), form if ctx.needs_input_grad[2] else None, weight)
+        weight_wanted = ctx.needs_input_grad[2]
+        form = stash.code(x, "activation") if weight_wanted else stash.find(x)
+        keep(ctx, stash.bits(x, nan_is_open=False), form if weight_wanted else None, weight)
         stash.derive(y, (form, weight), lambda x, weight: F.prelu(x, weight.to(x.dtype)))
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         mask, x, weight = kept(ctx)
-        below, slopes = dy * (1 - mask), weight.view(-1, *[1] * (dy.dim() - 2)) if weight.numel() > 1 else weight
+        below, slopes = dy * (1 - mask), channels(weight, dy)
         dw = None if x is None else (below * x).sum_to_size(slopes.shape).view(weight.shape)
         return None, dy * mask + below * slopes, dw
 
