@@ -55,6 +55,7 @@ def attach(
 class Bfp(TablePolicy):
     """The format now."""
 
+    traces = True
     q1: Format | None = None  #: at the level of a model that dsq.convert found no layers in
 
     def __init__(self, model: nn.Module, *options: Any) -> None:

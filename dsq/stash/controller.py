@@ -45,6 +45,7 @@ class Controller:
     """
 
     by_parts: ClassVar[bool] = False  #: whether it acts on parts of the model that are called by themselves
+    traces: ClassVar[bool] = False  #: whether a compiler may trace the model's calls under it
 
     model: nn.Module
     name: str = ""  # set by apply
@@ -74,11 +75,13 @@ class Controller:
             return self.traced(run, *args, **kwargs)
         if not torch.is_grad_enabled() or RUNNING.suspended or self in RUNNING.entered:
             return run(*args, **kwargs)
-        given_up = get_eval_frame_callback() is not None  # by a compiler, which runs this frame as it is
-        if given_up or not (self.compiles or next(compiled_blocks(module), None) is None):
+        skipped = get_eval_frame_callback() is not None
+        if (skipped and not self.traces) or not (self.compiles or next(compiled_blocks(module), None) is None):
             raise RuntimeError(COMPILE_BEFORE)
         self.parts = frozenset()
-        return self.entered(module, run, *args, **kwargs)
+        # a compiler that skipped this frame (its recompile limit, a stance) would try each frame inside
+        enter = torch.compiler.disable(self.entered) if skipped else self.entered
+        return enter(module, run, *args, **kwargs)
 
     def call_part(self, part: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a part of the model under the policy; inside of the model's forward, as it is.
@@ -89,7 +92,8 @@ class Controller:
         if unseen or self in RUNNING.entered:
             return run(*args, **kwargs)
         self.parts = (frozenset() if id(part) in self.parts else self.parts) | {id(part)}
-        return self.entered(self.model, run, *args, **kwargs)
+        enter = self.entered if get_eval_frame_callback() is None else torch.compiler.disable(self.entered)
+        return enter(self.model, run, *args, **kwargs)
 
     def entered(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call ``run`` in what ``around`` gives."""

@@ -102,13 +102,13 @@ def compile_blocks(model, how="block.compile()"):
             model.blocks[index] = torch.compile(block, backend=PARTITIONED)
 
 
-def loss(model):
-    return model(X).square().mean()
+def loss(model, x=X):
+    return model(x).square().mean()
 
 
-def gradient(model):
+def gradient(model, x=X):
     model.zero_grad()
-    loss(model).backward()
+    loss(model, x).backward()
     return all_gradients(model)
 
 
@@ -232,6 +232,29 @@ def test_a_graph_compiled_after_the_policy_came_is_packed_too(of):
     apply(eager, "bfp")
     of(model).compile(backend="aot_eager")
     assert error(gradient(model), gradient(eager)) < 0.05
+
+
+@pytest.mark.parametrize("order", ["apply, compile", "compile, apply", "blocks"])
+@pytest.mark.parametrize("cause", ["recompile_limit", "eager_on_recompile", "disable"])
+def test_what_the_compiler_leaves_to_eager_mode_is_packed_there(cause, order):
+    model, eager = made("two layers"), made("two layers")
+    apply(eager, "bfp")
+    if order == "apply, compile":
+        apply(model, "bfp")
+    compiled = model if order == "blocks" else torch.compile(model, backend="eager", dynamic=False)
+    if order == "blocks":
+        model.blocks[0].compile(backend="eager", dynamic=False)
+    if order != "apply, compile":
+        apply(compiled, "bfp")
+    config = {"recompile_limit": 1} if cause == "recompile_limit" else {"disable": cause == "disable"}
+    with torch._dynamo.config.patch(config):
+        if cause != "disable":  # one graph
+            compiled(X).sum().backward()
+        stance = "eager_on_recompile" if cause == "eager_on_recompile" else "default"
+        with torch.compiler.set_stance(stance):
+            for count in (3, 2):
+                expected, gradients = (gradient(each, X[:count]) for each in (eager, compiled))
+                assert torch.equal(gradients, expected)
 
 
 class Dropped(nn.Module):
