@@ -19,7 +19,7 @@ FLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-exceptions",
 FLAGS += ["-g0", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # GCC warns of its own AVX-512 header
 FLAGS += ["-Wno-unknown-warning-option", "-Wno-psabi"]  # Clang: of the one before; of functions it inlines
 LINK: list[str] = []  # symbols stay (2 %): profilers name kernels by them
-if sanitizers := os.environ.get("DSQ_SANITIZE"):  # make sanitize
+if sanitizers := os.environ.get("DSQ_SANITIZE"):  # .ci/sanitize
     FLAGS += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1", "-g1"]
     FLAGS.append("-fno-wrapv")  # Python's own flags have signed numbers wrap around, which hides overflows
     LINK = [f"-fsanitize={sanitizers}"]

@@ -1,4 +1,4 @@
-"""Compile every GPU kernel that dispatch can launch, for GPUs that are not there: make gpu-compile
+"""Compile every GPU kernel that dispatch can launch, for GPUs that are not there: .ci/gpu-compile
 
     python -m analysis.gpu.compiled [--target sm_90]... [--part hot|edges|all]
 

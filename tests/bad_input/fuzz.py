@@ -1,4 +1,4 @@
-"""Files of odd values to every command that reads one: python -m tests.bad_input.fuzz --minutes 10 (part of make fuzz).
+"""Files of odd values to every command that reads one: python -m tests.bad_input.fuzz --minutes 10 (part of .ci/fuzz).
 
 Each case is drawn from its number alone: ``--first NUMBER --minutes 0`` repeats it. A command ends within ten seconds,
 with status 0 and finite numbers, or with status 2 and one line of at most 1,200 characters; never with a traceback. To

@@ -103,7 +103,7 @@ def test_command(
 
 
 def test_some_files_of_odd_values(tmp_path: Path) -> None:
-    """Many more: make fuzz."""
+    """Many more: .ci/fuzz."""
     faults = []
     for number in range(100):
         (tmp_path / str(number)).mkdir()

@@ -1,6 +1,6 @@
 """A fuzzer of the kernels: random shapes, strides, offsets, widths, types, threads and hooks against the reference.
 
-    python -m tests.kernels.fuzz --minutes 10        (make fuzz MINUTES=10)
+    python -m tests.kernels.fuzz --minutes 10        (.ci/fuzz PYTHON 10)
 
 Each case is drawn from its number alone: --first NUMBER --minutes 0 runs it. The number of the case stands in a file,
 whose name is printed first: a kernel may end the process.
@@ -251,7 +251,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.kernels.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
-    parser.add_argument("--threads", type=Path, help="threads.cpp, compiled: for ThreadSanitizer (make races)")
+    parser.add_argument("--threads", type=Path, help="threads.cpp, compiled: for ThreadSanitizer (.ci/data-races)")
     arguments = parser.parse_args()
     load()  # an ImportError where there are no kernels to try
     if arguments.threads:

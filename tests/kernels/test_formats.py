@@ -1,5 +1,5 @@
 """The block formats against their definitions in integers: every bfloat16 at each place of a box, random boxes, and
-(make soak) every float32.
+(.ci/slow) every float32.
 
 A finite float32 is (-1)^s M 2^(q - 150), M a whole number below 2^24 and q in 1..254. Codes and scales are computed in
 whole numbers alone, the two roundings to float32 that snvint has included: of a step's inverse, and of the quotient. A

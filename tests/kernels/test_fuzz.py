@@ -1,4 +1,4 @@
-"""The first cases of the fuzzer; make fuzz runs as many as its minutes allow."""
+"""The first cases of the fuzzer; .ci/fuzz runs as many as its minutes allow."""
 
 from tests.kernels.fuzz import KINDS, run_case
 from tests.threads import threads

@@ -1,4 +1,4 @@
-// AVX-512 for CPUs that have none, by SIMDe (Debian's libsimde-dev): `make avx512` compiles the kernels with it. Here is
+// AVX-512 for CPUs that have none, by SIMDe (Debian's libsimde-dev): `.ci/avx512` compiles the kernels with it. Here is
 // what its release 0.7.4 lacks of what they use.
 #pragma once
 

@@ -13,7 +13,7 @@ import setuptools
 from dsq.kernels.cpu.library import HEADER, LIBRARY, is_older, library, load
 
 ROOT = Path(__file__).parents[3]
-COMPILER = shutil.which("aarch64-linux-gnu-g++")  # make arm runs what it makes
+COMPILER = shutil.which("aarch64-linux-gnu-g++")  # .ci/arm runs what it makes
 needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason="the C++ kernels are not built")
 
 

@@ -145,7 +145,7 @@ def test_two_bfloat16_parts_hold_any_value_of_16_bits(bits):
     assert torch.equal(low, torch.zeros_like(low)) or bits > 9
 
 
-# ---- compiled; make gpu-compile compiles the rest
+# ---- compiled; .ci/gpu-compile compiles the rest
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ static_assert(TASK_ROWS % ROWS == 0 && TASK_ROWS % PANEL == 0, "a task takes who
 // sum += a . b. In assembly because GCC 12 copies the accumulator before and after the intrinsics, which takes as long
 // again as the products.
 template <bool int8> inline void add_dot(__m512i& sum, __m512i a, __m512i b) {
-#ifdef DSQ_EMULATED  // make avx512
+#ifdef DSQ_EMULATED  // .ci/avx512
   sum = int8 ? _mm512_dpbusd_epi32(sum, a, b) : _mm512_dpwssd_epi32(sum, a, b);
 #else
   if constexpr (int8) asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));

@@ -21,7 +21,7 @@ INLINE void multiply_box(const int8_t* row, const int8_t* columns, int groups, _
 }
 
 bool usable() {
-#ifdef DSQ_EMULATED  // make avx512
+#ifdef DSQ_EMULATED  // .ci/avx512
   return true;
 #else
   unsigned a, b, c, d;  // Clang's __builtin_cpu_supports does not know it

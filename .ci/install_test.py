@@ -1,4 +1,4 @@
-"""What a person does in the first hour, with the installed package: .ci/first-hour README.md."""
+"""The first steps of a user with the installed package: .ci/install-test README.md."""
 
 import csv
 import re
