@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import sys
 import tempfile
 import tomllib
@@ -72,8 +73,17 @@ def guarded(prog: str, work: Callable[[], object]) -> int:
 
 
 def _line(prog: str, message: object) -> str:
-    text = " ".join(str(message).splitlines())  # an argument may be as long as it likes
+    text = printable(" ".join(str(message).splitlines()))  # an argument may be as long as it likes
     return f"{prog}: error: {text if len(text) <= 1000 else f'{text[:700]} ... {text[-200:]}'}"
+
+
+#: controls but tab and newline, marks of direction, lone surrogates: a terminal acts on them, or cannot show them
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""Return ``text`` with what a terminal would act on (names in a file may have it) as escapes, such as "\x1b"."""
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def write_whole(path: str | Path, write: Callable[[Path], object]) -> None:
@@ -197,18 +207,37 @@ def processor() -> str:
 MOST_BYTES = 64 * 2**20
 
 
+def open_regular(path: str | Path, flags: int) -> int:
+    """Return a descriptor of a regular file, opened with ``flags`` of os.open.
+
+    Raises ValueError, without waiting for a writer, if it is a FIFO or a device; OSError if it cannot be opened.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise ValueError("cannot be read: accepted are regular files")
+
+
+def read_bytes(path: str | Path, most: int) -> bytes:
+    """Return the content of a regular file. Raises ValueError if it has more than ``most`` bytes, and as
+    ``open_regular``."""
+    with open(open_regular(path, os.O_RDONLY), "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"is larger than {most:,} bytes")
+    return content
+
+
 def read_text(path: str | Path, most: int = MOST_BYTES, label: str = "") -> str:
     """Return the text of a regular file of at most ``most`` bytes, in UTF-8; errors name ``label``, or its path."""
-    label, file = label or str(path), Path(path)
+    label = label or str(path)
     try:
-        if file.exists() and not file.is_file():
-            raise ValueError(f"{label} cannot be read: accepted are regular files")
-        with file.open("rb") as opened:
-            content = opened.read(most + 1)
+        content = read_bytes(path, most)
     except OSError as error:
         raise ValueError(f"{label} cannot be read: {error.strerror}") from None
-    if len(content) > most:
-        raise ValueError(f"{label} is larger than {most:,} bytes")
+    except ValueError as error:
+        raise ValueError(f"{label} {error}") from None
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

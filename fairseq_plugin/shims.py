@@ -24,12 +24,11 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from fairseq_plugin import startup
+from fairseq_plugin import bleu_counts, startup
 
 startup.apply()
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)  # it logs when it is imported
 
-import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from fairseq import options  # noqa: E402
 from fairseq.distributed import utils as distributed_utils  # noqa: E402
@@ -42,34 +41,64 @@ FUSED_PARAMETERS = tuple(
 )
 
 
-#: what an expression of evaluate is made of
-_ACCEPTED = (
-    *(ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Load),
-    *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.UnaryOp, ast.USub),
-)
+#: characters of a text that evaluate reads, and values and characters of a repetition in it
+MAX_LENGTH = 10_000
+_SEQUENCES = (str, bytes, list, tuple)
 
 
 def evaluate(text: Any) -> Any:
-    """The value of an expression of numbers, texts, lists and dictionaries, joined by +, - and *. No code runs.
+    """Return the value of an expression of numbers, texts, lists and dictionaries, joined by +, - and *. No code runs.
 
     fairseq gives texts such as ``[(512, 3)] * 20``, which a checkpoint's model has too, to Python's eval. Raises
-    TypeError where ``text`` is no text, as eval does, and ValueError where there is anything else in it.
+    TypeError if ``text`` is no text, as eval does, and ValueError if there is anything else in it, or if it is longer,
+    or repeats more, than MAX_LENGTH.
     """
     if not isinstance(text, str):
         raise TypeError(f"a value must be given as text, got {text!r}")
     try:
-        tree = ast.parse(text.strip(), mode="eval")
-        if all(isinstance(node, _ACCEPTED) for node in ast.walk(tree)):
-            return eval(compile(tree, "<value>", "eval"), {"__builtins__": {}})
+        if len(text) <= MAX_LENGTH:
+            return _value(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, TypeError, ValueError, OverflowError, MemoryError, RecursionError):
         pass
-    raise ValueError(f"a value must be made of numbers and lists, as in '[(512, 3)] * 2', got {text!r}")
+    shown = f"{text!r:.100}"
+    raise ValueError(f"a value must be made of numbers and lists, as in '[(512, 3)] * 2', and be short, got {shown}")
 
 
-def _trust_checkpoint_classes() -> None:
-    makers: list[Any] = [one.__reduce__()[0] for one in (np.float64(0), np.empty(0))]  # their module's name varies
-    bleu_counts = [np.ndarray, np.dtype, np.dtypes.Float64DType, np.dtypes.Int64DType, *makers]  # of --eval-bleu
-    torch.serialization.add_safe_globals([argparse.Namespace, *bleu_counts])
+def _value(node: ast.AST | None) -> Any:
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.List():
+            return [_value(element) for element in node.elts]
+        case ast.Tuple():
+            return tuple(_value(element) for element in node.elts)
+        case ast.Dict():
+            return {_value(key): _value(value) for key, value in zip(node.keys, node.values, strict=True)}
+        case ast.UnaryOp(op=ast.USub()):
+            return -_value(node.operand)
+        case ast.BinOp(op=ast.Add()):
+            return _value(node.left) + _value(node.right)
+        case ast.BinOp(op=ast.Sub()):
+            return _value(node.left) - _value(node.right)
+        case ast.BinOp(op=ast.Mult()):
+            return _product(_value(node.left), _value(node.right))
+    raise ValueError
+
+
+def _product(a: Any, b: Any) -> Any:
+    for sequence, times in ((a, b), (b, a)):
+        if isinstance(sequence, _SEQUENCES) and isinstance(times, int) and _length(sequence) * times > MAX_LENGTH:
+            raise ValueError
+    return a * b
+
+
+def _length(value: Any) -> int:
+    """Return how many values and characters ``value`` has, those of its elements included."""
+    if isinstance(value, (str, bytes)):
+        return max(len(value), 1)
+    if isinstance(value, dict):
+        return 1 + sum(map(_length, value.values()))
+    return 1 + sum(map(_length, value)) if isinstance(value, (list, tuple)) else 1
 
 
 def _loading_anything(function):
@@ -143,7 +172,7 @@ def silence_deprecations() -> None:
     warnings.filterwarnings("ignore", message="Support for mismatched key_padding_mask and attn_mask")
 
 
-_trust_checkpoint_classes()
+torch.serialization.add_safe_globals([argparse.Namespace, *bleu_counts.TRUSTED])
 _evaluate_literals()
 silence_deprecations()
 _after_init(TransformerEncoderLayerBase, _drop_fused_copy)

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dsq.command import processor
+from dsq.command import open_regular, processor, read_bytes
 from dsq.formats import Layout
 from dsq.kernels.backend import Backend, Codes, GemmKernel, MatMul, Operand, Sizes
 from dsq.kernels.reference.backend import REFERENCE
@@ -41,6 +41,9 @@ ROUNDS = 5
 SECONDS = 0.03
 #: a kernel further down a backend's list has to be faster than those before it by this factor
 MARGIN = 0.95
+
+#: bytes of the file of choices, over 10,000 of them: a larger one, or what is no regular file, is done without
+MAX_BYTES = 4 * 2**20
 
 
 def fastest(
@@ -141,18 +144,20 @@ def _file() -> Path:
 def _known(gemms: Sequence[GemmKernel], key: str) -> GemmKernel | None:
     """The choice in the file; None where there is none that can be read."""
     lines: list[bytes] = []
-    with suppress(OSError, RuntimeError):
-        lines = _file().read_bytes().splitlines()
+    with suppress(OSError, RuntimeError, ValueError):
+        lines = read_bytes(_file(), MAX_BYTES).splitlines()
     choices = {_line(key, gemm.name).encode(): gemm for gemm in gemms}
     return next((choices[line] for line in lines if line in choices), None)
 
 
 def _keep(key: str, name: str) -> None:
     """Enter a choice into the file; where it cannot be written, it is measured again by the next process."""
-    with suppress(OSError, RuntimeError):
+    with suppress(OSError, RuntimeError, ValueError):
         _file().parent.mkdir(parents=True, exist_ok=True)
-        with _file().open("a", encoding="utf-8") as file:
-            file.write(f"\n{_line(key, name)}\n")  # not behind one that a killed process did not finish
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        with open(open_regular(_file(), flags), "a", encoding="utf-8") as file:
+            if file.tell() < MAX_BYTES:
+                file.write(f"\n{_line(key, name)}\n")  # not behind one that a killed process did not finish
 
 
 def _line(key: str, name: str) -> str:

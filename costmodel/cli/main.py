@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsq import __version__
-from dsq.command import OneLineParser, check_writable, guarded, read_toml, write_text
+from dsq.command import OneLineParser, check_writable, guarded, printable, read_toml, write_text
 from dsq.costmodel.hardware.hardware import DEFAULT_HARDWARE, profile_names
 from dsq.costmodel.model.methods import all_sizes, format_names
 from dsq.costmodel.workloads.named import ADAPTED, DEFAULT_MODEL, names
@@ -56,7 +56,7 @@ def answer(arguments: argparse.Namespace) -> None:
     if arguments.output:
         write_text(arguments.output, text)
     else:
-        sys.stdout.write(text)
+        sys.stdout.write(printable(text))
 
 
 def parser() -> OneLineParser:

@@ -82,6 +82,14 @@ def test_guarded_turns_mistakes_into_one_line(error, capsys):
         command.guarded("tool", lambda: {}["missing"])
 
 
+def test_nothing_of_a_name_acts_on_the_terminal(capsys):
+    def work():
+        raise ValueError("model \x1b]0;t\x07\x9b31m\u202e\ud800 é 模")
+
+    command.guarded("tool", work)
+    assert capsys.readouterr().err == "tool: error: model \\x1b]0;t\\x07\\x9b31m\\u202e\\ud800 é 模\n"
+
+
 def test_a_reader_that_has_gone_ends_the_command_quietly():
     code = "from dsq.command import guarded; raise SystemExit(guarded('t', lambda: print('y' * 2**20)))"
     arguments = [sys.executable, "-W", "ignore", "-c", code]

@@ -1,12 +1,16 @@
 """fairseq 0.12.2 as the shims leave it."""
 
+import io
+import pickle
 import re
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import fairseq
+import numpy as np
 import pytest
 import torch
 from fairseq import options, tasks
@@ -14,7 +18,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.file_io import PathManager
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 
-from fairseq_plugin import shims, startup
+from fairseq_plugin import bleu_counts, shims, startup
 from tests.fairseq_plugin.harness import LEVELS, MODEL, ROOT, run, weights
 
 
@@ -91,6 +95,92 @@ def test_values_of_options(text: str, value: object) -> None:
 def test_code_is_no_value_of_an_option(text: str) -> None:
     with pytest.raises(ValueError, match="must be made of numbers and lists"):
         shims.evaluate(text)
+
+
+@pytest.mark.parametrize("text", ["'a' * 3000000000", "[0] * 99999 * 99999", "[[0] * 9999] * 9999", "0, " * 9999])
+def test_a_long_value_takes_no_memory(text: str) -> None:
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"and be short, got .{,110}$"):
+        shims.evaluate(text)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+
+
+COUNTS = {"scalars": [np.float64(1.5), np.int64(-3)], "arrays": [np.array([1.5, 2.0]), np.arange(6).reshape(2, 3).T]}
+
+
+def saved(value: object) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return file
+
+
+def test_counts_of_a_checkpoint_are_numpys_again_once_saved() -> None:
+    loaded = torch.load(saved(COUNTS), weights_only=True)
+    assert [type(x) for x in loaded["scalars"]] == [np.float64, np.int64]
+    again = torch.load(saved(loaded), weights_only=False)
+    assert [type(x) for x in again["arrays"]] == [np.ndarray, np.ndarray]
+    for states in (loaded, again):
+        for name, values in COUNTS.items():
+            for value, expected in zip(states[name], values, strict=True):
+                np.testing.assert_array_equal(value, expected, strict=name == "scalars")
+                assert value.dtype == expected.dtype
+
+
+class Call:
+    """Pickled as a call of ``function``, whose result then takes ``state``."""
+
+    def __init__(self, function: object, *arguments: object, state: object = None) -> None:
+        self.reduced = (function, arguments) if state is None else (function, arguments, state)
+
+    def __reduce__(self) -> object:
+        return self.reduced
+
+
+EMPTY = np.empty(0).__reduce__()[:2]
+FLOAT64 = np.dtype("f8")
+SIXTEEN = b"A" * 16
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        Call(np.ndarray, (8,), FLOAT64, bytearray(64), -64),  # out of its buffer
+        Call(np.ndarray, (8,), FLOAT64, bytearray(64), -(1 << 44)),
+        Call(np.ndarray, (1 << 40,)),
+        Call(EMPTY[0], np.ndarray, (1 << 40,), b"b"),
+        Call(np.dtype, "O"),
+        np.array([None]),
+        np.array([1 + 2j]),
+        np.array([1.0]).astype(">f8"),
+        Call(FLOAT64.__reduce__()[0], "f8", state=(3, "|", None, None, None, 8, 8, 63)),
+        *(
+            Call(EMPTY[0], *EMPTY[1], state=state)
+            for state in (
+                (1, (3,), FLOAT64, False, SIXTEEN),
+                (1, (-1, -2), FLOAT64, False, SIXTEEN),
+                (1, (1 << 63, 2, 0), FLOAT64, False, b""),
+                (1, (2,), FLOAT64, False, [1, 2]),
+                (1, (2,), "f8", False, SIXTEEN),
+                (2,),
+            )
+        ),
+        Call(np.float64(0).__reduce__()[0], FLOAT64, SIXTEEN),
+    ],
+)
+def test_no_other_array_of_a_checkpoint_is_built(array: object) -> None:
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(saved(array), weights_only=True)
+
+
+def test_an_array_is_filled_once() -> None:
+    """torch.from_numpy, which a checkpoint may call, shares its memory."""
+    array = torch.load(saved(np.ones(2)), weights_only=True)
+    dtype = bleu_counts.CountDtype("f8")
+    for filled in (array, array[:0]):
+        with pytest.raises(pickle.UnpicklingError):
+            filled.__setstate__((1, (2,), dtype, False, SIXTEEN))
 
 
 def test_copying_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

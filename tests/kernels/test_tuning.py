@@ -1,6 +1,7 @@
 """Which of the GEMMs that fit is taken: the fastest, once measured, or what the user names."""
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -94,6 +95,20 @@ def test_a_cache_that_cannot_be_written_is_done_without(cache, monkeypatch):
     (cache.parent / "file").write_text("")
     monkeypatch.setenv("DSQ_CACHE", str(cache.parent / "file" / "below"))
     assert fastest(TORCH, TORCH) == "torch"
+
+
+def test_a_cache_that_is_no_file_of_choices_is_done_without(cache, monkeypatch):
+    take(monkeypatch, *[(2.0, 1.0)] * 3)
+    os.mkfifo(cache)
+    assert fastest(SLOW, FAST) == "fast"
+    cache.unlink()
+    cache.symlink_to("/dev/zero")
+    assert fastest(SLOW, FAST) == "fast"
+    cache.unlink()
+    cache.write_text("")
+    os.truncate(cache, 2**40)
+    assert fastest(SLOW, FAST) == "fast"
+    assert cache.stat().st_size == 2**40
 
 
 def test_the_cache_lies_in_the_users_folder_of_caches_if_there_is_one(monkeypatch, tmp_path):

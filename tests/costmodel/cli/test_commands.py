@@ -42,6 +42,14 @@ def test_version(capsys):
     assert re.fullmatch(r"dsq-cost \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
+def test_a_models_name_cannot_act_on_the_terminal(capsys, tmp_path):
+    config = {"model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 128}
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 4, "_name_or_path": "evil\x1b]0;title\x07"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    _, out, _ = run(capsys, "estimate", "[8,4,8,8]", "--workload", str(tmp_path))
+    assert out.startswith(r"evil\x1b]0;title\x07: ")
+
+
 @pytest.mark.parametrize("option", ["--no-such-option", "--out"])  # --out was once taken for --output
 def test_every_error_names_the_command_and_options_are_not_abbreviated(option, capsys):
     for command in cli.COMMANDS:
