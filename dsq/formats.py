@@ -1,13 +1,18 @@
 """Every number format states its bits, its grid, what it stores and what it costs; and how a tensor lies in memory. No
 tensors, no torch: the cost model has them too.
 
-To add a format, write a dataclass with ``@register``, and its codec in kernels/reference/formats.py.
+Block formats of floating or whole elements are data: a ``GridFormat`` of three numbers, a block and a scale rule, and a
+line of ``NAMED``. A family of formats by width (bfp, snvint, fixed) is a dataclass with ``@register``, and its codec in
+kernels/reference/formats.py.
 """
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from functools import lru_cache
-from math import prod
-from typing import Any, ClassVar, TypeVar
+from math import frexp, isfinite, prod
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from dsq.arguments import choice, whole_number
 
@@ -109,6 +114,11 @@ class Format:
         return self.bits <= MAX_PACKED_BITS
 
     @property
+    def quantizes(self) -> bool:
+        """Return whether values are rounded: to codes, or to a grid finer than any code that packs."""
+        return self.packs
+
+    @property
     def largest_code(self) -> int:
         return int((1 << (self.bits - 1)) - 1)
 
@@ -195,18 +205,49 @@ def named(name: str, bits: int, **given: Any) -> Format:
         if option not in options(name):
             having = " or ".join(repr(other) for other in FORMATS if option in options(other))
             raise ValueError(f"{option} goes with format={having}, got format={name!r}")
-    return format_class(name)(bits, **given).at(bits)
+    fmt = format_class(name)(bits, **given)
+    if bits > MAX_PACKED_BITS and not isinstance(fmt, BFP):  # of the families BFP alone has so fine a grid
+        return Identity(bits)
+    return fmt.at(bits)
 
 
 @lru_cache(maxsize=1024)  # a registered operator has its format as text
 def parse_format(text: str) -> Format:
-    """Return the format written ``bfp:bits=4,box=16``, as ``str`` gives it. Raises ValueError for anything else."""
+    """Return the format that ``text`` names: a name of ``NAMED``, perhaps with a scale rule (``mxfp4:even``), a family
+    and a width (``bfp4``), or what ``str`` gives (``bfp:bits=4,box=16``).
+
+    Raises ValueError for anything else, with the nearest name.
+    """
     name, _, rest = text.partition(":")
+    if name in NAMED and not rest:
+        return NAMED[name]
+    if name in NAMED and rest in SCALE_RULES["e8m0"] and isinstance(fmt := NAMED[name], GridFormat):
+        return replace(fmt, rule=rest)
+    if by_width := re.fullmatch(rf"({'|'.join(FORMATS)})(\d+)", text):
+        return format_class(by_width[1])(int(by_width[2]))
+    if integers := re.fullmatch(r"int(\d+)_(?:(row|tensor)|(\d+)x(\d+))", text):
+        block = {"row": (1, 0), "tensor": (0, 0)}.get(integers[2]) or (int(integers[3]), int(integers[4]))
+        return GridFormat(integer_grid(int(integers[1])), block, "fp32")
+    if name == "grid":
+        return _parse_grid_format(rest)
+    if name not in FORMATS or not rest:
+        raise ValueError(f"format must be one of {', '.join(format_names())}, got {text!r}{_nearest(text)}")
     try:
         arguments = {key: int(value) for key, value in (item.split("=") for item in rest.split(","))}
         return format_class(name)(**arguments)
     except (ValueError, TypeError) as error:
         raise ValueError(f"format must be written as in bfp:bits=4,box=16, got {text!r} ({error})") from None
+
+
+def format_names() -> list[str]:
+    """Return what ``parse_format`` takes, a family by an example: bfp4."""
+    return [*NAMED, *(f"{family}4" for family in FORMATS)]
+
+
+def _nearest(text: str, names: Iterable[str] | None = None) -> str:
+    """Return the end of an error line: the name that ``text`` may have meant, or nothing."""
+    near = get_close_matches(text, list(format_names() if names is None else names), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 # ---- block formats: BFP is the format of DSQ; SignedNVInt wastes no code
@@ -228,6 +269,12 @@ class BFP(BoxFormat):
         0.82,
         "table 1's BFP [32,32,32,32] 0.56x and [16,16,16,16] 0.18x; p = ln(0.56/0.18)/ln 4 to two digits",
     )
+
+    @property
+    def quantizes(self) -> bool:
+        """Return True: codes of 17 to 32 bits round too, though values are stored in float32 then, whose 24 bits hold
+        those of a block's largest binade exactly, and round the smaller ones no further than the grid."""
+        return True
 
 
 @register
@@ -321,3 +368,225 @@ class Identity(Format):
     @property
     def multiplier_bits(self) -> int:
         return self.significand_bits
+
+
+# ---- formats as data: a grid of elements, and a scale for each block
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The magnitudes k 2^(e - digits), k whole and below 2^(digits + 1), e from ``lowest`` on, up to ``largest``.
+
+    A minifloat has ``digits`` bits of mantissa and the least exponent ``lowest``. An integer is one all of whose values
+    are subnormal. Raises ValueError for fields out of range, or a ``largest`` that does not lie on the grid.
+    """
+
+    digits: int
+    lowest: int
+    largest: float
+
+    def __post_init__(self) -> None:
+        whole_number("digits", self.digits, 1, 23)
+        whole_number("lowest", self.lowest, -100, 100)
+        if not (isfinite(self.largest) and 0 < self.largest <= 2.0**100) or self._index(self.largest) % 1:
+            raise ValueError(f"largest must be a value of the grid, up to 2^100, got {self.largest!r}")
+        object.__setattr__(self, "largest", float(self.largest))
+        whole_number("bits of an element", self.bits, NARROWEST, MAX_PACKED_BITS)
+
+    def _index(self, magnitude: float) -> float:
+        """Return the place of a magnitude among all of the grid, from 0 on."""
+        exponent = max(frexp(magnitude)[1] - 1, self.lowest)
+        return magnitude * 2.0 ** (self.digits - exponent) + (exponent - self.lowest) * 2.0**self.digits
+
+    @property
+    def largest_index(self) -> int:
+        return int(self._index(self.largest))
+
+    @property
+    def top(self) -> int:
+        """Return floor(log2 largest)."""
+        return frexp(self.largest)[1] - 1
+
+    @property
+    def bits(self) -> int:
+        """Return the width of an element: a sign, and the place of its magnitude."""
+        return 1 + self.largest_index.bit_length()
+
+    @property
+    def significand_bits(self) -> int:
+        return self.digits + (self.largest >= 2.0**self.lowest)
+
+
+def integer_grid(bits: int) -> Grid:
+    """Return the symmetric integers of ``bits`` bits as MX scales them: k / 2^(bits - 2), |k| < 2^(bits - 1)."""
+    whole_number("bits", bits, NARROWEST, MAX_PACKED_BITS)
+    return Grid(bits - 1, 1, 2 - 2.0 ** (2 - bits))
+
+
+Scale = Literal["e8m0", "e4m3", "fp32"]
+#: how a scale follows from a = amax of its block; ``top`` is floor(log2 largest). The first is the default
+#:
+#: e8m0  floor   2^(floor(log2 a) - top)                       (OCP MX 1.0, section 6.3)
+#:       ceil    2^(ceil(log2 a) - top)
+#:       even    as floor, of a rounded to the grid's digits first
+#:       rceil   2^ceil(log2(a / largest))                     (NVIDIA)
+#: e4m3  te      e4m3(a S / largest), S = 448 largest / amax of the tensor in float32; a small one may be 0
+#:       clamped the same by torchao's arithmetic (0.18), 2^-6 at least
+#: fp32  amax    a / largest
+SCALE_RULES: dict[Scale, tuple[str, ...]] = {
+    "e8m0": ("floor", "ceil", "even", "rceil"),
+    "e4m3": ("te", "clamped"),
+    "fp32": ("amax",),
+}
+_SCALE_BYTES = {"e8m0": 1, "e4m3": 1, "fp32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class GridFormat(Format):
+    """Elements of a grid, and one scale for each block of them.
+
+    A NaN or an infinity makes its block NaN; with a scale for the tensor besides (e4m3), the whole tensor. The last
+    block may be short. Raises ValueError for fields out of range.
+    """
+
+    name: ClassVar[str] = "grid"
+    law: ClassVar[Law] = BFP.law
+
+    bits: int = field(init=False, repr=False)
+    grid: Grid
+    block: tuple[int, int] = (1, 32)  #: rows, and columns, which run along the contraction; 0: all of them
+    scale: Scale = "e8m0"
+    rule: str = ""  #: of SCALE_RULES; "": the first
+    pair: int = 0  #: neighbours that share a bit that halves their step (MX9, MX6, MX4); 0: none
+    prescale: float = 1.0  #: factor of values before rounding, which is taken back after: 3/4 keeps all from clipping
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bits", self.grid.bits)
+        rules = SCALE_RULES[choice("scale", self.scale, get_args(Scale))]  # type: ignore[index]
+        object.__setattr__(self, "rule", choice("rule", self.rule or rules[0], rules))
+        rows, columns = (whole_number("block", size, 0, (1 << 31) - 1) for size in self.block)
+        object.__setattr__(self, "block", (rows, columns))
+        whole_number("pair", self.pair, 0, 64)
+        if self.pair and (columns % self.pair or rows != 1 or self.scale != "e8m0" or not columns):
+            raise ValueError(f"pair must divide a block of one row and an e8m0 scale, got {self.pair} of {self.block}")
+        if not 2.0**-10 <= self.prescale <= 1:
+            raise ValueError(f"prescale must be in 2^-10..1, got {self.prescale!r}")
+
+    @property
+    def box(self) -> int:
+        return self.block[1]
+
+    @property
+    def packs(self) -> bool:
+        return True
+
+    @property
+    def significand_bits(self) -> int:
+        scale = {"e8m0": 0, "e4m3": 4 + 24, "fp32": 24}[self.scale]  # that of a tensor is a float32 too
+        return self.grid.significand_bits + scale + (24 if self.prescale != 1 else 0)
+
+    @property
+    def multiplier_bits(self) -> int:
+        return self.grid.significand_bits + 1
+
+    def matrix(self, layout: Layout) -> tuple[int, int, int]:
+        """Return the tensor as (outer, rows, columns) whose columns run along the contraction."""
+        if self.block == (0, 0):
+            return 1, 1, layout.outer * layout.rows * layout.columns
+        if layout.along_rows:
+            return layout.outer, layout.columns, layout.rows
+        return 1, layout.outer * layout.rows, layout.columns
+
+    def tile(self, layout: Layout) -> tuple[int, int]:
+        """Return rows and columns of a block, neither larger than the tensor (but of pairs, which stay whole)."""
+        _, rows, columns = self.matrix(layout)
+        if self.pair:
+            return self.block
+        return max(min(self.block[0] or rows, rows), 1), max(min(self.block[1] or columns, columns), 1)
+
+    def blocks(self, layout: Layout) -> tuple[int, int, int]:
+        """Return how many blocks there are of the outer axis, rows and columns."""
+        (outer, rows, columns), (height, width) = self.matrix(layout), self.tile(layout)
+        return outer, -(-rows // height), -(-columns // width)
+
+    def scale_shape(self, layout: Layout) -> tuple[int, ...]:
+        """Return the bytes of all scales: of the blocks, then a bit for each pair, then the float32 of the tensor."""
+        blocks = self.blocks(layout)
+        pairs = prod(blocks) * self.box // self.pair if self.pair else 0
+        return (prod(blocks) * _SCALE_BYTES[self.scale] + -(-pairs // 8) + 4 * (self.scale == "e4m3"),)
+
+    def at(self, bits: int) -> Format:
+        """Return this format if it is as wide, else BFP of that width in blocks of as many values."""
+        return self if bits == self.bits else BFP(bits, self.box or BOX)
+
+    def __str__(self) -> str:
+        """Return its name, or the text of all its fields; ``parse_format`` reads either."""
+        named_so = _NAME_OF.get(self)
+        return named_so or (
+            f"grid:{self.grid.digits},{self.grid.lowest},{self.grid.largest!r},{self.block[0]}x{self.block[1]},"
+            f"{self.scale},{self.rule},{self.pair},{self.prescale!r}"
+        )
+
+
+def _parse_grid_format(text: str) -> GridFormat:
+    """Return the format of what ``GridFormat.__str__`` writes after "grid:". Raises ValueError for anything else."""
+    try:
+        digits, lowest, largest, block, scale, rule, pair, prescale = text.split(",")
+        rows, columns = map(int, block.split("x"))
+        grid = Grid(int(digits), int(lowest), float(largest))
+        return GridFormat(grid, (rows, columns), scale, rule, int(pair), float(prescale))  # type: ignore[arg-type]
+    except (ValueError, TypeError) as error:
+        accepted = "grid:1,0,6.0,1x32,e8m0,floor,0,1.0"
+        raise ValueError(f"format must be written as in {accepted}, got 'grid:{text}' ({error})") from None
+
+
+E2M1_GRID, E4M3_GRID, E5M2_GRID = Grid(1, 0, 6.0), Grid(3, -6, 448.0), Grid(2, -14, 57344.0)
+E2M3_GRID, E3M2_GRID = Grid(3, 0, 7.5), Grid(2, -2, 28.0)
+
+#: formats by the name that the field gives them
+NAMED: dict[str, Format] = {}
+_NAME_OF: dict[Format, str] = {}  # the first name of each
+
+
+def register_format(name: str, fmt: Format) -> None:
+    """Let levels, configs, flags and ``quantize`` take ``fmt`` by ``name``: lower-case letters, digits and ``_``.
+
+    Raises ValueError where the name has another form, or is another format's.
+    """
+    taken = NAMED.get(name, fmt) != fmt or re.fullmatch(rf"({'|'.join(FORMATS)})\d*|grid|bf16|fp32", name)
+    if taken or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise ValueError(f"name must be of lower-case letters, digits and _, and new, got {name!r}")
+    NAMED[name] = fmt
+    _NAME_OF.setdefault(fmt, name)
+    parse_format.cache_clear()
+
+
+for _name, _format in {
+    "mxfp8_e4m3": GridFormat(E4M3_GRID),
+    "mxfp8_e5m2": GridFormat(E5M2_GRID),
+    "mxfp6_e2m3": GridFormat(E2M3_GRID),
+    "mxfp6_e3m2": GridFormat(E3M2_GRID),
+    "mxfp4": GridFormat(E2M1_GRID),
+    "mxint8": BFP(8, 32),
+    "mxfp8": GridFormat(E4M3_GRID),
+    "mxfp6": GridFormat(E2M3_GRID),
+    "mxfp4_aws": GridFormat(E2M1_GRID, prescale=0.75),
+    "nvfp4": GridFormat(E2M1_GRID, (1, 16), "e4m3"),
+    "nvfp4_2d": GridFormat(E2M1_GRID, (16, 16), "e4m3"),
+    "nvfp4_clamped": GridFormat(E2M1_GRID, (1, 16), "e4m3", "clamped"),
+    "fp8_tensor": GridFormat(E4M3_GRID, (0, 0), "fp32"),
+    "fp8_row": GridFormat(E4M3_GRID, (1, 0), "fp32"),
+    "fp8_1x128": GridFormat(E4M3_GRID, (1, 128), "fp32"),
+    "fp8_128x128": GridFormat(E4M3_GRID, (128, 128), "fp32"),
+    "fp8_e5m2_tensor": GridFormat(E5M2_GRID, (0, 0), "fp32"),
+    "fp8_e5m2_row": GridFormat(E5M2_GRID, (1, 0), "fp32"),
+    "int8_32x32": GridFormat(integer_grid(8), (32, 32), "fp32"),
+    "int8_row": GridFormat(integer_grid(8), (1, 0), "fp32"),
+    "int8_tensor": GridFormat(integer_grid(8), (0, 0), "fp32"),
+    "mx9": GridFormat(integer_grid(8), (1, 16), pair=2),
+    "mx6": GridFormat(integer_grid(5), (1, 16), pair=2),
+    "mx4": GridFormat(integer_grid(3), (1, 16), pair=2),
+    "msfp16": BFP(8),
+    "msfp12": BFP(4),
+}.items():
+    register_format(_name, _format)

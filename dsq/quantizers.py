@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dsq.arguments import choice
-from dsq.formats import DEFAULT, NARROWEST, Format, format_class, parse_format
+from dsq.formats import DEFAULT, Format, named, parse_format
 from dsq.kernels.backend import LinearMatMuls, MatMul, Operand
 from dsq.ops.products import ProductMatMuls, product_matmuls
 from dsq.packing import Rounding
@@ -51,7 +51,7 @@ class Quantizers:
         for q in (self.q0, self.q1, self.q2, self.q3):
             if not isinstance(q, Format):
                 raise TypeError(f"q0, q1, q2 and q3 must be formats, as dsq.BFP(4), got {q!r}")
-        q0, q1, q2, q3 = (q if q.packs else None for q in (self.q0, self.q1, self.q2, self.q3))
+        q0, q1, q2, q3 = (q if q.quantizes else None for q in (self.q0, self.q1, self.q2, self.q3))
         w = self.backward_weight if q1 else None
         exact = self.units == "exact"
         matmuls = LinearMatMuls(  # each operand has a seed offset of its own, so that no two share random numbers
@@ -100,7 +100,7 @@ class Quantizers:
 
 @lru_cache
 def _default(precision: Precision) -> Quantizers:
-    q0, q1, q2, q3 = map(format_class(DEFAULT)(NARROWEST).at, precision)
+    q0, q1, q2, q3 = (named(DEFAULT, bits) for bits in precision)
     return Quantizers(q0, q1, q2, q3)
 
 

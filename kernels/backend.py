@@ -82,6 +82,11 @@ class Operand:
     seed: int = 0  #: added to the product's seed: random numbers of its own
 
     @property
+    def packs(self) -> bool:
+        """Whether its values become codes, in which a stash saves them; else it is saved as it came."""
+        return self.format is not None and self.format.packs
+
+    @property
     def quantised_to(self) -> Format:
         """The format, of an operand that has one."""
         assert self.format is not None
@@ -256,7 +261,7 @@ class Backend:
     """The kernels of one kind of device. Tensors come contiguous, detached and checked, of DTYPES (masks: or bool)."""
 
     name: str
-    #: the formats that quantise, pack and unpack take here; the reference does the others
+    #: the families whose packing widths quantise, pack and unpack take here; the reference does the others
     formats: frozenset[type[Format]]
     #: (x, format, layout, seed, dtype) -> values
     quantize: Callable[[Tensor, Format, Layout, int | None, torch.dtype], Tensor]
@@ -292,4 +297,4 @@ class Backend:
 
     def serves(self, fmt: Format) -> bool:
         """Whether quantise, pack and unpack take the format here."""
-        return type(fmt) in self.formats and (self.boxes is None or fmt.box in self.boxes)
+        return fmt.packs and type(fmt) in self.formats and (self.boxes is None or fmt.box in self.boxes)

@@ -105,7 +105,7 @@ def forward(
 ) -> tuple[Tensor, StashTensors]:
     """Return y (..., N) and, where ``stashing`` asks for it, what of x the backward needs."""
     matmuls, fused = plan.matmuls, plan.fused
-    packing = stashing and plan.stash.format is not None
+    packing = stashing and plan.stash.packs
     stash: StashTensors = (x.detach().to(plan.dtypes.y),) if stashing and not packing else ()
     sharing = packing and fused is not None  # a compiler finds by itself what is packed twice
     if sharing:
@@ -173,7 +173,7 @@ def _made(layer: Layer, turned: bool, backend: Backend) -> LinearPlan:
     matmuls, dtypes = layer.matmuls, layer.dtypes
     stored = layer._replace(matmuls=of_stored_transpose(matmuls)) if turned else layer
     shape_TK, fmt, stash, call = stored.x_matrix, matmuls.stash.format, None, None
-    if fmt is not None:
+    if fmt is not None and fmt.packs:
         layout = layout_of(shape_TK, matmuls.stash.axis)
         stash = (layout.code_shape(fmt.bits), torch.uint8, fmt.scale_shape(layout), torch.uint8)
     output = stored.matmuls.output

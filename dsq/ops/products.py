@@ -122,7 +122,7 @@ class ProductMatMuls(NamedTuple):
 @lru_cache(maxsize=1024)
 def product_matmuls(q0: Format, q1: Format, q2: Format) -> ProductMatMuls:
     """Return the products at these formats; a format wider than any code leaves values as they are."""
-    f0, f1, f2 = (q if q.packs else None for q in (q0, q1, q2))
+    f0, f1, f2 = (q if q.quantizes else None for q in (q0, q1, q2))
     return ProductMatMuls(
         MatMul(Operand(f0, -1, seed=0), Operand(f0, -2, seed=1)),
         MatMul(Operand(f2, -1, seed=4), Operand(f1, -1, transposed=True, seed=3)),  # sums over N
@@ -191,7 +191,7 @@ class _Product(torch.autograd.Function):
 
 def _kept(operand: Operand, x: Tensor, seed: int | None) -> tuple[Tensor, Tensor | None]:
     """Return ``x`` as it is kept for the backward: codes and scales, or itself."""
-    if operand.format is None:
+    if not operand.packs:
         return x, None
     codes, scales, _ = packed(operand, x, seed)
     return codes, scales

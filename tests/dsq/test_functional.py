@@ -31,6 +31,21 @@ def test_double_inputs_pass_gradcheck_at_wide_precision():
     assert torch.autograd.gradcheck(lambda x, w, b: linear(x, w, b, "[32,32,32,32]"), (x, w, b))
 
 
+def test_bfp_of_more_bits_than_codes_have_quantizes_every_operand_and_saves_x_itself():
+    x, w, b, dy = inputs()
+    y, saved = saving(linear, x, w, b, quantizers("[20,20,20,20]"))
+    assert {t.data_ptr() for t in saved} == {x.data_ptr(), w.data_ptr()}
+    dx, dw, _ = torch.autograd.grad(y, (x, w, b), dy)
+
+    def q(t, dim=-1):
+        return dsq.quantize(t, dsq.BFP(20), dim).double()
+
+    assert torch.allclose(y.double(), q(x) @ q(w).t() + b, atol=1e-6)
+    assert torch.allclose(dw.double(), q(dy, 0).t() @ q(x, 0), atol=1e-6)
+    assert torch.allclose(dx, dsq.quantize((q(dy) @ q(w, 0)).float(), dsq.BFP(20)), atol=1e-4)
+    assert not torch.equal(q(x).float(), x)
+
+
 @pytest.mark.parametrize("needs", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2)])
 def test_only_the_wanted_gradients_are_made_and_only_what_they_need_is_kept(needs):
     x, w, b, dy = inputs()

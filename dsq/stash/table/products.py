@@ -57,7 +57,7 @@ def quantised_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | Non
     if not isinstance(x, Tensor):
         return linear(x, weight, bias, precision)  # which refuses it
     quantizers = precision if type(precision) is Quantizers else Quantizers.of(precision)
-    if not weight.requires_grad or quantizers.matmuls.weight_gradient.b.format is None:
+    if not weight.requires_grad or not quantizers.matmuls.stash.packs:
         return linear(x, weight, bias, quantizers)
     nearest = quantizers.rounding == "nearest"
     plan = linear_passes.plan(quantizers.matmuls, x, weight, bias, None if nearest else 0)
