@@ -26,9 +26,10 @@ from dsq.arguments import pattern
 from dsq.formats import DEFAULT, Format, format_class
 from dsq.stash.codes import Decode, Form, in_boxes
 from dsq.stash.controller import Controller
-from dsq.stash.interception import code_inputs, in_backward, segment_now
+from dsq.stash.interception import in_backward
 from dsq.stash.memory import MemoryOrder, place, weak
 from dsq.stash.policy import register
+from dsq.stash.torch_checkpoint import code_inputs, segment_now
 
 
 @register("checkpoint", composes_with=("selective", "wtacrs", "mesa", "bfp", "gact"))

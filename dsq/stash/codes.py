@@ -112,24 +112,26 @@ class Stash:
         self.kept_bytes = 0
         self.segment: Any = None  #: the checkpoint in whose segment the forward is
         self._made: dict[tuple[object, ...], _Entry] = {}
-        self._outside = self._made
-        self._exact: dict[tuple[int, int], StorageWeakRef] = {}
         self._left: dict[tuple[int, int], StorageWeakRef] = {}
+        self._outside = self._made, self._left  #: of segments
+        self._exact: dict[tuple[int, int], StorageWeakRef] = {}
 
     def forget(self) -> None:
         """Forget what the forward made, which is over: it is the graph's alone."""
-        self._made = self._outside = {}
-        self._exact, self._left = {}, {}
+        self._made, self._left = self._outside = {}, {}
+        self._exact = {}
         self.segment = None  # which holds its inputs
 
     def enter_segment(self, segment: object) -> None:
         """Begin a segment of PyTorch's checkpointing, or return to what is outside of all (None).
 
-        A segment saves the same tensors when it is recomputed, so it may know nothing of what was made before it.
+        A segment saves the same tensors when it is recomputed, so it may know nothing of what was made before it, nor,
+        behind a segment inside of it, of what it made before that one.
         """
         self.segment = segment
         self.codec = self._of_forward if segment is None else getattr(self._of_forward, "recomputed", self._of_forward)
-        self._made = self._outside if segment is None else {}
+        recomputed = segment is not None or torch._C._current_graph_task_id() != -1
+        self._made, self._left = ({}, {}) if recomputed else self._outside
 
     def code(self, x: Tensor, what: What, prepare: Prepare | None = None) -> Kept:
         """Return ``x`` in the policy's codes; ``x`` itself if it is a weight, of few values, no plain float, what

@@ -7,26 +7,30 @@ torch.compile traces the mode into the graphs of a model, or of blocks, that wer
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from types import FunctionType
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch._C._autograd import SavedTensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import _checkpoint_hook
 
 from dsq.layers import not_compiled_alone
-from dsq.stash.codes import EXACT, Codec, Form, Kept, Stash, refuse_create_graph
+from dsq.stash.codes import EXACT, Codec, Stash
 from dsq.stash.controller import RUNNING, Controller, Summary, run_under
 from dsq.stash.table import OF_MASKS, TABLE, Row
+from dsq.stash.torch_checkpoint import (
+    code_inputs,
+    exact_inputs,
+    innermost_hooks,
+    is_open,
+    is_wrapped,
+    recompute_under,
+    segment_now,
+    set_inputs,
+)
 
 _PLAIN = (Tensor, nn.Parameter)
-#: () -> the (pack, unpack) that a tensor saved now would go through; None: PyTorch keeps it as it is
-innermost_hooks: Callable[[], Any] = partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
 
 
 def in_backward() -> bool:
@@ -58,7 +62,7 @@ class Interception(TorchFunctionMode):
     def __init__(self, stash: Stash, rows: Mapping[Callable[..., Any], Row] = TABLE) -> None:
         super().__init__()
         self.stash, self.rows = stash, rows
-        self.segments_inputs: list[Any] | None = None  #: exact, of the checkpoint's segment that runs
+        self.segments: list[tuple[Any, list[Any]]] = []  #: of checkpoints that run, outer first, and exact inputs
 
     @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -75,8 +79,10 @@ class Interception(TorchFunctionMode):
         elif func is Tensor.norm:
             func = torch.norm
         row = self.rows.get(func)
-        if self.segments_inputs is not None and func in _CHOOSE:
-            self.stash.segment.get_inputs = _Inputs(self.segments_inputs)
+        if func in _CHOOSE:
+            self._follow_checkpoint()
+            for segment, inputs in self.segments:
+                set_inputs(segment, inputs)
         if row is None or not torch.is_grad_enabled() or kwargs.get("out") is not None:
             return func(*args, **kwargs)
         kwargs.pop("out", None)  # which F.normalize always names
@@ -89,75 +95,24 @@ class Interception(TorchFunctionMode):
                 wanted = wanted or value.requires_grad
         if not wanted:
             return func(*args, **kwargs)
-        if not torch.compiler.is_compiling() and (innermost_hooks() is not None or self.stash.segment is not None):
-            self._follow_checkpoint(segment_now())
+        self._follow_checkpoint()
         return row(self.stash, *args, **kwargs)
 
-    def _follow_checkpoint(self, segment: Any) -> None:
+    def _follow_checkpoint(self) -> None:
         """Let a segment of torch.utils.checkpoint be recomputed under the policies that it runs under now."""
-        if segment is not self.stash.segment:
-            self.segments_inputs = None
-            if segment is not None and getattr(segment.recompute_fn, "func", None) is not run_under:
-                self.stash.enter_segment(None)
-                segment.recompute_fn = partial(run_under, tuple(RUNNING.entered.items()), segment.recompute_fn)
-                # empty where they are in codes already; PyTorch 2.11, which some GPU images have, keeps them elsewhere
-                self.segments_inputs = getattr(segment, "saved_args", None) or None
-                code_inputs(segment, lambda x: self.stash.code(x, "boundary"))
-            self.stash.enter_segment(segment)
-
-
-#: the pack hook of a checkpoint that does not re-enter: its one free variable is the frame of the segment (torch 2.13)
-_PACK = next(it for it in _checkpoint_hook.__init__.__code__.co_consts if getattr(it, "co_name", "") == "pack_hook")
-
-
-def segment_now() -> Any:
-    """Return the segment of torch.utils.checkpoint whose forward this thread is in; None outside of all."""
-    top = innermost_hooks()
-    if top is None or not isinstance(top[0], FunctionType) or top[0].__code__ is not _PACK:
-        return None
-    return top[0].__closure__[0].cell_contents  # type: ignore[index]
-
-
-def code_inputs(segment: Any, code: Callable[[Tensor], Kept]) -> None:
-    """Have a segment keep by ``code`` its hidden states: its first tensor, and those of the same rank and width.
-
-    Where hooks of other people hold them already, as TRL's ``activation_offloading`` does, they stay there, exact: such
-    hooks may unpack a tensor once, and in a backward alone.
-    """
-    if not hasattr(segment, "saved_args"):  # PyTorch 2.11's: its inputs stay exact
-        return
-    hooks = (getattr(argument, "unpack_hook", None) for argument in segment.saved_args)  # of SavedTensors
-    others = [it for it in hooks if it is not None and getattr(it, "__module__", "") != "torch.utils.checkpoint"]
-    if others or isinstance(segment.get_inputs, _Inputs):
-        return
-    kept: list[Any] = []
-    layout = None
-    for argument in segment.saved_args:
-        with torch.no_grad():  # an outer checkpoint's may be in codes, which are unpacked as in a backward
-            x = argument.unpack() if isinstance(argument, SavedTensor) else None
-        layout = layout or (None if x is None else (x.dim(), *x.shape[-1:]))
-        hidden = x is not None and x.grad_fn is not None and (x.dim(), *x.shape[-1:]) == layout
-        form = code(x) if x is not None and hidden else None
-        kept.append(form if isinstance(form, Form) else argument)
-    segment.get_inputs, segment.saved_args = _Inputs(kept), []
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """The inputs of a checkpoint's segment, hidden states in codes."""
-
-    kept: list[Any]  #: values, SavedTensors, and Forms of what wants a gradient
-
-    def __call__(self) -> list[Any]:
-        return [self._value(item) for item in self.kept]
-
-    def _value(self, item: Any) -> Any:
-        if isinstance(item, SavedTensor):
-            return item.unpack()
-        if isinstance(item, Form):
-            refuse_create_graph()
-            return item.make(item.tensors).detach().requires_grad_()
-        return item
+        if torch.compiler.is_compiling() or (innermost_hooks() is None and self.stash.segment is None):
+            return
+        segment = segment_now()
+        if segment is self.stash.segment:
+            return
+        self.segments = [(other, inputs) for other, inputs in self.segments if is_open(other)]
+        if segment is not None and not is_wrapped(segment, run_under):
+            self.stash.enter_segment(None)
+            recompute_under(segment, run_under, tuple(RUNNING.entered.items()))
+            inputs = exact_inputs(segment)
+            if code_inputs(segment, lambda x: self.stash.code(x, "boundary")):
+                self.segments.append((segment, inputs))
+        self.stash.enter_segment(segment)
 
 
 class TablePolicy(Controller):

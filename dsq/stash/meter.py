@@ -9,8 +9,6 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from functools import partial
-from types import CellType
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.stash.codes import is_weight
 from dsq.stash.controller import Controller
+from dsq.stash.torch_checkpoint import saved_behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +125,8 @@ def _held_by(node: Any) -> Iterator[tuple[str, Any]]:
             for saved in raw if isinstance(raw, (tuple, list)) else (raw,):
                 if saved is not None and saved.data is not None:
                     yield attribute.removeprefix("_raw_saved_"), saved.data
-                    hook = saved.unpack_hook
-                    if getattr(hook, "__module__", None) == "torch.utils.checkpoint":
-                        frame = next(found for found in _cells(hook) if hasattr(found, "recompute_fn"))
-                        again = frame.recompute_fn
-                        again = again.args[-1] if isinstance(again, partial) else again  # under policies
-                        inputs = (getattr(frame, name, None) for name in ("saved_args", "get_inputs"))
-                        yield "checkpoint", (*inputs, _cells(again))
+                    yield "checkpoint", saved_behind(saved.unpack_hook)
     yield from getattr(node, "__dict__", {}).items()
-
-
-def _cells(function: Any) -> list[Any]:
-    return [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
 
 
 def reachable(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
