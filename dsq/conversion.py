@@ -75,6 +75,8 @@ def convert(model: Model, config: DSQConfig | str | None = None, **options: Any)
             if layers:
                 unconvert(model)
             raise
+    if is_converted(model):
+        change(model, "whole", True)
     if layers:
         _warn_of_little(model, excluded + tied)
     else:
@@ -133,6 +135,17 @@ def converted(model: nn.Module) -> dict[str, Any]:
 def is_converted(model: nn.Module) -> bool:
     """Return whether ``convert`` changed ``model``: it has converted layers, or a packed stash alone."""
     return bool(converted(model)) or "stash" in vars(model).get(_BEFORE, ())
+
+
+def converted_parts(model: nn.Module) -> list[nn.Module]:
+    """Return the parts of ``model`` that ``convert`` was called with, where it was not with the whole.
+
+    None where the modules around one such part are wrappers, as DDP, which hold it and nothing else.
+    """
+    parts = [module for module in model.modules() if _get(module, "whole")]
+    inside = {module for part in parts for module in part.modules()}
+    around = [module for module in model.modules() if module not in inside]
+    return parts if any(len(list(module.children())) != 1 for module in around) else []
 
 
 def check_conversion(model: nn.Module, config: DSQConfig, of: str = "config") -> None:
@@ -263,13 +276,15 @@ def _switch_off_fused_path(module: nn.Module) -> None:
 
 #: attribute of a module some of whose settings were changed: what they were, by name
 _BEFORE = "_dsq_before"
+_WHOLE = "_dsq_whole"
 
 
 def change(module: nn.Module, name: str, value: Any) -> None:
     """Set an attribute of ``module`` and remember what it was.
 
-    Three names are no attributes: "class", "attention" (the attention function of a model of transformers) and "stash"
-    (whether what the operations of dsq.stash's table keep is packed; a format where no layer says in which).
+    Four names are no attributes: "class", "attention" (the attention function of a model of transformers), "stash"
+    (whether what the operations of dsq.stash's table keep is packed; a format where no layer says in which), and
+    "whole" (whether the module is a model that was converted, no part of one).
     """
     before = _get(module, name)
     _set(module, name, value)
@@ -304,6 +319,8 @@ def _get(module: Any, name: str) -> Any:
         case "stash":
             policy: Any = applied(module).get("bfp")
             return policy is not None and (policy.q1 or True)
+        case "whole":
+            return module.__dict__.get(_WHOLE, False)
     return getattr(module, name)
 
 
@@ -318,6 +335,10 @@ def _set(module: Any, name: str, value: Any) -> None:
             policy.q1 = None if value is True else value
         case "stash":
             applied(module)["bfp"].remove(module)  # of a deep copy: the two share the policy
+        case "whole" if value:
+            module.__dict__[_WHOLE] = value
+        case "whole":
+            module.__dict__.pop(_WHOLE, None)
         case _:
             setattr(module, name, value)
 

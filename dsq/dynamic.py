@@ -11,6 +11,7 @@ import logging
 import math
 import sys
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from dsq.arguments import whole_number
 from dsq.config import DSQConfig
-from dsq.conversion import check_conversion, convert, converted, is_converted, set_level
+from dsq.conversion import check_conversion, convert, converted, converted_parts, is_converted, set_level, unconvert
 from dsq.gradient_check import GradientCheck, compare
 from dsq.process_memory import resident
 from dsq.scheduler import updates_left
@@ -27,6 +28,9 @@ from dsq.stash.interception import TablePolicy
 
 _KEYS = {"config", "scheduler"}
 _MANY = 1000  #: updates after which a validation is missed
+_LOADED = "_dsq_loaded"  #: attribute of a model whose state dict was loaded since its DynamicPrecision was made
+#: those of a model since it was converted
+_SCHEDULES: weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet["DynamicPrecision"]] = weakref.WeakKeyDictionary()
 _LOG = logging.getLogger("dsq")  #: what happens once
 
 
@@ -34,13 +38,13 @@ class DynamicPrecision:
     """A model under the schedule of its config.
 
     Args:
-        model: converted in place, if it is not.
+        model: converted in place, if it is not. If a part of it was, by itself, the whole is converted anew.
         config: a DSQConfig, or the schedule as text; None: what is advised, as ``DSQConfig.of`` says.
         total_updates: of the run, where ``rise_at`` has fractions.
         options: beside text or None, other fields of DSQConfig.
     Raises:
-        TypeError, ValueError: as ``dsq.convert`` and ``DSQConfig.scheduler`` do; where the model was converted before
-            by a config that ``convert`` acts on otherwise.
+        TypeError, ValueError: as ``dsq.convert`` and ``DSQConfig.scheduler`` do; if the model was converted before by a
+            config that ``convert`` acts on otherwise, or another DynamicPrecision with another config has it.
     """
 
     def __init__(
@@ -52,7 +56,13 @@ class DynamicPrecision:
     ) -> None:
         self.model = model
         self.config = DSQConfig.of(config, **options)
+        _refuse_second(model, self.config)
+        if not is_converted(model):
+            _SCHEDULES.pop(model, None)
         _convert(model, self.config)
+        _SCHEDULES.setdefault(model, weakref.WeakSet()).add(self)
+        model.__dict__.pop(_LOADED, None)
+        self._hook = model.register_load_state_dict_post_hook(_note_loaded)
         self._total_updates = total_updates
         self.scheduler = self.config.scheduler(total_updates)
         set_level(model, self.config, 0)
@@ -63,9 +73,17 @@ class DynamicPrecision:
         """Count work, as ``PrecisionScheduler.record``. True if the level rose; the model is at it then.
 
         Warns once where the level waits for a validation that has not come in 1,000 updates, and where the first update
-        came without a call of the model, in which alone ``stash="all"`` packs.
+        came without a call of the model, in which alone ``stash="all"`` packs; or after the model's state dict was
+        loaded, and this one's was not.
         """
         before = self.scheduler.updates
+        if self.model.__dict__.pop(_LOADED, False) and before == 0:
+            text = "a state dict was loaded into the model, and none into its DynamicPrecision, which begins anew; to "
+            text += (
+                'resume, call dynamic.load_state_dict(saved["dsq"]); load pretrained weights before DynamicPrecision'
+            )
+            warnings.warn(text, stacklevel=2)
+        self._hook.remove()
         if before == 0 and _never_called(self.model):
             text = 'stash="all" packs in calls of the model, and none came: its linear layers alone keep few bits'
             warnings.warn(f"{text}; let forward compute the loss, where another method does", stacklevel=2)
@@ -143,6 +161,8 @@ class DynamicPrecision:
         scheduler = config.scheduler(self._total_updates)
         scheduler.load_state_dict(state["scheduler"])
         check_conversion(self.model, config, "the state's config")
+        self.model.__dict__.pop(_LOADED, None)
+        self._hook.remove()
         asked = self.config.as_dict()
         self.config, self.scheduler = config, scheduler
         set_level(self.model, config, scheduler.level)
@@ -156,6 +176,20 @@ class DynamicPrecision:
             set_level(self.model, self.config, self.scheduler.level)
             _LOG.info("update %d: rose to %s", self.scheduler.updates, self.scheduler.precision)
         return rose
+
+
+def _refuse_second(model: nn.Module, config: DSQConfig) -> None:
+    """Raise ValueError if another DynamicPrecision has ``model``, or a part of it, with another config."""
+    converted_modules = (module for module in model.modules() if module in _SCHEDULES and is_converted(module))
+    for other in (dynamic for module in converted_modules for dynamic in _SCHEDULES[module]):
+        first, second = other.config.as_dict(), config.as_dict()
+        if differing := ", ".join(f"{name}={first[name]!r}" for name in first if first[name] != second[name]):
+            text = f"config must be that of the DynamicPrecision which the model has, with {differing}"
+            raise ValueError(f"{text}; or call dsq.unconvert(model) first")
+
+
+def _note_loaded(model: nn.Module, _: object) -> None:
+    model.__dict__[_LOADED] = True
 
 
 def _never_called(model: nn.Module) -> bool:
@@ -190,9 +224,12 @@ def _config(state: dict[str, Any]) -> DSQConfig:
 
 
 def _convert(model: nn.Module, config: DSQConfig, of: str = "config") -> None:
+    parts = converted_parts(model)
     if is_converted(model):
         check_conversion(model, config, of)
-    else:
+    for part in parts:
+        unconvert(part)
+    if parts or not is_converted(model):
         convert(model, config)
         text = "converted %d layers to %s, stash=%r; print(dsq.report(model, batch)) says what was left"
         _LOG.info(text, len(converted(model)), config.levels[0], config.stash)

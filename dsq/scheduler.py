@@ -94,7 +94,7 @@ class PrecisionScheduler:
         return sum(work.updates for work in self.work)
 
     def step(self, loss: float | Tensor) -> bool:
-        """Take note of a validation loss; True if the level rose. NaN and infinities are no improvement.
+        """Take note of a validation loss; True if the level rose. Warns of NaN and infinities: they improve nothing.
 
         Where torch.distributed runs, every process must call it: the mean of their losses decides for all.
         """
@@ -104,6 +104,9 @@ class PrecisionScheduler:
         if not isinstance(value, Real):
             raise TypeError(f"loss must be a number, got {loss!r}")
         loss = _mean_over_processes(float(value))
+        if not math.isfinite(loss):
+            text = f"the validation loss is {loss} at {self.precision}: it is no improvement"
+            warnings.warn(f"{text}; look at the training, more bits may not fix it", stacklevel=3)
         margin = self.threshold * abs(self.best) if math.isfinite(self.best) else 0.0
         if math.isfinite(loss) and loss < self.best - margin:
             self.best, self.stale = loss, 0

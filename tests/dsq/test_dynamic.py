@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import dsq
+from dsq.stash.controller import applied
 
 CONFIG = dsq.DSQConfig(levels=("[2,2,2,16]", "[8,4,4,16]"), patience=1, exclude="head", attention=True)
 
@@ -130,3 +131,60 @@ def test_a_resumed_run_rises_where_the_unbroken_one_does():
     resumed.load_state_dict(first.state_dict())
     resumed.began_after(3)
     assert resumed.scheduler.rise_at == (4,)
+
+
+def trunk():
+    return nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+
+
+def test_a_model_of_which_a_part_was_converted_is_converted_as_a_whole():
+    part, x = trunk(), torch.randn(512, 64)
+    dsq.DynamicPrecision(part)
+    stashes = []
+    for body in (part, trunk()):
+        model = nn.Sequential(body, nn.Linear(64, 512), nn.GELU(), nn.LayerNorm(512), nn.Linear(512, 8))
+        dsq.DynamicPrecision(model)
+        stashes.append(dsq.stash.measure(lambda model=model: model(x).sum()).nbytes)
+    assert stashes[0] == stashes[1]
+    with pytest.raises(ValueError, match="config must have stash='linears', as the model was converted"):
+        dsq.DynamicPrecision(nn.Sequential(dsq.convert(trunk()), nn.ReLU()))
+
+
+def test_a_wrapper_adopts_the_model_that_it_holds():
+    model = trunk()
+    dsq.DynamicPrecision(model)
+    policy = applied(model)
+    wrapper = torch.optim.swa_utils.AveragedModel(model)
+    wrapper.module = model
+    dsq.DynamicPrecision(wrapper)
+    assert applied(model) == policy
+    assert not applied(wrapper)
+
+
+def test_one_model_has_one_schedule():
+    first, other = one_layer("[4,4,4,8]"), dsq.DSQConfig("[8,4,8,8]")
+    model = first.model
+    dsq.DynamicPrecision(model, first.config)
+    for whole in (model, nn.Sequential(model, nn.Linear(8, 8))):
+        with pytest.raises(ValueError, match=r"DynamicPrecision which the model has, with levels=.*dsq.unconvert"):
+            dsq.DynamicPrecision(whole, other)
+    assert model[0].quantizers.precision == first.config.levels[0]
+    second = dsq.DynamicPrecision(dsq.unconvert(model), other)
+    assert model[0].quantizers.precision == second.config.levels[0]
+
+
+def test_weights_that_are_loaded_without_the_schedule_are_warned_of():
+    resumed, whole, late, before = (one_layer() for _ in range(4))
+    state = before.model.state_dict()
+    resumed.model.load_state_dict(state)
+    with pytest.warns(UserWarning, match=r"none into its DynamicPrecision.*load_state_dict\(saved\[\"dsq\"\]\)"):
+        resumed.record()
+    whole.model.load_state_dict(state)
+    whole.load_state_dict(before.state_dict())
+    late.record()
+    late.model.load_state_dict(state)
+    with warnings.catch_warnings(action="error"):
+        for dynamic in (resumed, whole, late):
+            dynamic.record()
+            assert not dynamic.model._load_state_dict_post_hooks
+            assert "_dsq_loaded" not in vars(dynamic.model)

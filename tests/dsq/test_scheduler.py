@@ -1,4 +1,5 @@
 import json
+import math
 
 import numpy as np
 import pytest
@@ -43,3 +44,11 @@ def test_rise_at_in_fractions_of_the_run_and_a_warning_where_it_is_after_the_las
         assert rise == (percent,)
     with pytest.warns(UserWarning, match="the run has 10 updates, and none after 10: no level follows"):
         dsq.PrecisionScheduler(LEVELS, rise_at=(3, 10), total_updates=10)
+
+
+def test_a_loss_that_is_not_finite_is_warned_of_and_no_improvement():
+    scheduler = dsq.DSQConfig("[4,4,4,8] [8,4,8,8]", patience=2).scheduler()
+    with pytest.warns(UserWarning, match=r"loss is nan at \[4,4,4,8\]: it is no improvement"):
+        assert not scheduler.step(math.nan)
+    with pytest.warns(UserWarning, match="loss is -inf"):
+        assert scheduler.step(-math.inf)
