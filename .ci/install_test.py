@@ -41,7 +41,7 @@ def hugging_face(**options):
     rows = [{"input_ids": ids, "labels": ids} for ids in IDS]
     trainer = Trainer(gpt(), arguments, train_dataset=rows, callbacks=[PrecisionCallback()])
     trainer.train(resume_from_checkpoint=options.get("max_steps", 2) > 2)
-    assert trainer.state.log_history[0]["dsq/bits"] == 4
+    assert trainer.state.log_history[0]["dsq/stash_bits"] == 4
     trainer.save_model("saved")
     restore(type(trainer.model).from_pretrained("saved"))
 
@@ -89,7 +89,7 @@ def lightning():
     trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(48, 32), 16))
     with open(f"{logger.log_dir}/metrics.csv") as file:
         row = list(csv.DictReader(file))[-1]
-    assert float(row["dsq/bits"]) == 4
+    assert float(row["dsq/stash_bits"]) == 4
     assert float(row["dsq/stash_mib"]) > 0
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from dsq.command import write_whole
 
-#: Okabe and Ito's colours: told apart with any colour vision; line styles and markers differ besides
+#: Okabe and Ito's colors: told apart with any color vision; line styles and markers differ besides
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#666666"
 
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True})

@@ -180,7 +180,7 @@ def resnet20(widths: tuple[int, int, int] = (32, 64, 128), classes: int = 10, ch
 _CONFIG: dict[str, dict[str, Any]] = {
     "whole": {"stash": "all"},
     "stochastic": {"rounding": "stochastic"},
-    "float32": {"units": "float32"},
+    "float32": {"gemm": "float32"},
     "tied": {"tied": True},
     "attention": {"attention": True},
     "headless": {"exclude": "head"},

@@ -17,7 +17,7 @@ Clock = Callable[[Call, int], float]
 #: a turn repeats its call until it takes about this long, so that the clock's own cost does not count
 TURN_SECONDS = 0.004
 #: ratios are not to be trusted where the baseline strays further than this from itself
-TRUSTED_STRAY = 0.1
+TRUSTED_SPREAD = 0.1
 
 
 def _clock(now: Callable[[], float]) -> Clock:
@@ -75,7 +75,7 @@ def in_turns(
 
 
 @dataclass(frozen=True, slots=True)
-class Race:
+class Comparison:
     """Contestants beside a baseline, a row each: the baseline's own first, and last the baseline again, against itself.
 
     ``best/best``: best time / the baseline's best, the steadier figure on a busy machine. ``stray``: half the
@@ -90,14 +90,14 @@ class Race:
     def trusted(self) -> bool:
         """Whether the baseline strayed little from itself."""
         again = self.rows[-1]
-        return max(abs(again["ratio"] - 1), again["stray"]) <= TRUSTED_STRAY
+        return max(abs(again["ratio"] - 1), again["stray"]) <= TRUSTED_SPREAD
 
 
-def race(title: str, baseline: tuple[str, Call], contestants: Mapping[str, Call], rounds: int) -> Race:
+def compare(title: str, baseline: tuple[str, Call], contestants: Mapping[str, Call], rounds: int) -> Comparison:
     """Time every contestant beside the baseline, ``rounds`` times."""
     name, base = baseline
     seconds = in_turns({name: base, **contestants, f"{name} again": base}, rounds)
-    return Race(title, name, [_row(who, spent, seconds[name]) for who, spent in seconds.items()])
+    return Comparison(title, name, [_row(who, spent, seconds[name]) for who, spent in seconds.items()])
 
 
 def _row(contestant: str, seconds: list[float], baseline: list[float]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def plan(
         fit: bytes of a device's memory; 0: the hardware's.
         qlora: rank of adapters over weights of 4 bits.
         options: those of `dsq-cost plan`: sequences, tokens, lora, freeze, chunked_loss, eager_attention (fields of
-            `dsq.costmodel.workloads.named.AskedStep`), devices, zero, tensor, pipeline, accumulate, optimiser (those
+            `dsq.costmodel.workloads.named.AskedStep`), devices, zero, tensor, pipeline, accumulate, optimizer (those
             of `dsq.costmodel.planning.plan.Question`).
     Returns:
         the plan: `answer` in words, `best`, `rows`, and `as_dict()`, which is what `--json` prints.

@@ -1,14 +1,14 @@
 from . import functional, stash, workload
 from .config import DSQConfig
 from .conversion import convert, converted, set_level, unconvert
-from .coverage import Coverage, report
+from .conversion_report import ConversionReport, report
 from .dynamic import DynamicPrecision
 from .formats import BFP, FixedPoint, Identity
 from .kernels.dispatch import fused_attention
 from .linear import Linear
 from .packing import Packed, pack, quantize
 from .precision import Precision, parse_levels
-from .process_memory import give_memory_back
+from .process_memory import release_memory
 from .quantizers import Quantizers
 from .scheduler import PrecisionScheduler
 
@@ -16,7 +16,7 @@ __version__: str
 
 __all__ = [
     "BFP",
-    "Coverage",
+    "ConversionReport",
     "DSQConfig",
     "DynamicPrecision",
     "FixedPoint",
@@ -30,10 +30,10 @@ __all__ = [
     "converted",
     "functional",
     "fused_attention",
-    "give_memory_back",
     "pack",
     "parse_levels",
     "quantize",
+    "release_memory",
     "report",
     "set_level",
     "stash",

@@ -204,7 +204,7 @@ def processor() -> str:
     return " ".join(named) or platform.processor() or platform.machine()
 
 
-MOST_BYTES = 64 * 2**20
+MAX_BYTES = 64 * 2**20
 
 
 def open_regular(path: str | Path, flags: int) -> int:
@@ -229,7 +229,7 @@ def read_bytes(path: str | Path, most: int) -> bytes:
     return content
 
 
-def read_text(path: str | Path, most: int = MOST_BYTES, label: str = "") -> str:
+def read_text(path: str | Path, most: int = MAX_BYTES, label: str = "") -> str:
     """Return the text of a regular file of at most ``most`` bytes, in UTF-8; errors name ``label``, or its path."""
     label = label or str(path)
     try:

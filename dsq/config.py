@@ -11,7 +11,7 @@ from dsq import formats
 from dsq.arguments import choice, flag, pattern
 from dsq.packing import Rounding
 from dsq.precision import DEFAULT_LEVELS, Level, Precision, RiseAt, damage, parse_levels, parse_rise_at
-from dsq.quantizers import Quantizers, Units
+from dsq.quantizers import Gemm, Quantizers
 from dsq.scheduler import PrecisionScheduler, check_plateau
 
 StashScope = Literal["linears", "all"]
@@ -56,17 +56,17 @@ class DSQConfig:
     )
     format: str = _option(
         formats.DEFAULT,
-        "number format: snvint (boxes of integers with a signed, fractional scale), bfp (block floating point, the "
+        "number format: snvint (blocks of integers with a signed, fractional scale), bfp (block floating point, the "
         "paper's, less exact at few bits) or fixed (fixed point)",
         words=formats.FORMATS,
     )
-    box: int = _option(formats.BOX, "values that share a scale (all but fixed)", "N")
+    block_size: int = _option(formats.BLOCK_SIZE, "values that share a scale (all but fixed)", "N")
     fraction_bits: int | None = _option(
         None, "static binary point of fixed: the step is 2^-N; absent: placed by each largest value", "N", kind=int
     )
     rounding: Rounding = _option("nearest", "rounding: nearest (ties to even) or stochastic", words=Rounding)
-    units: Units = _option(
-        "exact", "each GEMM on the fastest units that hold its products exactly, or all in float32", words=Units
+    gemm: Gemm = _option(
+        "exact", "each GEMM on the fastest gemm that hold its products exactly, or all in float32", words=Gemm
     )
     stash: StashScope = _option(
         "linears",
@@ -74,7 +74,7 @@ class DSQConfig:
         words=StashScope,
     )
     attention: bool = _option(
-        False, "quantise attention's two products too, of queries by keys and of weights by values"
+        False, "quantize attention's two products too, of queries by keys and of weights by values"
     )
     adapters: bool = _option(False, "convert PEFT's adapters (lora_A, lora_B) too, beside the layers that they adapt")
     exclude: str | None = _option(
@@ -111,7 +111,7 @@ class DSQConfig:
     def at(self, level: int) -> Quantizers:
         """Return the quantizers of every converted layer at ``level`` (0 is the first)."""
         q0, q1, q2, q3 = (self._format(bits) for bits in self.levels[level])
-        return Quantizers(q0, q1, q2, q3, self.rounding, self.units)
+        return Quantizers(q0, q1, q2, q3, self.rounding, self.gemm)
 
     @property
     def follows_validation(self) -> bool:
@@ -132,8 +132,10 @@ class DSQConfig:
         known = [field.name for field in fields(DSQConfig)]
         if not isinstance(values, dict):
             raise ValueError(f"a DSQConfig is made of a dictionary of its fields, got {values!r}")
-        if values.get("box_axis") == "contraction":  # a field of configs saved before 2026-11-26, of which this is left
-            values = {name: value for name, value in values.items() if name != "box_axis"}
+        if (
+            values.get("block_axis") == "contraction"
+        ):  # a field of configs saved before 2026-11-26, of which this is left
+            values = {name: value for name, value in values.items() if name != "block_axis"}
         unknown = sorted(set(values) - set(known))
         if unknown:
             raise ValueError(f"a DSQConfig has the fields {', '.join(known)}, got {', '.join(map(repr, unknown))}")
@@ -168,6 +170,6 @@ class DSQConfig:
         return PrecisionScheduler(self.levels, self.patience, self.threshold, self.rise_at, total_updates)
 
     def _format(self, bits: int) -> formats.Format:
-        of_some_formats = (it for it in fields(self) if it.name in ("box", "fraction_bits"))
+        of_some_formats = (it for it in fields(self) if it.name in ("block_size", "fraction_bits"))
         given = {it.name: getattr(self, it.name) for it in of_some_formats if getattr(self, it.name) != it.default}
         return formats.named(self.format, bits, **given)

@@ -1,4 +1,4 @@
-"""Let a model that nobody rewrote train with DSQ: which modules become quantised, what else changes, and back again."""
+"""Let a model that nobody rewrote train with DSQ: which modules become quantized, what else changes, and back again."""
 
 import re
 import sys
@@ -17,10 +17,10 @@ from dsq.layers import mixed
 from dsq.layers.attention import MultiheadAttention, OutProjection
 from dsq.layers.experts_and_patches import Experts, PatchConv2d, cuts_patches, is_experts
 from dsq.layers.own_products import OwnAttention, OwnProducts, calls_attention, multiplies
-from dsq.left_plain import embedded, matrices, quantised_parameters, unquantised
-from dsq.linear import Linear, of_another_quantisation
+from dsq.linear import Linear, of_another_quantization
 from dsq.process_memory import suit_a_packed_stash
-from dsq.quantizers import Quantised
+from dsq.quantizers import Quantized
+from dsq.skipped import embedded, matrices, quantized_parameters, skipped_modules
 from dsq.stash.controller import applied
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -31,17 +31,17 @@ _STASH_ALONE = 'stash="all" packs what a model without products keeps, as one of
 
 
 def convert(model: Model, config: DSQConfig | str | None = None, **options: Any) -> Model:
-    """Turn the linear layers of ``model`` into quantised ones at the first level of ``config``, in place.
+    """Turn the linear layers of ``model`` into quantized ones at the first level of ``config``, in place.
 
     nn.Linear becomes dsq.Linear; nn.MultiheadAttention, convolutions that cut patches, and transformers' Conv1D and
-    experts become their quantised selves. In any other module the products with parameters of its own are quantised as
+    experts become their quantized selves. In any other module the products with parameters of its own are quantized as
     they are called (layers/own_products.py). Only the class of a module changes: names, parameters, tying,
-    initialisation and state dict stay. Modules whose name matches ``config.exclude``, those whose weight is an
+    initialization and state dict stay. Modules whose name matches ``config.exclude``, those whose weight is an
     embedding's too (unless ``config.tied``), routers of experts and PEFT's adapters are left alone. Fused paths that
     would read the weights past the layers are switched off. Warns where nothing was converted, where under half of the
     parameters that are multiplied were (``dsq.report`` says what was left, and why), or where ``config.exclude``
     matches nothing that would have been. With ``config.stash`` "all" dsq.stash's policy "bfp" is applied too, also to a
-    model of which nothing else is converted, and where there are huge pages ``dsq.give_memory_back`` is called.
+    model of which nothing else is converted, and where there are huge pages ``dsq.release_memory`` is called.
 
     A layer that later takes the place of a converted one is plain: transformers' ``resize_token_embeddings`` comes
     first.
@@ -67,7 +67,7 @@ def convert(model: Model, config: DSQConfig | str | None = None, **options: Any)
     if layers:
         set_level(model, config, 0)
         if config.attention:
-            quantise_attention(model)
+            quantize_attention(model)
     if config.stash == "all":
         try:
             change(model, "stash", True if layers else config.at(0).q1)
@@ -129,7 +129,7 @@ def converted(model: nn.Module) -> dict[str, Any]:
     """Return the converted layers of ``model`` by name; each has ``quantizers``. Raises TypeError for no module."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    return {name: module for name, module in model.named_modules() if isinstance(module, Quantised)}
+    return {name: module for name, module in model.named_modules() if isinstance(module, Quantized)}
 
 
 def is_converted(model: nn.Module) -> bool:
@@ -174,10 +174,10 @@ def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
 
 
 def _warn_of_little(model: nn.Module, chosen: int) -> None:
-    quantised, plain = quantised_parameters(model), sum(entry.parameters for entry in unquantised(model)) - chosen
-    if quantised < plain:
+    quantized, plain = quantized_parameters(model), sum(entry.parameters for entry in skipped_modules(model)) - chosen
+    if quantized < plain:
         text = (
-            f"only {quantised / (quantised + plain):.0%} of the parameters that are multiplied were converted; "
+            f"only {quantized / (quantized + plain):.0%} of the parameters that are multiplied were converted; "
             "dsq.report(model, *inputs) says what was left, and why"
         )
         warnings.warn(text, stacklevel=3)
@@ -185,18 +185,18 @@ def _warn_of_little(model: nn.Module, chosen: int) -> None:
 
 def _warn_of_none(model: nn.Module, packed: bool) -> None:
     stays = "what operations of dsq.stash's table keep is packed" if packed else f"it stays as it is; {_STASH_ALONE}"
-    left = "".join(f"; {it.name or it.kind}: {it.why}" for it in unquantised(model)[:2])
+    left = "".join(f"; {it.name or it.kind}: {it.reason}" for it in skipped_modules(model)[:2])
     warnings.warn(f"model has no product to convert: {stays}{left}", stacklevel=3)
 
 
-# ---- which modules become quantised
+# ---- which modules become quantized
 
-#: quantised classes by the plain ones whose place they take
+#: quantized classes by the plain ones whose place they take
 _CLASSES: dict[type[nn.Module], type[nn.Module]] = {it.plain: it for it in (Linear, MultiheadAttention, OutProjection)}
 
 
 def change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
-    """Give the layers of ``model`` their quantised classes, and switch off what would read their weights past them.
+    """Give the layers of ``model`` their quantized classes, and switch off what would read their weights past them.
 
     Returns how many values the matrices hold that ``config.exclude`` left out, and how many those that are an
     embedding's too.
@@ -206,7 +206,7 @@ def change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
     excluded, tied, attentions = 0, 0, set[str]()
     adapters = set() if config.adapters else _adapters(model)
     for name, module in list(model.named_modules()):
-        kind = None if module in adapters else quantised_class(module)
+        kind = None if module in adapters else quantized_class(module)
         if kind is OutProjection and name.rpartition(".")[0] not in attentions:
             continue  # that of an attention which is left: never called
         if kind is not None:
@@ -223,10 +223,10 @@ def change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
     return excluded, tied
 
 
-def quantised_class(module: nn.Module) -> type[nn.Module] | None:
+def quantized_class(module: nn.Module) -> type[nn.Module] | None:
     """Return the class that ``convert`` gives a module like this one; None where it leaves it."""
     kind = class_of(module)
-    if any(p.is_complex() or of_another_quantisation(p) for p in module.parameters(recurse=False)):
+    if any(p.is_complex() or of_another_quantization(p) for p in module.parameters(recurse=False)):
         return None
     if kind in _CLASSES:
         return _CLASSES[kind]
@@ -242,11 +242,11 @@ def quantised_class(module: nn.Module) -> type[nn.Module] | None:
     return mixed(OwnProducts, kind) if multiplies(module, kind) else None
 
 
-def quantise_attention(model: nn.Module) -> None:
-    """Let the attentions of transformers, and those that call PyTorch's function, take quantised products."""
+def quantize_attention(model: nn.Module) -> None:
+    """Let the attentions of transformers, and those that call PyTorch's function, take quantized products."""
     inside, modules = set[nn.Module](), list[Any](model.modules())
     for module in modules:
-        if not isinstance(module, Quantised) and calls_attention(module, class_of(module)):
+        if not isinstance(module, Quantized) and calls_attention(module, class_of(module)):
             change(module, "class", mixed(OwnAttention, class_of(module)))
         elif hasattr(module, "set_attn_implementation") and module not in inside:
             from dsq.layers.of_transformers import NAME  # needs transformers

@@ -24,7 +24,7 @@ from dsq.gradient_check import GradientCheck, compare
 from dsq.process_memory import resident
 from dsq.scheduler import updates_left
 from dsq.stash.controller import applied
-from dsq.stash.interception import TablePolicy
+from dsq.stash.interception import RulePolicy
 
 _KEYS = {"config", "scheduler"}
 _MANY = 1000  #: updates after which a validation is missed
@@ -89,7 +89,7 @@ class DynamicPrecision:
             warnings.warn(f"{text}; let forward compute the loss, where another method does", stacklevel=2)
         rose = self._set_level(self.scheduler.record(updates, tokens))
         now = self.scheduler
-        validated = now.level > 0 or now.stale > 0 or math.isfinite(now.best)
+        validated = now.level > 0 or now.validations_without_improvement > 0 or math.isfinite(now.best)
         if before < _MANY <= now.updates and self.config.follows_validation and not validated:
             text = f"{now.updates} updates at {now.precision} and no validation: the level waits for dynamic.step(loss)"
             warnings.warn(f"{text}; or give rise_at", stacklevel=2)
@@ -110,7 +110,7 @@ class DynamicPrecision:
             self.scheduler.rise_at = self.config.scheduler(updates_left(self._total_updates, without)).rise_at
 
     def check(self, loss: Callable[[], Tensor], every: int = 400) -> GradientCheck | None:
-        """Compare the gradient of ``loss()`` with the unquantised one, for ``metrics`` (dsq/gradient_check.py).
+        """Compare the gradient of ``loss()`` with the unquantized one, for ``metrics`` (dsq/gradient_check.py).
 
         Call it at each update, on every process. The first call compares, and later ones where ``every`` updates were
         recorded since; else it does nothing and returns None. A comparison takes the time of three steps on what
@@ -132,16 +132,20 @@ class DynamicPrecision:
         return self._check
 
     def metrics(self) -> dict[str, float]:
-        """Return figures for a logger: "dsq/level", "dsq/bits" (q1, at which it stashes), "dsq/mean_bits" (their mean
-        over the updates so far), "dsq/stale" (validations without improvement); under ``stash="all"`` "dsq/stash_mib",
-        what the latest forward kept. On Linux also MiB of the process, "dsq/process_resident_mib" and
-        "dsq/process_peak_mib"; after ``check`` "dsq/gradient_error", "dsq/gradient_error_of_stash" and
-        "dsq/gradient_cosine", the worst of a parameter.
+        """Return figures for a logger: "dsq/level", "dsq/stash_bits" (q1, at which it stashes), "dsq/mean_bits" (their
+        mean over the updates so far), "dsq/validations_without_improvement" (validations without improvement); under
+        ``stash="all"`` "dsq/stash_mib", what the latest forward kept. On Linux also MiB of the process,
+        "dsq/process_resident_mib" and "dsq/process_peak_mib"; after ``check`` "dsq/gradient_error",
+        "dsq/gradient_error_of_stash" and "dsq/gradient_cosine", the worst of a parameter.
         """
         now = self.scheduler
         spent = sum(level.q1 * work.updates for level, work in zip(now.levels, now.work, strict=True))
-        found = {"level": float(now.level), "bits": float(now.precision.q1), "stale": float(now.stale)}
-        found["mean_bits"] = spent / now.updates if now.updates else found["bits"]
+        found = {
+            "level": float(now.level),
+            "stash_bits": float(now.precision.q1),
+            "validations_without_improvement": float(now.validations_without_improvement),
+        }
+        found["mean_bits"] = spent / now.updates if now.updates else found["stash_bits"]
         found |= {f"process_{name}_mib": nbytes / 2**20 for name, nbytes in resident().items()}
         if (check := self._check) is not None:
             found |= {"gradient_error": check.error, "gradient_cosine": check.cosine}
@@ -196,12 +200,12 @@ def _never_called(model: nn.Module) -> bool:
     """Return whether the policy of ``stash="all"`` saw no forward, in a process that compiled nothing: a graph has no
     count of its calls."""
     policy, compiler = applied(model).get("bfp"), sys.modules.get("torch._dynamo.convert_frame")
-    return isinstance(policy, TablePolicy) and policy.latest is None and not getattr(compiler, "FRAME_COUNTER", 0)
+    return isinstance(policy, RulePolicy) and policy.latest is None and not getattr(compiler, "FRAME_COUNTER", 0)
 
 
 def stash_mib(model: nn.Module) -> dict[str, float]:
     """Return "stash_mib", what the latest forward kept under the model's stash policies; nothing of a compiled one."""
-    kept = sum(policy.report().kept_bytes for policy in applied(model).values())
+    kept = sum(policy.report().saved_bytes for policy in applied(model).values())
     return {"stash_mib": kept / 2**20} if kept else {}
 
 

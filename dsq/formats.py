@@ -21,8 +21,8 @@ MAX_PACKED_BITS = 16
 #: narrowest and widest format
 NARROWEST = 2
 WIDEST = 32
-#: values to a box of a block format, unless told
-BOX = 16
+#: values to a block of a block format, unless told
+BLOCK_SIZE = 16
 #: width of a scale as kernels store it
 SCALE_BITS = 8
 #: the format of a DSQConfig, a layer and every flag, unless told: of those measured the one that loses least at 2 to 4
@@ -32,11 +32,11 @@ DEFAULT = "snvint"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A contiguous tensor as the kernels see it: ``outer`` x ``rows`` x ``columns`` values and the axis of its boxes.
+    """A contiguous tensor as the kernels see it: ``outer`` x ``rows`` x ``columns`` values and the axis of its blocks.
 
-    Boxes run along the columns where the box axis is the last one (then ``outer`` is 1), else along the rows.
+    Blocks run along the columns where the block axis is the last one (then ``outer`` is 1), else along the rows.
     Codes keep the tensor's own order: each of the outer * rows rows is one little-endian bitstream of two's-complement
-    codes, padded to a byte. Nothing is stored for the values that a short last box lacks.
+    codes, padded to a byte. Nothing is stored for the values that a short last block lacks.
     """
 
     outer: int
@@ -46,7 +46,7 @@ class Layout:
 
     @staticmethod
     def of(shape: tuple[int, ...], dim: int) -> "Layout":
-        """Return the layout of a tensor of ``shape`` with boxes along ``dim`` (negative counts from the end)."""
+        """Return the layout of a tensor of ``shape`` with blocks along ``dim`` (negative counts from the end)."""
         rank = max(len(shape), 1)
         if not -rank <= dim < rank:
             raise ValueError(f"dim must be in [{-rank}, {rank - 1}] for a tensor of shape {tuple(shape)}, got {dim}")
@@ -60,13 +60,14 @@ class Layout:
         """Return the shape of the bitstreams, in bytes."""
         return (self.outer * self.rows, -(-self.columns * bits // 8))
 
-    def box_shape(self, box: int) -> tuple[int, ...]:
-        """Return the boxes of ``box`` values, in the tensor's order; (1,) where one holds the whole tensor (0)."""
-        if box == 0:
+    def block_shape(self, block_size: int) -> tuple[int, ...]:
+        """Return the blocks of ``block_size`` values, in the tensor's order; (1,) where one holds the whole tensor
+        (0)."""
+        if block_size == 0:
             return (1,)
         if self.along_rows:
-            return (self.outer, -(-self.rows // box), self.columns)
-        return (self.outer * self.rows, -(-self.columns // box))
+            return (self.outer, -(-self.rows // block_size), self.columns)
+        return (self.outer * self.rows, -(-self.columns // block_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Law:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A number format: ``bits`` a code, and a scale shared by the values of a box.
+    """A number format: ``bits`` a code, and a scale shared by the values of a block.
 
     Raises ValueError for bits out of range, as subclasses do for fields of their own.
     """
@@ -104,8 +105,8 @@ class Format:
         object.__setattr__(self, "bits", whole_number("bits", self.bits, NARROWEST, WIDEST))
 
     @property
-    def box(self) -> int:
-        """Return how many values along the box axis that share a scale; 0: one scale serves the tensor."""
+    def block_size(self) -> int:
+        """Return how many values along the block axis that share a scale; 0: one scale serves the tensor."""
         return 0
 
     @property
@@ -142,9 +143,9 @@ class Format:
         return self.packs and self.significand_bits <= 8
 
     def scale_shape(self, layout: Layout) -> tuple[int, ...]:
-        """Return the shape of the uint8 tensor of scales: one a box in the tensor's order, and then the tensor's."""
-        boxes = layout.box_shape(self.box)
-        return (prod(boxes) + self.tensor_bytes,) if self.tensor_bytes else boxes
+        """Return the shape of the uint8 tensor of scales: one a block in the tensor's order, and then the tensor's."""
+        blocks = layout.block_shape(self.block_size)
+        return (prod(blocks) + self.tensor_bytes,) if self.tensor_bytes else blocks
 
     def nbytes(self, layout: Layout) -> int:
         """Return the bytes of a tensor of this layout: packed, or in float32 if the format is wider than any code."""
@@ -152,9 +153,9 @@ class Format:
         return codes + prod(self.scale_shape(layout)) if self.packs else codes
 
     def at(self, bits: int) -> "Format":
-        """Return the format that takes its place at another width: the same, or BFP of its boxes if it is as good."""
+        """Return the format that takes its place at another width: the same, or BFP of its blocks if it is as good."""
         bfp: Any = FORMATS["bfp"]
-        return replace(self, bits=bits) if bits <= self.useful_to else bfp(bits, self.box)
+        return replace(self, bits=bits) if bits <= self.useful_to else bfp(bits, self.block_size)
 
     def __str__(self) -> str:
         """Return the text that ``parse_format`` reads back."""
@@ -164,17 +165,17 @@ class Format:
 
 
 @dataclass(frozen=True, slots=True)
-class BoxFormat(Format):
-    """A format whose scales serve ``box`` values each, along one axis."""
+class BlockFormat(Format):
+    """A format whose scales serve ``block_size`` values each, along one axis."""
 
-    box: int = BOX  #: values that share a scale
+    block_size: int = BLOCK_SIZE  #: values that share a scale
 
     def __post_init__(self) -> None:
         Format.__post_init__(self)
-        object.__setattr__(self, "box", whole_number("box", self.box, 1, (1 << 31) - 1))
+        object.__setattr__(self, "block_size", whole_number("block_size", self.block_size, 1, (1 << 31) - 1))
 
 
-#: the formats a tensor can be quantised to, by name
+#: the formats a tensor can be quantized to, by name
 FORMATS: dict[str, type[Format]] = {}
 F = TypeVar("F", bound=type[Format])
 
@@ -214,7 +215,7 @@ def named(name: str, bits: int, **given: Any) -> Format:
 @lru_cache(maxsize=1024)  # a registered operator has its format as text
 def parse_format(text: str) -> Format:
     """Return the format that ``text`` names: a name of ``NAMED``, perhaps with a scale rule (``mxfp4:even``), a family
-    and a width (``bfp4``), or what ``str`` gives (``bfp:bits=4,box=16``).
+    and a width (``bfp4``), or what ``str`` gives (``bfp:bits=4,block_size=16``).
 
     Raises ValueError for anything else, with the nearest name.
     """
@@ -236,7 +237,7 @@ def parse_format(text: str) -> Format:
         arguments = {key: int(value) for key, value in (item.split("=") for item in rest.split(","))}
         return format_class(name)(**arguments)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"format must be written as in bfp:bits=4,box=16, got {text!r} ({error})") from None
+        raise ValueError(f"format must be written as in bfp:bits=4,block_size=16, got {text!r} ({error})") from None
 
 
 def format_names() -> list[str]:
@@ -255,11 +256,11 @@ def _nearest(text: str, names: Iterable[str] | None = None) -> str:
 
 @register
 @dataclass(frozen=True, slots=True)
-class BFP(BoxFormat):
-    """Block floating point: along one axis, ``box`` values share one exponent (DSQ, section 4; MX's INT grid).
+class BFP(BlockFormat):
+    """Block floating point: along one axis, ``block_size`` values share one exponent (DSQ, section 4; MX's INT grid).
 
-    With E = max floor(log2|x|) over the box, the step is ``2**(E - (bits - 2))`` and the largest code
-    ``2**(bits - 1) - 1``. Raises ValueError for bits or box out of range.
+    With E = max floor(log2|x|) over the block, the step is ``2**(E - (bits - 2))`` and the largest code
+    ``2**(bits - 1) - 1``. Raises ValueError for bits or block_size out of range.
     """
 
     name: ClassVar[str] = "bfp"
@@ -279,19 +280,19 @@ class BFP(BoxFormat):
 
 @register
 @dataclass(frozen=True, slots=True)
-class SignedNVInt(BoxFormat):
-    """NVINT with a signed scale: two's complement codes, an E4M3 scale a box, and an exponent a tensor.
+class SignedNVInt(BlockFormat):
+    """NVINT with a signed scale: two's complement codes, an E4M3 scale a block, and an exponent a tensor.
 
-    BFP never uses the code -2^(bits-1): at 2 bits a quarter of the codes. Here the value of largest magnitude in a box,
-    x_M, takes the negative side, which is one code longer, by the sign of the box's step; and as in NVFP4 and NVINT4
-    the scale has a mantissa (3 bits), so that x_M lies on the grid's end:
+    BFP never uses the code -2^(bits-1): at 2 bits a quarter of the codes. Here the value of largest magnitude in a
+    block, x_M, takes the negative side, which is one code longer, by the sign of the block's step; and as in NVFP4 and
+    NVINT4 the scale has a mantissa (3 bits), so that x_M lies on the grid's end:
 
         E    = floor(log2 max|x|) over the tensor, clipped to -90..120
         step = -sign(x_M) e4m3(|x_M| / 2^(bits-1) / T) T,   T = 2^(E - bits - 6)
 
     A scale is a byte, the sign and E4M3; one byte more a tensor holds E + 127. A value has bits + 3 significant bits at
     most, so that bfloat16 holds it up to 5 bits. One NaN or infinity makes the whole tensor NaN. Of two values of the
-    same largest magnitude the positive one counts. Raises ValueError for bits or box out of range.
+    same largest magnitude the positive one counts. Raises ValueError for bits or block_size out of range.
     """
 
     name: ClassVar[str] = "snvint"
@@ -310,7 +311,7 @@ class SignedNVInt(BoxFormat):
         return self.bits + 3  # E4M3 has 4, and a code of the largest magnitude is a power of two
 
 
-# ---- formats without boxes: fixed point, the paper's baseline, and no quantisation
+# ---- formats without blocks: fixed point, the paper's baseline, and no quantization
 
 #: the exponent of a value's step is stored in 8 bits, biased by this, so it spans -BIAS .. 254 - BIAS
 BIAS = 127
@@ -321,7 +322,7 @@ BIAS = 127
 class FixedPoint(Format):
     """Fixed point: one binary point for the whole tensor.
 
-    ``fraction_bits`` None places it by the tensor's largest value (dynamic: the grid of BFP with one box); a number
+    ``fraction_bits`` None places it by the tensor's largest value (dynamic: the grid of BFP with one block); a number
     leaves it there for good (static: step ``2**-fraction_bits``, values beyond the range are clipped). The paper does
     not say which it takes; six bits that stay come nearest to its rows (docs/results.md). Raises ValueError for bits or
     fraction bits out of range.
@@ -457,7 +458,7 @@ class GridFormat(Format):
     block: tuple[int, int] = (1, 32)  #: rows, and columns, which run along the contraction; 0: all of them
     scale: Scale = "e8m0"
     rule: str = ""  #: of SCALE_RULES; "": the first
-    pair: int = 0  #: neighbours that share a bit that halves their step (MX9, MX6, MX4); 0: none
+    pair: int = 0  #: neighbors that share a bit that halves their step (MX9, MX6, MX4); 0: none
     prescale: float = 1.0  #: factor of values before rounding, which is taken back after: 3/4 keeps all from clipping
 
     def __post_init__(self) -> None:
@@ -473,7 +474,7 @@ class GridFormat(Format):
             raise ValueError(f"prescale must be in 2^-10..1, got {self.prescale!r}")
 
     @property
-    def box(self) -> int:
+    def block_size(self) -> int:
         return self.block[1]
 
     @property
@@ -512,12 +513,12 @@ class GridFormat(Format):
     def scale_shape(self, layout: Layout) -> tuple[int, ...]:
         """Return the bytes of all scales: of the blocks, then a bit for each pair, then the float32 of the tensor."""
         blocks = self.blocks(layout)
-        pairs = prod(blocks) * self.box // self.pair if self.pair else 0
+        pairs = prod(blocks) * self.block_size // self.pair if self.pair else 0
         return (prod(blocks) * _SCALE_BYTES[self.scale] + -(-pairs // 8) + 4 * (self.scale == "e4m3"),)
 
     def at(self, bits: int) -> Format:
         """Return this format if it is as wide, else BFP of that width in blocks of as many values."""
-        return self if bits == self.bits else BFP(bits, self.box or BOX)
+        return self if bits == self.bits else BFP(bits, self.block_size or BLOCK_SIZE)
 
     def __str__(self) -> str:
         """Return its name, or the text of all its fields; ``parse_format`` reads either."""

@@ -1,20 +1,20 @@
-"""The quantised operations as functions."""
+"""The quantized operations as functions."""
 
 from torch import Tensor, nn
 
 from dsq.linear import linear
 from dsq.ops.products import product
 from dsq.precision import Precision
-from dsq.quantizers import Quantised, Quantizers
+from dsq.quantizers import Quantized, Quantizers
 
 __all__ = ["linear", "matmul"]
 
 
 def matmul(a: Tensor, b: Tensor, at: nn.Module | Precision | str | Quantizers) -> Tensor:
-    """Return ``a @ b`` of two activations with both quantised and a packed stash, for modules that write attention
+    """Return ``a @ b`` of two activations with both quantized and a packed stash, for modules that write attention
     themselves.
 
-    y = Q0(a) Q0(b), da = Q2(dy) Q1(b)^T, db = Q1(a)^T Q2(dy); boxes run along the contraction of each product.
+    y = Q0(a) Q0(b), da = Q2(dy) Q1(b)^T, db = Q1(a)^T Q2(dy); blocks run along the contraction of each product.
     Differentiable once.
 
     Args:
@@ -28,7 +28,7 @@ def matmul(a: Tensor, b: Tensor, at: nn.Module | Precision | str | Quantizers) -
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         raise TypeError(f"a and b must be tensors, got {type(a).__name__} and {type(b).__name__}")
     if isinstance(at, nn.Module):
-        if not isinstance(at, Quantised) or at.evaluates_plain or not at.conversion.get("attention", True):
+        if not isinstance(at, Quantized) or at.evaluates_plain or not at.conversion.get("attention", True):
             return a @ b
         quantizers = at.quantizers
     else:

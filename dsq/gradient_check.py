@@ -1,9 +1,9 @@
-"""How far quantisation moves a gradient: one batch as the model trains and without quantisation, at the same dropout.
+"""How far quantization moves a gradient: one batch as the model trains and without quantization, at the same dropout.
 
-    g  gradient without quantisation    q  as the model trains    s  with the stash as it trains, and exact products
+    g  gradient without quantization    q  as the model trains    s  with the stash as it trains, and exact products
     error = |q - g| / |g|    of_stash = |s - g| / |g|    cosine = <q, g> / (|q| |g|)    ratio = |q| / |g|
 
-Without quantisation, every converted layer has 32 bits and every stash policy is suspended. All passes see the same
+Without quantization, every converted layer has 32 bits and every stash policy is suspended. All passes see the same
 random numbers.
 """
 
@@ -36,7 +36,7 @@ class Limits:
     ratio: float  #: of a parameter's norms; the reciprocal is a limit too
 
 
-# From a transformer on Multi30k (docs/coverage.md), where bf16 autocast has error .01 to .04 and cosines from .998:
+# From a transformer on Multi30k (docs/report.md), where bf16 autocast has error .01 to .04 and cosines from .998:
 #: [8,4,4,8] (error to .29, of the stash .05, cosine .80) trains as bf16 autocast does. A Llama whose output projection
 #: is its own lost .07 nats at [8,4,4,8], with cosines of .63 to .74. A stash of 4 bits moves the gradient of a model
 #: that has trained, mostly noise, by .06 to .11 and costs nothing; policy gact at .14 lost .026 nats on Multi30k
@@ -81,7 +81,7 @@ class GradientCheck:
     error: float
     of_stash: float
     parameters: tuple[ParameterGradient, ...]  #: largest error first; those that are not judged come last
-    # of two more runs without quantisation, made where the grade is not "fine":
+    # of two more runs without quantization, made where the grade is not "fine":
     of_loss: float = 0.0  #: the error where nothing differs
     of_bfloat16: float = 0.0  #: the error where weights are rounded to bfloat16
 
@@ -117,7 +117,7 @@ class GradientCheck:
     def _beyond(self, limits: Limits) -> list[str]:
         """Return in words what exceeds ``limits``."""
         if infinite := [p for p in self.parameters if math.isnan(p.error)]:
-            also = " without quantisation either" if any(math.isnan(p.share) for p in infinite) else ""
+            also = " without quantization either" if any(math.isnan(p.share) for p in infinite) else ""
             return [f"the gradient of {infinite[0].name} is not finite{also}"]
         found = [] if self.error <= limits.error else [f"error over {limits.error:g}: raise q0 and q2"]
         found += [] if self.of_stash <= limits.of_stash else [f"the stash's over {limits.of_stash:g}: raise q1"]
@@ -125,7 +125,7 @@ class GradientCheck:
 
 
 def compare(model: nn.Module, loss: Callable[[], Tensor | None]) -> GradientCheck:
-    """Compare the gradient of ``loss()``, which runs ``model``, with the unquantised one.
+    """Compare the gradient of ``loss()``, which runs ``model``, with the unquantized one.
 
     The loss is run twice, three times where the model has converted layers, twice more where the grade is not "fine".
     That takes the memory of a plain step, one more set of gradients and one of weights. Random numbers, buffers,

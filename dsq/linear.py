@@ -5,9 +5,9 @@
                dw = Q3(dy)^T Q1(x)
                db = sum of dy over tokens
 
-Shape suffixes: T tokens (all leading dimensions), K in-features, N out-features. Boxes run along the contraction axis
-of the product that consumes the tensor: K for y, N for dx, T for dw. The backward quantises the weight anew, which
-still exists then: no bytes in the stash, and so Qw has more bits than the paper's Q1 (quantizers.LEAST_FOR_W).
+Shape suffixes: T tokens (all leading dimensions), K in-features, N out-features. Blocks run along the contraction axis
+of the product that consumes the tensor: K for y, N for dx, T for dw. The backward quantizes the weight anew, which
+still exists then: no bytes in the stash, and so Qw has more bits than the paper's Q1 (quantizers.MIN_WEIGHT_BITS).
 
 Quantizers (quantizers.py) name the three products; ops/linear_passes.py plans and runs them; dsq.kernels computes.
 """
@@ -23,13 +23,13 @@ from torch.overrides import handle_torch_function
 from dsq.kernels.backend import LinearMatMuls
 from dsq.ops import linear_passes
 from dsq.precision import DEFAULT_LEVELS, Precision
-from dsq.quantizers import NO_JIT, Quantised, Quantizers
+from dsq.quantizers import NO_JIT, Quantized, Quantizers
 
 _function_mode = torch._C._is_torch_function_mode_enabled
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision | str | Quantizers) -> Tensor:
-    """Compute ``torch.nn.functional.linear`` with the tensors of its three products quantised, and a packed stash.
+    """Compute ``torch.nn.functional.linear`` with the tensors of its three products quantized, and a packed stash.
 
     If ``weight`` needs a gradient, Q1(x) stays in memory in its own bits, once for all calls that share ``x``. If ``x``
     needs one, the weight itself stays: it must not change in place before the backward. Stochastic rounding draws its
@@ -37,7 +37,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
 
     Args:
         x: (..., K) floating tensor, any number of leading dimensions.
-        weight: (N, K), of the dtype of ``x``. Under autocast dtypes may differ, and the operands are quantised from the
+        weight: (N, K), of the dtype of ``x``. Under autocast dtypes may differ, and the operands are quantized from the
             tensors as they are.
         bias: (N,) or None.
         precision: Quantizers, or four widths of the default format, rounded to nearest: "[4,4,4,8]".
@@ -60,12 +60,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
     return linear_passes.forward(plan, x, weight, bias, seed, stashing=False)[0]
 
 
-def multiply(layer: Quantised, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def multiply(layer: Quantized, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return ``linear`` at the level of ``layer``, or ``F.linear`` if the layer evaluates in floating point."""
     if layer.eval_full_precision and not layer.training:
         return F.linear(x, weight, bias)
     if type(weight) not in (nn.Parameter, Tensor) and isinstance(weight, Tensor):
-        if of_another_quantisation(weight):  # since the conversion
+        if of_another_quantization(weight):  # since the conversion
             return F.linear(x, weight, bias)
         if hasattr(weight, "device_mesh"):
             from dsq.ops.tensor_parallel import sharded_linear  # importing torch.distributed.tensor takes half a second
@@ -74,7 +74,7 @@ def multiply(layer: Quantised, x: Tensor, weight: Tensor, bias: Tensor | None) -
     return linear(x, weight, bias, layer.quantizers)
 
 
-def of_another_quantisation(weight: Tensor) -> bool:
+def of_another_quantization(weight: Tensor) -> bool:
     """Return whether ``weight`` is a tensor made of others that is no DTensor, as torchao's int8."""
     return hasattr(weight, "__tensor_flatten__") and not hasattr(weight, "device_mesh")
 
@@ -101,8 +101,8 @@ class _Linear(torch.autograd.Function):
         return dx, dw_NK, db_N, None, None
 
 
-class Linear(Quantised, nn.Linear):
-    """``nn.Linear`` whose three products run quantised and whose stash is packed; same parameters, same state dict.
+class Linear(Quantized, nn.Linear):
+    """``nn.Linear`` whose three products run quantized and whose stash is packed; same parameters, same state dict.
 
     In training mode and in evaluation alike the forward runs at q0; ``eval_full_precision`` makes evaluation run in
     floating point. Shapes and errors are those of ``dsq.functional.linear``.

@@ -41,7 +41,7 @@ class Packed:
     """A tensor in the bits of its format: what ``pack`` gives."""
 
     codes: Tensor  #: uint8 bitstream, a row of bytes for each row of the tensor (dsq.formats.Layout), or the values
-    scales: Tensor | None  #: uint8, what the boxes share; None where values are kept as they are
+    scales: Tensor | None  #: uint8, what the blocks share; None where values are kept as they are
     fmt: Format
     shape: torch.Size
     dim: int
@@ -53,7 +53,7 @@ class Packed:
         return self.codes.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def unpack(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the quantised values, in ``dtype`` (default: that of the packed tensor)."""
+        """Return the quantized values, in ``dtype`` (default: that of the packed tensor)."""
         dtype = dtype or self.dtype
         if self.scales is None:
             return self.codes.to(dtype)

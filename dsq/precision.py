@@ -14,7 +14,7 @@ ACCEPTED_LEVELS = "precisions that never decrease, as in [4,3,3,8] [8,4,4,8]"
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Bits at the four points of a linear layer where DSQ quantises (DSQ, section 3, figure 2).
+    """Bits at the four points of a linear layer where DSQ quantizes (DSQ, section 3, figure 2).
 
     Raises ValueError where a width is not a whole number in 2..32. A width above 16 leaves values in floating point.
     """
@@ -41,7 +41,7 @@ class Precision:
         body = re.fullmatch(r"\s*(?:\[([^\[\]]*)\]|([^\[\]]*))\s*", text) if isinstance(text, str) else None
         widths = re.split(r"[\s,]+", (body[1] or body[2] or "").strip(" ,")) if body else []
         if len(widths) != 4 or not all(width.isdecimal() for width in widths):
-            whole = '; the whole stash is asked for by stash="all", or in dsq-cost by plan "[8,4,8,8] all"'
+            whole = '; stash="all", or in dsq-cost by plan "[8,4,8,8] all"'
             raise ValueError(f"precision must be {ACCEPTED}, got {text!r}{whole * str(text).endswith('all')}")
         return Precision(*map(int, widths))
 

@@ -41,7 +41,7 @@ class Settings(NamedTuple):
     huge_pages: bool  #: blocks of 2 MiB or more lie on huge pages
 
 
-def give_memory_back(wanted: bool = True) -> Settings:
+def release_memory(wanted: bool = True) -> Settings:
     """Make both settings, once a process; the log (INFO) says which took effect, or why not.
 
     ``wanted`` False, as DSQ_ALLOCATOR=0 does, leaves the process as it is, in later calls too: call it before the first

@@ -20,8 +20,8 @@ from dsq.precision import Precision
 #: all tokens, so that no batch averages it out. A GPT's gradient is 9 % nearer with 5 than with 4, 18 % with the whole
 #: stash; with 8, 13 and 27 %. AVX2 multiplies codes of 13 bits together: 8 of dy leave 5, and 8 of w cost a tenth of a
 #: step there. In eleven translations under the whole stash 8 gained nothing (-.007 nats +- .018, 2026-11-28).
-LEAST_FOR_W = 5
-Units = Literal["exact", "float32"]
+MIN_WEIGHT_BITS = 5
+Gemm = Literal["exact", "float32"]
 
 
 #: those that layers were given, by their text
@@ -40,20 +40,20 @@ class Quantizers:
     q2: Format  #: the gradient dy entering the product for dx
     q3: Format  #: the gradient dy entering the product for dw, and dx leaving the layer
     rounding: Rounding = "nearest"
-    units: Units = "exact"
+    gemm: Gemm = "exact"
     matmuls: LinearMatMuls = field(init=False, repr=False, compare=False)
     products: ProductMatMuls = field(init=False, repr=False, compare=False)  #: of two activations
     text: str = field(init=False, repr=False, compare=False)  #: all of the above
 
     def __post_init__(self) -> None:
         choice("rounding", self.rounding, get_args(Rounding))
-        choice("units", self.units, get_args(Units))
+        choice("gemm", self.gemm, get_args(Gemm))
         for q in (self.q0, self.q1, self.q2, self.q3):
             if not isinstance(q, Format):
                 raise TypeError(f"q0, q1, q2 and q3 must be formats, as dsq.BFP(4), got {q!r}")
         q0, q1, q2, q3 = (q if q.quantizes else None for q in (self.q0, self.q1, self.q2, self.q3))
         w = self.backward_weight if q1 else None
-        exact = self.units == "exact"
+        exact = self.gemm == "exact"
         matmuls = LinearMatMuls(  # each operand has a seed offset of its own, so that no two share random numbers
             MatMul(Operand(q0, -1, seed=0), Operand(q0, -1, transposed=True, seed=1), exact=exact),
             MatMul(Operand(q2, -1, seed=4), Operand(w, 0, seed=3), result=q3, result_seed=6, exact=exact),
@@ -61,7 +61,7 @@ class Quantizers:
         )
         object.__setattr__(self, "matmuls", matmuls)
         object.__setattr__(self, "products", product_matmuls(self.q0, self.q1, self.q2))
-        named = *map(str, (self.q0, self.q1, self.q2, self.q3)), self.rounding, self.units
+        named = *map(str, (self.q0, self.q1, self.q2, self.q3)), self.rounding, self.gemm
         object.__setattr__(self, "text", " ".join(named))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Quantizers":
@@ -73,8 +73,8 @@ class Quantizers:
 
     @property
     def backward_weight(self) -> Format:
-        """Return the format of w in dx: q1's, in no fewer than LEAST_FOR_W bits where the forward has as many."""
-        return self.q1.at(max(self.q1.bits, min(self.q0.bits, LEAST_FOR_W)))
+        """Return the format of w in dx: q1's, in no fewer than MIN_WEIGHT_BITS bits where the forward has as many."""
+        return self.q1.at(max(self.q1.bits, min(self.q0.bits, MIN_WEIGHT_BITS)))
 
     def seed(self) -> int | None:
         """Draw the seed of one call from torch's default generator; None if rounding is to nearest."""
@@ -107,7 +107,7 @@ def _default(precision: Precision) -> Quantizers:
 NO_JIT = "use torch.compile or torch.export, or call dsq.unconvert(model) first"
 
 
-class Quantised:
+class Quantized:
     """The mixin of every converted layer, before the class that the layer had."""
 
     plain: ClassVar[type[nn.Module]]  #: the class before conversion: ``dsq.unconvert`` goes back to it

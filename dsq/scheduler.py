@@ -81,7 +81,7 @@ class PrecisionScheduler:
         self.threshold = threshold
         self.level = 0
         self.best = math.inf
-        self.stale = 0  #: validations since the loss last improved
+        self.validations_without_improvement = 0  #: validations since the loss last improved
         self.work = [Work() for _ in self.levels]
 
     @property
@@ -109,13 +109,13 @@ class PrecisionScheduler:
             warnings.warn(f"{text}; look at the training, more bits may not fix it", stacklevel=3)
         margin = self.threshold * abs(self.best) if math.isfinite(self.best) else 0.0
         if math.isfinite(loss) and loss < self.best - margin:
-            self.best, self.stale = loss, 0
+            self.best, self.validations_without_improvement = loss, 0
             return False
-        self.stale += 1
-        if self.stale < self.patience or self.level + 1 == len(self.levels):
+        self.validations_without_improvement += 1
+        if self.validations_without_improvement < self.patience or self.level + 1 == len(self.levels):
             return False
         self.level += 1
-        self.best, self.stale = math.inf, 0
+        self.best, self.validations_without_improvement = math.inf, 0
         return True
 
     def record(self, updates: int | Tensor = 1, tokens: int | Tensor = 0) -> bool:
@@ -138,7 +138,7 @@ class PrecisionScheduler:
             "levels": [list(precision) for precision in self.levels],
             "level": self.level,
             "best": self.best if math.isfinite(self.best) else None,  # JSON has no infinity
-            "stale": self.stale,
+            "validations_without_improvement": self.validations_without_improvement,
             "work": [(work.updates, work.tokens) for work in self.work],
         }
 
@@ -151,7 +151,10 @@ class PrecisionScheduler:
         if state["levels"] != expected["levels"]:
             raise ValueError(f"levels must be those of the checkpoint, {state['levels']}, got {expected['levels']}")
         self.level = whole_number("level", state["level"], 0, len(self.levels) - 1)
-        self.stale, self.work = state["stale"], [Work(*it) for it in state["work"]]
+        self.validations_without_improvement, self.work = (
+            state["validations_without_improvement"],
+            [Work(*it) for it in state["work"]],
+        )
         self.best = math.inf if state["best"] is None else state["best"]
 
     def history(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     python examples/vit_classifier.py
 
-Images of 16 x 16 hold stripes, a checkerboard or a disc, moved and noisy. dsq.convert quantises the feed-forward
+Images of 16 x 16 hold stripes, a checkerboard or a disc, moved and noisy. dsq.convert quantizes the feed-forward
 linears, at a level that rises after a while; the policy "gact" gives every other saved tensor 4 bits on average,
 more to those whose rounding moves the gradient most.
 """

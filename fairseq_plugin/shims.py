@@ -8,8 +8,8 @@ Import this before anything of fairseq, and in every process: workers that are s
 3. Encoder layers carry a second copy of their weights for PyTorch's fused encoder ("BetterTransformer"): eight dead
    parameters a layer. At generation the fused path passes by every Linear, and crashes on padded batches.
 4. --bf16 is taken for --tpu.
-5. Sinusoidal positions and adaptive layers save a number of uninitialised memory: no two checkpoints are alike.
-6. Options of models and optimisers, those in checkpoints too, go through eval: see evaluate.
+5. Sinusoidal positions and adaptive layers save a number of uninitialized memory: no two checkpoints are alike.
+6. Options of models and optimizers, those in checkpoints too, go through eval: see evaluate.
 7. Each run prints a screen of deprecation warnings that nobody but fairseq could act on, and a wish for tensorboardX.
 """
 

@@ -122,7 +122,7 @@ def _convert(model: nn.Module, config: dsq.DSQConfig) -> None:
     dsq.convert(model, config)
     if not dsq.converted(model):
         raise InputError(
-            f"--dsq-exclude {config.exclude!r} leaves no linear to quantise: give another, or no --dsq-levels"
+            f"--dsq-exclude {config.exclude!r} leaves no linear to quantize: give another, or no --dsq-levels"
         )
     model.add_module(NAME, DSQState(config))
 

@@ -45,7 +45,7 @@ class AffineCodes(NamedTuple):
     """Codes between a low and a step of each group (kernels/reference/stash.py)."""
 
     codes: Tensor  #: uint8, a bitstream: (ceil(values * bits / 8),)
-    ranges: Tensor  #: (2, groups): the low of each group, and the step, the distance of neighbouring codes
+    ranges: Tensor  #: (2, groups): the low of each group, and the step, the distance of neighboring codes
 
 
 class MovingRanges(NamedTuple):
@@ -77,7 +77,7 @@ class Operand:
     """How a matrix enters a product."""
 
     format: Format | None  #: None: as it is
-    axis: int  #: of its boxes
+    axis: int  #: of its blocks
     transposed: bool = False  #: its transpose is multiplied
     seed: int = 0  #: added to the product's seed: random numbers of its own
 
@@ -87,7 +87,7 @@ class Operand:
         return self.format is not None and self.format.packs
 
     @property
-    def quantised_to(self) -> Format:
+    def quantized_to(self) -> Format:
         """The format, of an operand that has one."""
         assert self.format is not None
         return self.format
@@ -98,11 +98,11 @@ class Operand:
 
 @dataclass(frozen=True, slots=True, eq=False)  # a key of caches: by identity, which is quick
 class MatMul:
-    """``a b``, each operand quantised first, and the result perhaps after."""
+    """``a b``, each operand quantized first, and the result perhaps after."""
 
     a: Operand
     b: Operand
-    result: Format | None = None  #: boxes along the last axis
+    result: Format | None = None  #: blocks along the last axis
     result_seed: int = 0
     exact: bool = True  #: by the fastest kernel whose products of values are exact; else in the operands' own dtype
     text: str = field(init=False, repr=False)  #: what ``parse_matmul`` reads back: a registered operator takes text
@@ -125,12 +125,12 @@ class MatMul:
         a, b = (replace(x, transposed=not x.transposed) for x in (self.b, self.a))
         return replace(self, a=a, b=b)
 
-    def boxes_match(self) -> bool:
-        """Whether both operands have boxes of one length that run along the contraction, or one scale each."""
+    def blocks_match(self) -> bool:
+        """Whether both operands have blocks of one length that run along the contraction, or one scale each."""
         a, b = self.a, self.b
-        if a.format is None or b.format is None or a.format.box != b.format.box:
+        if a.format is None or b.format is None or a.format.block_size != b.format.block_size:
             return False
-        return a.format.box == 0 or (a.axis % 2, b.axis % 2) == self.contracted()
+        return a.format.block_size == 0 or (a.axis % 2, b.axis % 2) == self.contracted()
 
 
 @lru_cache(maxsize=256)
@@ -162,7 +162,7 @@ class LinearMatMuls(NamedTuple):
 
 
 def along_contraction(a: Format, b: Format, transposed: tuple[bool, bool] = (False, True)) -> MatMul:
-    """Return the product of formats whose boxes run along the contraction; as a layer's of x (M, K) and w (N, K)."""
+    """Return the product of formats whose blocks run along the contraction; as a layer's of x (M, K) and w (N, K)."""
     turned_a, turned_b = transposed
     return MatMul(Operand(a, 0 if turned_a else 1, turned_a), Operand(b, 1 if turned_b else 0, turned_b))
 
@@ -217,7 +217,7 @@ class GemmKernel(NamedTuple):
     #: products of values; those of a wide format are rounded to a narrow dtype first
     fits: Callable[[MatMul, torch.dtype], bool]
     #: (product, a (M, K), b (K, N), bias (N,) or None) -> (M, N) in float32, or in the operands' dtype; values come
-    #: quantised, and transposed where the product says so; codes come as they were packed
+    #: quantized, and transposed where the product says so; codes come as they were packed
     run: Callable[[MatMul, Any, Any, Tensor | None], Tensor]
     packed: bool = False  #: ``run`` takes Codes, else values
     a_dtype: torch.dtype | None = None  #: of the values that ``run`` takes; None: their own
@@ -261,7 +261,7 @@ class Backend:
     """The kernels of one kind of device. Tensors come contiguous, detached and checked, of DTYPES (masks: or bool)."""
 
     name: str
-    #: the families whose packing widths quantise, pack and unpack take here; the reference does the others
+    #: the families whose packing widths quantize, pack and unpack take here; the reference does the others
     formats: frozenset[type[Format]]
     #: (x, format, layout, seed, dtype) -> values
     quantize: Callable[[Tensor, Format, Layout, int | None, torch.dtype], Tensor]
@@ -292,9 +292,9 @@ class Backend:
     attention_gradients: Callable[..., tuple[Tensor, ...] | None] | None = None
     #: (float32 values, in place) -> ReLU of them, bits of the result's mask; None: PyTorch's, then ``pack_mask``
     relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]] | None = None
-    #: lengths of boxes that quantise, pack and unpack take (0: one scale for the tensor); None: any
-    boxes: frozenset[int] | None = None
+    #: lengths of blocks that quantize, pack and unpack take (0: one scale for the tensor); None: any
+    blocks: frozenset[int] | None = None
 
     def serves(self, fmt: Format) -> bool:
-        """Whether quantise, pack and unpack take the format here."""
-        return fmt.packs and type(fmt) in self.formats and (self.boxes is None or fmt.box in self.boxes)
+        """Whether quantize, pack and unpack take the format here."""
+        return fmt.packs and type(fmt) in self.formats and (self.blocks is None or fmt.block_size in self.blocks)

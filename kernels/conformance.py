@@ -62,7 +62,7 @@ def differing(**results: tuple[Tensor, Tensor]) -> str:
     return " ".join(name for name, (expected, found) in results.items() if not same_bits(expected, found.cpu()))
 
 
-# ---- quantise, pack and unpack: every width, axis, rounding and dtype, on values full of edges
+# ---- quantize, pack and unpack: every width, axis, rounding and dtype, on values full of edges
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class CodecCase:
     dim: int
     format: Format
     dtype: torch.dtype = torch.float32  #: of the tensor
-    out: torch.dtype = torch.float32  #: of the quantised and the unpacked values
+    out: torch.dtype = torch.float32  #: of the quantized and the unpacked values
     seed: int | None = None  #: None rounds to nearest
 
     def __str__(self) -> str:
@@ -83,16 +83,16 @@ class CodecCase:
 
 
 def cases(backend: Backend, rows: int = 21, columns: int = 140) -> Iterator[CodecCase]:
-    """Yield the widths, axes, roundings and types of each format that the backend serves, and shapes that tiles, boxes
+    """Yield the widths, axes, roundings and types of each format that the backend serves, and shapes that tiles, blocks
     and bytes do not divide."""
     for kind in sorted(backend.formats, key=lambda kind: kind.name):
-        if "box" in options(kind.name):
-            yield from (case for case in _cases_of_boxes(kind, rows, columns) if backend.serves(case.format))
+        if "block_size" in options(kind.name):
+            yield from (case for case in _cases_of_blocks(kind, rows, columns) if backend.serves(case.format))
         elif kind is FixedPoint:
             yield from _cases_of_fixed_point(rows, columns)
 
 
-def _cases_of_boxes(format: Callable[..., Format], rows: int, columns: int) -> Iterator[CodecCase]:
+def _cases_of_blocks(format: Callable[..., Format], rows: int, columns: int) -> Iterator[CodecCase]:
     ragged, even = (rows, columns), (2, 16 * (rows // 16), 128 * max(columns // 128, 1))
     for bits in range(2, 17):
         into, out = DTYPES[bits % 3], DTYPES[(bits // 3) % 3]
@@ -105,9 +105,9 @@ def _cases_of_boxes(format: Callable[..., Format], rows: int, columns: int) -> I
     for dim, before in ((-1, columns // 32 * 32), (-2, 0)):  # rows of whole words of 32 bits that end within 32 codes
         for bits, last in ((3, 21), (5, 19), (6, 5), (7, 9)):
             yield CodecCase((rows, before + last), dim, format(bits, 16))
-    for box in (1, 2, 5, 8, 12, 32, 64, 100, 128, 200):
-        yield CodecCase(ragged, -1, format(4, box), seed=-box)
-        yield CodecCase(ragged, -2, format(3, box), torch.bfloat16)
+    for block_size in (1, 2, 5, 8, 12, 32, 64, 100, 128, 200):
+        yield CodecCase(ragged, -1, format(4, block_size), seed=-block_size)
+        yield CodecCase(ragged, -2, format(3, block_size), torch.bfloat16)
     odd = (((), -1), ((1,), 0), ((300,), 0), ((rows, 1), 0), ((1, columns), 0), ((0, 16), -1), ((16, 0), 0))
     for shape, dim in odd:
         yield CodecCase(shape, dim, format(4, 16))
@@ -131,7 +131,7 @@ def _cases_of_fixed_point(rows: int, columns: int) -> Iterator[CodecCase]:
 
 def edges(case: CodecCase) -> Tensor:
     """A tensor whose patches hold ordinary values over many binades, ties, subnormals, zeros of both signs, the largest
-    values, and NaN and infinities (one patch in eight, so that most boxes are finite)."""
+    values, and NaN and infinities (one patch in eight, so that most blocks are finite)."""
     generator = torch.Generator().manual_seed(case.format.bits)
     layout = Layout.of(case.shape, -1)
     uniform = torch.rand(layout.rows, layout.columns, generator=generator, dtype=torch.float64)
@@ -149,7 +149,7 @@ def edges(case: CodecCase) -> Tensor:
     largest = torch.where(uniform < 0.5, limits.max, limits.min)
     broken = torch.where(uniform < 0.05, torch.nan, torch.where(uniform > 0.95, torch.inf, centred))
     x = torch.stack([ordinary, ties, subnormal, zero, largest, broken, ordinary, ties]).gather(0, patch[None])[0]
-    if case.format.box == 0:  # one NaN would hide every other value
+    if case.format.block_size == 0:  # one NaN would hide every other value
         x = torch.where(x.isfinite(), x, 0.0)
     return x.reshape(case.shape).to(case.dtype)
 
@@ -259,13 +259,13 @@ _OPERANDS: tuple[tuple[tuple[Callable[..., Format], ...], tuple[int, int]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """One product of quantised operands: a (rows, depth) by b (depth, columns)."""
+    """One product of quantized operands: a (rows, depth) by b (depth, columns)."""
 
     rows: int
     depth: int
     columns: int
     matmul: MatMul
-    spread: int = 0  #: binades over which neighbouring boxes lie; some boxes are zeros then, and a value is NaN
+    spread: int = 0  #: binades over which neighboring blocks lie; some blocks are zeros then, and a value is NaN
 
     def __str__(self) -> str:
         sizes = f"{self.rows}x{self.depth}x{self.columns}"
@@ -273,7 +273,7 @@ class Product:
 
 
 def products() -> Iterator[Product]:
-    """Formats, widths and transposed operands, with boxes along the contraction and sizes that tiles do not divide."""
+    """Formats, widths and transposed operands, with blocks along the contraction and sizes that tiles do not divide."""
     sizes = (1, 1, 1, 0), (5, 16, 33, 0), (40, 100, 17, 0), (33, 600, 70, 0), (7, 300, 9, 3), (7, 300, 9, 6)
     which = (False, False), (False, True), (True, False)
     for (rows, depth, columns, spread), transposed in itertools.product(sizes, which):
@@ -283,7 +283,7 @@ def products() -> Iterator[Product]:
 
 
 def product_disagreements(backend: Backend, product: Product, device: torch.device) -> str:
-    """The kernels whose result is further from the sum of the exact products of the quantised values than float32's
+    """The kernels whose result is further from the sum of the exact products of the quantized values than float32's
     rounding of the sums explains."""
     generator, matmul = torch.Generator().manual_seed(0), product.matmul
     shapes = (product.rows, product.depth), (product.depth, product.columns)

@@ -1,6 +1,6 @@
 """Which backend serves a tensor, and its kernels as the rest of dsq calls them.
 
-quantize, pack and unpack take a tensor of FLOATS and any axis for the boxes, and no part in autograd. ``seed`` None
+quantize, pack and unpack take a tensor of FLOATS and any axis for the blocks, and no part in autograd. ``seed`` None
 rounds to nearest, ties to even; a number rounds stochastically. Each is a registered operator too (``torch.ops.dsq``),
 which is what compilers, modes and tensor subclasses see; a plain tensor goes straight to its backend, as the dispatcher
 costs more than a small kernel.
@@ -90,7 +90,7 @@ def fused_attention() -> Iterator[bool]:
 
 
 def codec_for(device: torch.device, fmt: Format) -> Backend:
-    """The backend that quantises, packs and unpacks ``fmt`` on the device."""
+    """The backend that quantizes, packs and unpacks ``fmt`` on the device."""
     backend = _backends.get(device.type) or _load(device.type)
     return backend if backend.serves(fmt) else REFERENCE
 
@@ -142,7 +142,7 @@ def check_types(*dtypes: torch.dtype) -> None:
 
 
 def quantize(x: Tensor, fmt: Format, dim: int, seed: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """``x`` rounded to the grid of ``fmt`` with boxes along ``dim``, in ``dtype`` (default: that of ``x``)."""
+    """``x`` rounded to the grid of ``fmt`` with blocks along ``dim``, in ``dtype`` (default: that of ``x``)."""
     dtype = dtype or x.dtype
     if plain(x):
         return _quantize(x, fmt, dim, seed, dtype)

@@ -1,6 +1,6 @@
 """Which of the GEMMs that fit a product is the fastest on this CPU: measured once for a machine and a class of sizes.
 
-A GEMM is timed with what it needs before it can multiply: operands quantised to values, or packed. Sizes count as the
+A GEMM is timed with what it needs before it can multiply: operands quantized to values, or packed. Sizes count as the
 next of four to an octave (4, 5, 6, 7, 8, 10 and so on), and beyond MEASURED multiply-accumulates a smaller product
 stands for a larger one. The choice is kept in a file, so that a resumed run multiplies as the first did:
 
@@ -111,7 +111,7 @@ def size_class(sizes: Sizes) -> Sizes:
 def prepared(
     gemm: GemmKernel, matmul: MatMul, a: Tensor, b: Tensor, backend: Backend
 ) -> tuple[Tensor | Codes, Tensor | Codes]:
-    """``a`` and ``b`` quantised by ``backend``, or by the reference, as ``gemm`` takes them: values, or packed."""
+    """``a`` and ``b`` quantized by ``backend``, or by the reference, as ``gemm`` takes them: values, or packed."""
 
     def one(x: Tensor, operand: Operand, dtype: torch.dtype | None) -> Tensor | Codes:
         fmt, layout, values = operand.format, Layout.of(x.shape, operand.axis), x

@@ -7,18 +7,18 @@ from typing import Any
 
 import torch
 
-from analysis.bench import process, races
-from analysis.timing import TRUSTED_STRAY
+from analysis.bench import comparisons, process
+from analysis.timing import TRUSTED_SPREAD
 from dsq.command import OneLineParser, as_csv, count, guarded, make_folder, table, write_text
 
 #: part -> its races, of rounds
 RACES = {
-    "kernels": races.against_copies,
-    "step": races.six_blocks,
-    "policies": races.policies,
+    "kernels": comparisons.against_copies,
+    "step": comparisons.six_blocks,
+    "policies": comparisons.policies,
 }
 TOO_NOISY = (
-    f"TOO NOISY TO TRUST: the baseline strays by over {TRUSTED_STRAY:.0%} from itself; stop what else runs and repeat"
+    f"TOO NOISY TO TRUST: the baseline strays by over {TRUSTED_SPREAD:.0%} from itself; stop what else runs and repeat"
 )
 SHOWN = {"contestant": "", "ms": ".4g", "ratio": ".3f", "best/best": ".3f", "stray": ".0%"}
 

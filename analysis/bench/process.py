@@ -5,7 +5,7 @@
     python -m analysis.bench process --largest 4 --only "^(fp32, usual|whole, in chunks), first"
 
 A row is called by its setup, the loss, and what the process gives back: as it is under DSQ_ALLOCATOR=0 ("none"), as
-dsq.convert and dsq.stash.apply leave it ("own"), or after dsq.give_memory_back ("first").
+dsq.convert and dsq.stash.apply leave it ("own"), or after dsq.release_memory ("first").
 """
 
 import argparse
@@ -158,7 +158,7 @@ def largest(case: ProcessCase, limit: float) -> int:
     return fits
 
 
-#: setups of the README's picture: what a stranger calls each, its colour, and how far below its point the name begins
+#: setups of the README's picture: what a stranger calls each, its color, and how far below its point the name begins
 DRAWN = {
     "fp32": ("fp32", GREY, 6),
     "checkpoint": ("fp32, activation checkpointing", GREY, 6),
@@ -176,10 +176,10 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     for row in rows:
         if row["setup"] not in DRAWN or any(row[name] != chosen[name] for name in KEYS if name != "setup"):
             continue
-        label, colour, below = DRAWN[row["setup"]]
+        label, color, below = DRAWN[row["setup"]]
         place = float(row["seconds"]), float(row["above MiB"])
-        axes.plot(*place, "o", color=colour, markersize=9)
-        axes.annotate(label, place, (9, -below), textcoords="offset points", color=colour)
+        axes.plot(*place, "o", color=color, markersize=9)
+        axes.annotate(label, place, (9, -below), textcoords="offset points", color=color)
     axes.set(xlim=(0, 1.4 * axes.get_xlim()[1]), xlabel="seconds a training step")  # room for the last name
     axes.set(ylim=(0, 1.1 * axes.get_ylim()[1]), ylabel="memory of the step, MiB")
     axes.text(0.01, 0.05, "better: down and left", color=GREY, style="italic", transform=axes.transAxes)
@@ -213,7 +213,7 @@ def measure(case: ProcessCase) -> dict[str, float]:
     time on one thread.
     """
     if case.setting == "first":
-        dsq.give_memory_back()
+        dsq.release_memory()
     torch.set_num_threads(case.threads)
     torch.manual_seed(0)
     loss_of_batch, model = training(case)

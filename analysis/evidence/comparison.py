@@ -72,7 +72,7 @@ class Evidence:
 
     def held(self, task: str, setting: str) -> Mean:
         """Ratios of the bytes held to fp32's of the same seed."""
-        known = [(a.get("held_mib"), b.get("held_mib")) for a, b in self._pairs(task, setting).values()]
+        known = [(a.get("saved_mib"), b.get("saved_mib")) for a, b in self._pairs(task, setting).values()]
         return Mean(tuple(float(ours) / float(theirs) for ours, theirs in known if ours and theirs))
 
     def time(self, task: str, setting: str) -> Mean:
@@ -89,7 +89,7 @@ class Evidence:
         rows = (self.rows.get((task, setting, seed)) for seed in SEEDS)
         return [float(row[name]) for row in rows if row and row.get(name)]
 
-    def strays(self, setting: str) -> list[str]:
+    def regressions(self, setting: str) -> list[str]:
         """Tasks whose loss is above the yardstick's by more than two standard errors of the paired differences."""
         found = {task: self.losses(task, setting, YARDSTICK) for task in self.suite.tasks}
         return [task for task, one in found.items() if len(one.values) > 1 and one.mean > 2 * one.standard_error]
@@ -114,9 +114,9 @@ def page_tables(evidence: Evidence) -> dict[str, Callable[..., str]]:
     return {
         "settings": lambda: over_tasks(evidence, _asked(evidence.suite, 3)),
         "runs": lambda: _schedules(evidence) + _tasks(evidence),
-        "strays": partial(_strays, evidence),
+        "regressions": partial(_regressions, evidence),
         "tasks": partial(_by_task, evidence),
-        "whereabouts": partial(_whereabouts, evidence),
+        "provenance": partial(_provenance, evidence),
     }
 
 
@@ -169,10 +169,10 @@ def over_tasks(evidence: Evidence, settings: Iterable[str], tasks: Sequence[str]
     return table(records, markdown=True) if records else "No pair of runs yet."
 
 
-def _strays(evidence: Evidence) -> str:
+def _regressions(evidence: Evidence) -> str:
     lines = []
     for name in _asked(evidence.suite, 3):
-        if name != FP32 and (tasks := evidence.strays(name)):
+        if name != FP32 and (tasks := evidence.regressions(name)):
             above = (f"{task} {evidence.losses(task, name, YARDSTICK).mean:+.3f}" for task in tasks)
             lines.append(f"- {name}: {', '.join(above)}")
     return "\n".join(lines) or "none."
@@ -196,7 +196,7 @@ def _by_task(evidence: Evidence, *settings: str) -> str:
     return table(records, markdown=True) if records else "No run yet."
 
 
-def _whereabouts(evidence: Evidence) -> str:
+def _provenance(evidence: Evidence) -> str:
     """Runs that count, processors, dates and versions."""
     lines = [f"Runs that count: {len(evidence.rows)}."]
     for name, column in (("Processors", "cpu"), ("Dates", "date"), ("PyTorch", "torch")):

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from analysis.evidence.loop import Problem
 from analysis.evidence.suite import Task
 
-#: nodes after the labelled ones, by Planetoid's split
+#: nodes after the labeled ones, by Planetoid's split
 VALIDATION = 500
 
 
@@ -41,7 +41,7 @@ def gather(messages_ED: Tensor, target_E: Tensor, nodes: int) -> Tensor:
 
 
 class Propagation(nn.Module):
-    """Sum over neighbours j of x_j / sqrt(degree_i degree_j)."""
+    """Sum over neighbors j of x_j / sqrt(degree_i degree_j)."""
 
     def __init__(self, graph: Graph) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Propagation(nn.Module):
 
 
 class GATLayer(nn.Module):
-    """Sum over neighbours j of a_ij W x_j, with a_ij the softmax over j of LeakyReLU(s_i + t_j), by heads."""
+    """Sum over neighbors j of a_ij W x_j, with a_ij the softmax over j of LeakyReLU(s_i + t_j), by heads."""
 
     def __init__(self, inner: int, outer: int, heads: int, dropout: float, graph: Graph) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class GCNII(nn.Module):
 
 
 def nodes(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Problem:
-    """Full-batch training on a graph's labelled nodes, of GCNII where ``sizes`` has layers.
+    """Full-batch training on a graph's labeled nodes, of GCNII where ``sizes`` has layers.
 
     ``generator`` decides nothing.
     """
@@ -196,17 +196,17 @@ def read_planetoid(graph: Path) -> Graph:
         for name in ("x", "y")
     )
     x_NF[order], y_NC[order] = load("tx"), load("ty")
-    neighbours = load("graph")
-    pairs = {(a, b) for a, others in neighbours.items() for b in others}
+    neighbors = load("graph")
+    pairs = {(a, b) for a, others in neighbors.items() for b in others}
     pairs |= {(b, a) for a, b in pairs} | {(node, node) for node in range(len(x_NF))}
     source_E, target_E = torch.tensor(sorted(pairs)).T
-    labelled = load("y").shape[0]
+    labeled = load("y").shape[0]
     x_NF = x_NF / np.maximum(x_NF.sum(1, keepdims=True), 1)
     return Graph(
         torch.from_numpy(x_NF.astype(np.float32)),
         source_E.contiguous(),
         target_E.contiguous(),
         torch.from_numpy(y_NC.argmax(1)),
-        torch.arange(labelled),
-        torch.cat([torch.arange(labelled, labelled + VALIDATION), torch.from_numpy(np.sort(order))]),
+        torch.arange(labeled),
+        torch.cat([torch.arange(labeled, labeled + VALIDATION), torch.from_numpy(np.sort(order))]),
     )

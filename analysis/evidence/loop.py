@@ -22,7 +22,7 @@ from analysis.evidence.suite import Setting, Task
 class Result:
     loss: float  #: nats a token or a sample, on held-out ones
     score: float  #: BLEU, or the share of right tokens or classes in %
-    held_mib: float | None = None  #: kept between forward and backward of a step
+    saved_mib: float | None = None  #: kept between forward and backward of a step
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from analysis.evidence import graphs, loop, translations
 from analysis.evidence.loop import Problem, Result, train
 from analysis.evidence.suite import Setting, Task
 from analysis.models import GPT, Classifier, encoder, resnet20
-from analysis.translation.text import LabelledSentences, read_labelled, train_bpe
+from analysis.translation.text import LabeledSentences, read_labeled, train_bpe
 
 #: windows, sentences or images of a batch that is judged
 JUDGED = 200
@@ -42,7 +42,7 @@ def run_once(task: Task, setting: Setting, seed: int, files: Sequence[Path], wor
         torch.manual_seed(100 * seed + repeat)
         problem = loop.on(make(task, 100 * seed + repeat, files), torch.device(device))
         results.append(train(problem, task, setting))
-    return Result(fmean(one.loss for one in results), fmean(one.score for one in results), results[0].held_mib)
+    return Result(fmean(one.loss for one in results), fmean(one.score for one in results), results[0].saved_mib)
 
 
 def steps(task: Task, setting: Setting, seed: int, files: Sequence[Path], work: Path) -> Callable[[], Any]:
@@ -148,7 +148,7 @@ class Sentences:
 
 def read_sentences(files: Sequence[Path]) -> tuple[Sentences, Sentences, int, int]:
     """(train, dev, size of the vocabulary, classes). Words: those seen three times in train, and one for the rest."""
-    tables = [read_labelled(file) for file in files]
+    tables = [read_labeled(file) for file in files]
     texts = [_texts(table) for table in tables]
     seen = Counter(word for text in texts[0] for word in text)
     number = {word: index + 1 for index, word in enumerate(word for word, count in seen.items() if count >= 3)}
@@ -159,7 +159,7 @@ def read_sentences(files: Sequence[Path]) -> tuple[Sentences, Sentences, int, in
     return train, dev, len(number) + 1, len(classes)
 
 
-def _texts(split: LabelledSentences) -> list[list[str]]:
+def _texts(split: LabeledSentences) -> list[list[str]]:
     rows = zip(*split.inputs, strict=True)
     return [" [and] ".join(columns).lower().split()[: Classifier.LONGEST] or ["."] for columns in rows]
 
@@ -172,7 +172,7 @@ def finetuning(task: Task, generator: torch.Generator, files: Sequence[Path]) ->
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
 
-    *tables, folder = *map(read_labelled, files[:2]), files[2].parent
+    *tables, folder = *map(read_labeled, files[:2]), files[2].parent
     classes = sorted(set(tables[0].labels))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(classes))
@@ -183,7 +183,7 @@ def finetuning(task: Task, generator: torch.Generator, files: Sequence[Path]) ->
         wanted = peft.LoraConfig("SEQ_CLS", r=rank, lora_alpha=2 * rank, target_modules="all-linear")
         model = peft.get_peft_model(model, wanted)
 
-    def samples(table: LabelledSentences) -> list[dict[str, Any]]:
+    def samples(table: LabeledSentences) -> list[dict[str, Any]]:
         pieces = tokenizer(*table.inputs, truncation=True, max_length=128)
         columns = [pieces[name] for name in pieces] + [list(map(classes.index, table.labels))]
         return [dict(zip([*pieces, "labels"], one, strict=True)) for one in zip(*columns, strict=True)]

@@ -82,7 +82,7 @@ def _codec(device: torch.device, every: Iterable[CodecCase], wide: bool = False)
     return (_trial(str(case), partial(disagreements, TRITON, case, device), wide) for case in every)
 
 
-#: formats of q0 to q3, and rounding: one exponent a tensor and none, boxes of one length and of others
+#: formats of q0 to q3, and rounding: one exponent a tensor and none, blocks of one length and of others
 _LAYERS: tuple[tuple[tuple[Format, Format, Format, Format], Rounding], ...] = (
     ((BFP(8), SignedNVInt(4), SignedNVInt(4), BFP(8)), "nearest"),
     ((SignedNVInt(4), SignedNVInt(3), BFP(3), SignedNVInt(8)), "stochastic"),
@@ -163,7 +163,7 @@ def _beyond_32_bits() -> str:
             torch.equal(y_end, codec.unpack(codes_end, scales_end, fmt, end, torch.bfloat16)),
         )
         names = ("codes", "scales", "unpack")
-        wrong += [f"{name} (boxes along {axis})" for name, ok in zip(names, alike, strict=True) if not ok]
+        wrong += [f"{name} (blocks along {axis})" for name, ok in zip(names, alike, strict=True) if not ok]
     return " ".join(wrong)
 
 

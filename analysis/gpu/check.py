@@ -7,7 +7,7 @@ Parts run in the order of their worth, each in a process of its own with a share
     agreement   every kernel against the reference on the CPU, bit for bit, over shapes and values full of edges
     steps       a GPT of 124M parameters: tokens a second and peak memory of fp32, bf16, recomputed, float8, dsq
     bandwidth   every kernel against a device-to-device copy that moves the same bytes
-    products    every way to multiply quantised operands, beside PyTorch's float32, bfloat16, fp8 and torchao's int8
+    products    every way to multiply quantized operands, beside PyTorch's float32, bfloat16, fp8 and torchao's int8
     graphs      whether a step waits for the device; the step as a CUDA graph
     sanitizer   a sample of the kernels under compute-sanitizer
     batches     the largest batch that fits the card
@@ -61,7 +61,7 @@ PARTS = {
     "devices": Part("training:two_devices", 0.05),
 }
 #: what says nothing without a GPU
-TIMES = ("ms", "us", "copy us", "share of copy", "GB/s", "TFLOP/s", "tokens/s", "with quantising ms", "MB moved")
+TIMES = ("ms", "us", "copy us", "share of copy", "GB/s", "TFLOP/s", "tokens/s", "with quantizing ms", "MB moved")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -28,7 +28,7 @@ from dsq.formats import Layout
 from dsq.kernels import dispatch
 from dsq.kernels.triton.backend import TRITON
 from dsq.precision import DEFAULT_LEVELS
-from dsq.stash.table import attention
+from dsq.stash.rules import attention
 
 META = torch.device("meta")
 #: PyTorch's operations that launch nothing
@@ -155,7 +155,7 @@ def least(tokens: int, width: int, levels: str, dtype: torch.dtype) -> int:
     once; and the stash of x twice."""
     x = torch.Size((tokens, width))
     stash = dsq.Quantizers.of(levels).matmuls.stash
-    packed = stash.quantised_to.nbytes(Layout.of(x, stash.axis))
+    packed = stash.quantized_to.nbytes(Layout.of(x, stash.axis))
     return dtype.itemsize * (4 * x.numel() + 3 * width * width + 2 * width) + 2 * packed
 
 

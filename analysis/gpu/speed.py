@@ -58,9 +58,9 @@ def _name(op: str, x: Tensor, what: object, dim: int = -1) -> str:
 
 
 def _codec(machine: Machine, op: str, x: Tensor, dim: int, fmt: Format, seed: int | None = None) -> Trial:
-    """Pack, unpack or quantise. What is read is read twice if the tensor has an exponent."""
+    """Pack, unpack or quantize. What is read is read twice if the tensor has an exponent."""
     layout = Layout.of(x.shape, dim)
-    read = (2 if fmt.box == 0 or fmt.tensor_bytes else 1) * x.nbytes
+    read = (2 if fmt.block_size == 0 or fmt.tensor_bytes else 1) * x.nbytes
     packed = fmt.nbytes(layout)
 
     def row() -> Record:
@@ -102,7 +102,7 @@ OPERANDS: tuple[tuple[Format, Format], ...] = (
 
 
 def multiply(machine: Machine) -> Iterator[Trial]:
-    """A row a kernel: milliseconds of a product of ready operands, and with quantising or packing both; PyTorch's in
+    """A row a kernel: milliseconds of a product of ready operands, and with quantizing or packing both; PyTorch's in
     float32, bfloat16 and fp8, and torchao's int8 if it is installed, beside them."""
     for rows, columns, depth in SIZES if machine.is_gpu else TINY:
         sizes = f"{rows}x{columns}x{depth}"
@@ -138,7 +138,7 @@ def _others(x: Tensor, w: Tensor) -> dict[str, Call]:
 def _product(machine: Machine, calls: dict[str, Call], products: int) -> Record:
     taken = machine.device_milliseconds(calls)
     row = {"ms": round(taken["product"], 4), "TFLOP/s": round(2 * products / taken["product"] / 1e9, 1)}
-    return row | ({"with quantising ms": round(taken["all"], 4)} if "all" in taken else {})
+    return row | ({"with quantizing ms": round(taken["all"], 4)} if "all" in taken else {})
 
 
 def _ours(machine: Machine, gemm: GemmKernel, matmul: MatMul, x: Tensor, w: Tensor) -> Record:

@@ -26,7 +26,7 @@ FLAGS = """--cpu --encoder-layers 2 --decoder-layers 2 --max-tokens 1024 --lr 0.
     --validate-interval-updates 100 --seed 1"""
 #: a training -> its levels, and further flags
 TRAININGS = {"fp32": ("", ""), "DSQ": (levels_text(DEFAULT_LEVELS), "--dsq-stash all")}
-#: a training -> what the picture calls it, and its colour
+#: a training -> what the picture calls it, and its color
 _NAMES = {"fp32": ("full precision (fp32)", GREY), "DSQ": (f"DSQ, {TRAININGS['DSQ'][0]}, whole stash", BLUE)}
 _NOTE = "loss: in bits a subword, on sentences held back; kept: what a training step keeps for its backward"
 _COLUMNS = {"run": "", "BLEU": ".1f", "loss": ".3f", "kept, MiB": ".2f", "train, s": ".0f"}
@@ -90,21 +90,21 @@ def _show_translations(text: Text, found: dict[str, Trained], count: int = 3) ->
             print(f"    {name:9}  {one.translations[number]}")
 
 
-def draw(found: dict[str, Trained], kept_mib: dict[str, float], path: Path) -> None:
+def draw(found: dict[str, Trained], saved_mib: dict[str, float], path: Path) -> None:
     """Write the picture of the two trainings to ``path``: losses on the left, what a step keeps on the right."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), width_ratios=(3, 2))
     for name, one in found.items():
-        called, colour = _NAMES[name]
+        called, color = _NAMES[name]
         line = "--" if name == "fp32" else "-"
         shown = f"{called}, BLEU {one.bleu:.1f} at the end"
-        left.plot(*zip(*one.valid_losses, strict=True), line, color=colour, linewidth=2, label=shown)
+        left.plot(*zip(*one.valid_losses, strict=True), line, color=color, linewidth=2, label=shown)
     left.set_title("Loss on sentences held back (lower is better)", loc="left", fontsize=11)
     left.set_xlabel("training steps")
     left.set_ylabel("bits a subword")
     left.grid(axis="y")
     left.legend(title="translation quality: BLEU, higher is better")
-    sizes = list(kept_mib.values())
-    bars = right.barh(list(kept_mib), sizes, color=[_NAMES[name][1] for name in kept_mib], height=0.5)
+    sizes = list(saved_mib.values())
+    bars = right.barh(list(saved_mib), sizes, color=[_NAMES[name][1] for name in saved_mib], height=0.5)
     right.bar_label(bars, [f"{size:.1f} MiB" for size in sizes], padding=4)
     right.invert_yaxis()
     right.set_xlim(0, 1.25 * sizes[0])

@@ -1,4 +1,4 @@
-"""Files of sentence pairs and of labelled sentences, plain or .xz, with tabs between columns; and subwords."""
+"""Files of sentence pairs and of labeled sentences, plain or .xz, with tabs between columns; and subwords."""
 
 import io
 import lzma
@@ -41,14 +41,14 @@ def read_pairs(path: Path, wanted: int | None = None) -> list[Pair]:
 
 
 @dataclass(frozen=True)
-class LabelledSentences:
-    """Labelled sentences, or pairs of sentences, of one split."""
+class LabeledSentences:
+    """Labeled sentences, or pairs of sentences, of one split."""
 
     labels: list[str]
     inputs: list[list[str]]  #: for each input column (one or two), its sentences
 
 
-def read_labelled(path: Path) -> LabelledSentences:
+def read_labeled(path: Path) -> LabeledSentences:
     """A table with a head. Raises ValueError where it is empty, has other columns, or a row of another length."""
     lines = [(number, line.split("\t")) for number, line in enumerate(read_lines(path), start=1) if line]
     head, rows = lines[0][1] if lines else [], lines[1:]
@@ -60,7 +60,7 @@ def read_labelled(path: Path) -> LabelledSentences:
         if len(cells) != len(head):
             raise ValueError(f"--data: {path.name} line {number} has {len(cells)} columns; expected {len(head)}")
     table = dict(zip(head, zip(*(cells for _, cells in rows), strict=True), strict=True))
-    return LabelledSentences([label.strip() for label in table["label"]], [list(table[name]) for name in columns])
+    return LabeledSentences([label.strip() for label in table["label"]], [list(table[name]) for name in columns])
 
 
 def train_bpe(sentences: Iterable[str], size: int) -> Any:

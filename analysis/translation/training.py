@@ -68,19 +68,19 @@ class Trained:
 
 
 def prepare(text: Text, folder: Path) -> Path:
-    """Binarise the text in a folder under ``folder``, once. Returns what dsq-train reads. Processes take turns."""
+    """Binarize the text in a folder under ``folder``, once. Returns what dsq-train reads. Processes take turns."""
     made = folder / text.digest
     make_folder(made)
     with FileLock(made / ".turn"):
         if not (made / "done").exists():
             for part in ("pieces", "binary"):  # of a preparation that was killed
                 shutil.rmtree(made / part, ignore_errors=True)
-            _binarise(text, made)
+            _binarize(text, made)
             write_text(made / "done", "")
     return made / "binary"
 
 
-def _binarise(text: Text, folder: Path) -> None:
+def _binarize(text: Text, folder: Path) -> None:
     languages = text.source, text.target
     bpe = train_bpe([line for language in languages for line in text.side("train", language)], text.vocab)
     pieces = folder / "pieces"

@@ -4,7 +4,7 @@ fields stand in docs/cost-model.md ("A hardware file").
 A stated figure is multiplied by its `efficiency`, the share that programs reach.
 
 `holds` says the widest operand of each format that the datatype multiplies exactly, or the wider operand and the other.
-A format that it does not name is held where its significands are: those of a format with boxes as bfp's, others as
+A format that it does not name is held where its significands are: those of a format with blocks as bfp's, others as
 fixed point's. Wider codes are split: a product takes as many passes as the parts of one operand times those of the
 other (16 x 2 bits on bf16 units: two), each exact, summed in fp32. Floats, and widths above 16 bits, which are kept as
 floats, are not split. A measured peak is a kernel: it does not split, and the first that holds a product counts.
@@ -36,7 +36,7 @@ class Efficiency:
 
     #: rate at which a step's kernels move tensors, as a share of the file's bandwidth: some move more than the ledger's
     memory: float = 0.62
-    #: whether a kernel computes while it moves, and quantising an operand writes no copy of it in 16 bits
+    #: whether a kernel computes while it moves, and quantizing an operand writes no copy of it in 16 bits
     overlaps: bool = False
     exposed: float = 0.74  #: share of the time of sending that a step waits for, though it computes meanwhile
     launch: float = 8 * MICRO  #: least seconds of a kernel: PyTorch does not launch one sooner (assumed)
@@ -83,7 +83,7 @@ class Peak:
 
         A code splits into its significand's higher and lower bits, as 15 bits into 8 and 7; a float does not.
         """
-        names = (operand.name, BFP.name if operand.box else FixedPoint.name)
+        names = (operand.name, BFP.name if operand.block_size else FixedPoint.name)
         own, alike = (self.holds.get(name, (0, 0))[side] for name in names)
         if own >= operand.bits:
             return 1

@@ -12,7 +12,7 @@ from dsq.costmodel.model.methods import CostedPolicy, Setup
 from dsq.costmodel.model.operations import CAST, CHUNK, ENCODER_OUT, Gemm, Group, Operation, Pointwise, Workload
 from dsq.costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from dsq.formats import WIDEST, Identity
-from dsq.kept import FEW
+from dsq.stash_bits import MAX_EXACT_NUMEL
 
 
 class Category(IntEnum):
@@ -57,7 +57,7 @@ class SizedTensor:
 
 @dataclass(frozen=True)
 class Alike:
-    """Bytes that each operation of a group holds, not knowing what its neighbours keep already."""
+    """Bytes that each operation of a group holds, not knowing what its neighbors keep already."""
 
     kept: tuple[SizedTensor, ...]
     entering: float  #: of the operation's input; 0: it has none
@@ -185,7 +185,7 @@ def _alike(group: Group, setup: Setup, policy: CostedPolicy | None, widths: dict
     packed = [tensor for tensor in kept if tensor.packed]
     given = next((tensor for tensor in tensors if tensor.stored.written == BEFORE and tensor.plain), None)
     in_codes = entering = given.plain if given else 0.0
-    if given and policy and given.values > FEW:
+    if given and policy and given.values > MAX_EXACT_NUMEL:
         in_codes = min(entering, given.values * policy.code_bits("boundary") / 8)
     # masks are there from step to step
     added = sum(tensor.size for tensor in tensors if tensor.stored.shape == "bias" or op.kind == "fused bias")
@@ -227,16 +227,16 @@ def _during_backward(op: Operation, tensors: list[SizedTensor], setup: Setup) ->
     if isinstance(op, Gemm) and op.weight and op.weights == 1 and setup.autocast:  # the gradients of its copies
         bytes_ += op.parameters * 2 + (op.M * op.K * STATE_BITS / 8 if op.stream else 0)
     codes = not isinstance(setup.format, Identity) and setup.container_bits < WIDEST
-    if isinstance(op, Gemm) and op.quantised and op.weight and codes:  # multiplied as 16-bit copies of both operands
+    if isinstance(op, Gemm) and op.quantized and op.weight and codes:  # multiplied as 16-bit copies of both operands
         bytes_ += op.M * (op.K + op.N) * setup.container_bits / 8
     return bytes_
 
 
 def _needed(op: Operation, stored: Stored) -> bool:
-    """Whether the backward needs the tensor: a frozen layer needs its weight alone, a frozen norm no normalised x."""
+    """Whether the backward needs the tensor: a frozen layer needs its weight alone, a frozen norm no normalized x."""
     if isinstance(op, Gemm):
         return stored.name != "x" or op.w_grad or bool(op.on_chip)
-    return stored.name != "normalised" or op.trained
+    return stored.name != "normalized" or op.trained
 
 
 def _known_by(op: Operation, stored: Stored, autocast: bool) -> str:

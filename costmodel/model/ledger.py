@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from dsq.command import read_toml
 from dsq.costmodel.model.operations import Gemm
-from dsq.kept import What
+from dsq.stash_bits import Role
 
 #: width of master weights, weight gradients, biases and Adam's moments
 STATE_BITS = 32
@@ -31,7 +31,7 @@ FOR_GRADIENT = {"dx": "x_grad", "dw": "w_grad"}
 
 #: how a policy of dsq.stash keeps a tensor: in codes, with the bits that it gives to a word of What; in a bit a value;
 #: not at all, since the backward makes it again; as it is
-Coded = What | Literal["bit", "made again", ""]
+Coded = Role | Literal["bit", "made again", ""]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def under_autocast(gemm: Gemm, listed: tuple[Stored, ...]) -> tuple[Stored, ...]
 
 def of_gemm(gemm: Gemm, packs: bool) -> tuple[Stored, ...]:
     """The tensors of a matrix product; `packs`: its converted layers make codes of x, not a float."""
-    converted = "converted_" if gemm.quantised and packs else ""
+    converted = "converted_" if gemm.quantized and packs else ""
     if gemm.weight:
         return PRODUCTS[f"{converted}linear"] + (PRODUCTS["bias"] if gemm.bias else ())
     product, fused = PRODUCTS[f"{converted}product"], PRODUCTS[f"fused_{gemm.on_chip}"]

@@ -1,7 +1,7 @@
 """Memory of a training step: the ledger's tensors over their lifetimes, without rounding, fragments and workspaces.
 
 Each operation of the forward keeps its `kept` tensors; the backward visits the operations in reverse order, holds dy
-and dx, adds its parameters' gradients and frees what was kept; then the optimiser runs.
+and dx, adds its parameters' gradients and frees what was kept; then the optimizer runs.
 """
 
 from collections import defaultdict
@@ -67,7 +67,7 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
     shards = method.zero == 3 and method.devices > 1
     # FSDP's mixed precision casts all
     run = replace(method, setup=BF16) if shards and method.setup.autocast else method
-    alone = replace(run, name="", in_flight=1, zero=0, devices=1, optimiser="adam", offload=False, trusted=True)
+    alone = replace(run, name="", in_flight=1, zero=0, devices=1, optimizer="adam", offload=False, trusted=True)
     names, rows, left = _alone(workload, alone)
     rows = rows + state(workload, method)
     rows[len(names) : -1] += (method.in_flight - 1) * left
@@ -83,7 +83,7 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
 
 def has_master(method: Method) -> bool:
     """Whether the weights that are updated are fp32."""
-    return OPTIMISERS[method.optimiser].master or method.setup.container_bits == WIDEST or method.setup.autocast
+    return OPTIMISERS[method.optimizer].master or method.setup.container_bits == WIDEST or method.setup.autocast
 
 
 def gradient_bytes(method: Method) -> float:
@@ -169,16 +169,16 @@ def is_base(op: Operation, method: Method) -> bool:
 
 def state(workload: Workload, method: Method) -> Bytes:
     """Bytes that are there all the time, by category."""
-    container, word, optimiser = float(method.setup.container_bits), STATE_BITS / 8, OPTIMISERS[method.optimiser]
+    container, word, optimizer = float(method.setup.container_bits), STATE_BITS / 8, OPTIMISERS[method.optimizer]
     working = container / 8 if container < WIDEST and not method.setup.autocast else 0
     base = sum(op.parameters for op in workload.operations if is_base(op, method))
     frozen = (workload.parameters - workload.trained - base) * (working or word) + base * method.base_bits / 8
     there = 0 if method.offload else 1 / method.shared_by(1)
-    # the master weights go with the optimiser's state, where there is a working copy
+    # the master weights go with the optimizer's state, where there is a working copy
     master = workload.trained * word * has_master(method) * (there if working else 1 / method.shared_by(3))
     held = np.zeros(len(CATEGORIES))
     held[Category.PARAMETERS] = master + (workload.trained * working + frozen) / method.shared_by(3)
-    held[Category.OPTIMISER] = workload.trained * optimiser.state * there
+    held[Category.OPTIMISER] = workload.trained * optimizer.state * there
     return held
 
 

@@ -1,7 +1,7 @@
-"""Ways to train that are costed: a number format at widths q0..q3, a policy of dsq.stash, an optimiser, devices.
+"""Ways to train that are costed: a number format at widths q0..q3, a policy of dsq.stash, an optimizer, devices.
 
 A format of the registry needs no line here: its name and its numeric fields are what a user may say of it. Which
-tensors a policy codes, and as what, the ledger says; how many bits it gives them stands in dsq/kept.py.
+tensors a policy codes, and as what, the ledger says; how many bits it gives them stands in dsq/stash_bits.py.
 """
 
 from collections.abc import Mapping
@@ -14,22 +14,22 @@ from dsq.arguments import choice
 from dsq.costmodel.model.ledger import Stored
 from dsq.costmodel.model.operations import Gemm, Operation
 from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity
-from dsq.kept import FEW, GACT_GROUP, LEAST_BITS, MESA_BITS, MORE, What
 from dsq.precision import DEFAULT_LEVELS, Precision, parse_levels
+from dsq.stash_bits import EXTRA_BITS, GACT_GROUP, MAX_EXACT_NUMEL, MESA_BITS, MIN_BITS, Role
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A quantisation that is costed."""
+    """A quantization that is costed."""
 
     format: Format  #: its own bits do not matter: the precision has them
     precision: Precision
-    container: int = 0  #: bits of what no quantiser touches; 0: as few as the precision allows
+    container: int = 0  #: bits of what no quantizer touches; 0: as few as the precision allows
     autocast: bool = False  #: torch.autocast: parameters and the residual stream stay in fp32, products cast them
 
     @cached_property
     def container_bits(self) -> int:
-        """Width `a` of tensors no quantiser touches (norms, softmax...): 16 if q0..q3 fit, else 32, unless told."""
+        """Width `a` of tensors no quantizer touches (norms, softmax...): 16 if q0..q3 fit, else 32, unless told."""
         return self.container or (MAX_PACKED_BITS if max(self.precision) <= MAX_PACKED_BITS else WIDEST)
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class CostedPolicy:
     name: str
     bits: int = 0  #: bits of a code; 0: nothing is coded
     scales: float = 0  #: bits of scales beside a code
-    more: bool = False  #: some tensors have more bits (dsq.kept.MORE)
+    more: bool = False  #: some tensors have more bits (dsq.stash_bits.EXTRA_BITS)
     masks: bool = True  #: relu and dropout keep a bit a value
     ratio: float = 1  #: part of the rows of a linear layer's input that are kept
 
@@ -113,30 +113,30 @@ class CostedPolicy:
                 sampled = round(self.ratio * op.M) * op.K
                 return sampled * min(size / values, self.code_bits("linear") / 8) + ROW_BYTES * self.ratio * op.M
             values = min(values, op.M * op.K)  # of a part of x that is read
-        if not self.bits or coded == "" or values <= FEW:
+        if not self.bits or coded == "" or values <= MAX_EXACT_NUMEL:
             return size
         return 0.0 if coded == "made again" else min(size, values * self.code_bits(coded) / 8)
 
     def samples(self, op: Gemm) -> bool:
         """Whether the policy samples rows of the input: of an nn.Linear, which no expert, convolution or Conv1D is."""
         convolution = 0 < op.x_values <= op.M * op.K
-        linear = op.weight and op.weights == 1 and not op.transposed and not convolution and (op.quantised or op.tied)
+        linear = op.weight and op.weights == 1 and not op.transposed and not convolution and (op.quantized or op.tied)
         return linear and self.ratio < 1
 
-    def code_bits(self, what: What) -> float:
+    def code_bits(self, role: Role) -> float:
         """Bits of a value that is coded as ``what``, scales included; of a float if nothing is coded."""
-        return self.bits + self.more * MORE.get(what, 0) + self.scales if self.bits else WIDEST
+        return self.bits + self.more * EXTRA_BITS.get(role, 0) + self.scales if self.bits else WIDEST
 
 
-_BOX = 8 / 16  #: a box of 16 values shares 8 bits
+_BLOCK_SIZE = 8 / 16  #: a block of 16 values shares 8 bits
 _COMPARED = (
     CostedPolicy("selective"),
-    CostedPolicy("bfp 4", 4, _BOX, more=True),
-    CostedPolicy("bfp 2", 2, _BOX, more=True),
+    CostedPolicy("bfp 4", 4, _BLOCK_SIZE, more=True),
+    CostedPolicy("bfp 2", 2, _BLOCK_SIZE, more=True),
     CostedPolicy("mesa", MESA_BITS),
     CostedPolicy("gact 4", 4, 64 / GACT_GROUP),
     CostedPolicy("wtacrs 0.3", masks=False, ratio=0.3),
-    CostedPolicy("wtacrs 0.3 + bfp 4", 4, _BOX, more=True, ratio=0.3),
+    CostedPolicy("wtacrs 0.3 + bfp 4", 4, _BLOCK_SIZE, more=True, ratio=0.3),
 )
 #: name -> the policies that a plan compares
 POLICIES = {policy.name: policy for policy in _COMPARED}
@@ -144,7 +144,7 @@ POLICIES = {policy.name: policy for policy in _COMPARED}
 
 def whole_stash(setup: Setup) -> CostedPolicy:
     """The policy that dsq.DSQConfig(stash="all") runs beside layers of this setup."""
-    bits = max(LEAST_BITS, setup.precision.q1)
+    bits = max(MIN_BITS, setup.precision.q1)
     return replace(POLICIES["bfp 4"], name=f"bfp {bits}", bits=bits if bits <= MAX_PACKED_BITS else 0)
 
 
@@ -152,33 +152,33 @@ def whole_stash(setup: Setup) -> CostedPolicy:
 
 
 @dataclass(frozen=True)
-class Optimiser:
-    """State that an optimiser keeps, and traffic of its update."""
+class Optimizer:
+    """State that an optimizer keeps, and traffic of its update."""
 
     state: float  #: bytes a parameter
     traffic: float = 1  #: bytes that its update moves, as a share of Adam's
     master: bool = True  #: whether it updates fp32 weights; else 16-bit weights by 16-bit gradients
 
 
-#: names -> optimisers. 8 bits: a scale of 4 bytes for 256 values (bitsandbytes). factored: Adafactor without a first
+#: names -> optimizers. 8 bits: a scale of 4 bytes for 256 values (bitsandbytes). factored: Adafactor without a first
 #: moment, a row and a column for a matrix (Shazeer and Stern, 2018)
 OPTIMISERS = {
-    "adam": Optimiser(8),
-    "adam-8bit": Optimiser(2 + 2 * 4 / 256, 18 / 30),
-    "adam-16bit": Optimiser(4, 14 / 30, master=False),
-    "adam-8bit-16bit": Optimiser(2 + 2 * 4 / 256, 10 / 30, master=False),
-    "adafactor": Optimiser(0, 18 / 30),
-    "sgd": Optimiser(0, 14 / 30),
+    "adam": Optimizer(8),
+    "adam-8bit": Optimizer(2 + 2 * 4 / 256, 18 / 30),
+    "adam-16bit": Optimizer(4, 14 / 30, master=False),
+    "adam-8bit-16bit": Optimizer(2 + 2 * 4 / 256, 10 / 30, master=False),
+    "adafactor": Optimizer(0, 18 / 30),
+    "sgd": Optimizer(0, 14 / 30),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The devices, their shares of the state, and the optimiser: all methods of a plan have them in common."""
+    """The devices, their shares of the state, and the optimizer: all methods of a plan have them in common."""
 
     devices: int = 1  #: data-parallel ones
-    zero: int = 0  #: 1: the optimiser's state is shared out, 2: and gradients, 3: and parameters
-    optimiser: str = "adam"  #: a key of OPTIMISERS
+    zero: int = 0  #: 1: the optimizer's state is shared out, 2: and gradients, 3: and parameters
+    optimizer: str = "adam"  #: a key of OPTIMISERS
     offload: bool = False  #: its state, with the master weights beside a working copy, lies in the host's memory
     in_backward: bool = False  #: a layer's weights are updated, and its gradients freed, as soon as they are there
     base_bits: float = 0  #: bits of a layer's frozen weights, which are multiplied as 16 bits; 0: as all weights

@@ -41,7 +41,7 @@ class Gemm:
     weight: bool = True  #: the second operand is a parameter (a linear layer), not an activation
     bias: bool = False
     tied: bool = False  #: the weight is counted elsewhere (a tied output projection)
-    quantised: bool = True  #: a converted layer: q0..q3 apply; otherwise everything moves at the activation width
+    quantized: bool = True  #: a converted layer: q0..q3 apply; otherwise everything moves at the activation width
     input: str = ""  #: name of the input tensor; layers that share one stash it once
     x_grad: bool = True  #: the input needs a gradient (there is a dx GEMM)
     stream: bool = False  #: x is of the residual stream, which autocast keeps in fp32 and casts for each reader
@@ -139,7 +139,7 @@ class Workload:
 
     @cached_property
     def trained(self) -> int:
-        """Parameters that the optimiser updates."""
+        """Parameters that the optimizer updates."""
         return sum(op.parameters for op in self.operations if op.trains)
 
     @property
@@ -156,7 +156,7 @@ class Workload:
         regex = pattern("exclude", exclude)
 
         def leave(op: Operation) -> Operation:
-            return replace(op, quantised=False) if isinstance(op, Gemm) and regex.search(op.name) else op
+            return replace(op, quantized=False) if isinstance(op, Gemm) and regex.search(op.name) else op
 
         return self.changed(leave)
 
@@ -181,7 +181,7 @@ class Workload:
         for op in self.operations:
             operations.append(_frozen(op))
             if isinstance(op, Gemm) and op.weight and op.weights == 1 and regex.search(op.name):
-                own, adapter = f"{op.name}.lora", dict[str, Any](quantised=False)
+                own, adapter = f"{op.name}.lora", dict[str, Any](quantized=False)
                 source = f"{own}.x" if copies else op.input
                 if dropout:
                     source = f"{own}_dropout"
@@ -196,7 +196,7 @@ class Workload:
         return self._training(operations)
 
     def _training(self, operations: list[Operation]) -> "Workload":
-        """The operations as a workload whose optimiser updates what trains, and whose backward ends there."""
+        """The operations as a workload whose optimizer updates what trains, and whose backward ends there."""
         operations = _from_the_first_that_trains(operations)
         trained = sum(op.parameters for op in operations if op.trains)
         update = [replace(op, rows=trained) for op in operations if isinstance(op, Pointwise) and op.kind == "adam"]
@@ -268,7 +268,7 @@ class Workload:
             owner, facts = True, {**vars(op), "name": ""}
             if isinstance(op, Gemm):
                 facts["input"] = ""
-                if op.input and op.quantised and op.w_grad:  # a frozen layer stashes nothing
+                if op.input and op.quantized and op.w_grad:  # a frozen layer stashes nothing
                     owner = (op.input, op.M, op.K) not in inputs
                     inputs.add((op.input, op.M, op.K))
             found.setdefault((type(op), owner, *facts.values()), (type(op), facts, []))[2].append(op.name)

@@ -124,7 +124,7 @@ def _measured_pass(group: Group, phase: str, hardware: Hardware, container: int)
 
 
 def _beside(matmul: CostedMatMul, hardware: Hardware, container: int) -> float:
-    """Seconds that a layer spends beside a product. Quantising reads both operands and writes the floats that are
+    """Seconds that a layer spends beside a product. Quantizing reads both operands and writes the floats that are
     multiplied. Where that was measured, its bias's gradient sums dy, and a converted layer's weight that is stored
     (in, out) is turned over for kernels that take no codes, and so is its gradient."""
     op, found = matmul.op, 0.0

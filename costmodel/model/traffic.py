@@ -3,11 +3,11 @@
 The ledger's tensors move, each written once and read once by each of its readers.
 
 Master weights, their gradients and Adam's moments have 32 bits, the working copy of the weights has the container
-width. Elementwise passes are not fused with their neighbours.
+width. Elementwise passes are not fused with their neighbors.
 
 A training step multiplies, in each linear layer, q0 x q0 (forward), q2 x q1 (dx = Q2(dy) Q1(w), as in the paper) and
-q3 x q1 (dw = Q3(dy)^T Q1(x)); of attention's products, where they are quantised, both gradients take Q2(dy). Matrix
-products no quantiser touches multiply containers of width a as floating point.
+q3 x q1 (dw = Q3(dy)^T Q1(x)); of attention's products, where they are quantized, both gradients take Q2(dy). Matrix
+products no quantizer touches multiply containers of width a as floating point.
 """
 
 from dataclasses import dataclass, replace
@@ -90,7 +90,7 @@ def total_stash_bytes(workload: Workload, setup: Setup) -> int:
     total = 0
     for group in workload.groups:
         op = group.operation
-        if isinstance(op, Gemm) and op.quantised and op.weight and op.w_grad and group.owner:
+        if isinstance(op, Gemm) and op.quantized and op.weight and op.w_grad and group.owner:
             total += group.count * stash_bytes(op, setup)
     return total
 
@@ -178,7 +178,7 @@ def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
         pairs += [("recompute", q.q0, q.q0)] * op.recompute
         for name, m1, m2 in pairs:
             plain = WIDEST if op.wide else container
-            fmt, *widths = (setup.format, m1, m2) if op.quantised else (Identity(), plain, plain)
+            fmt, *widths = (setup.format, m1, m2) if op.quantized else (Identity(), plain, plain)
             listed.append(CostedMatMul(group, op, name, *(at_width(fmt, bits) for bits in widths)))
     return listed
 

@@ -3,7 +3,7 @@
 
 DRAM: every linear layer moves the eight tensors of TENSORS, each stored at stored_bits a value. Arithmetic: its three
 matrix products cost K * (m1 * m2)^p (the law of the format) at the widths of MATMULS. Both are relative to fixed-point
-32. No attention, norms, caches or optimiser: figure 2 draws a linear layer, and the published ratios leave no room.
+32. No attention, norms, caches or optimizer: figure 2 draws a linear layer, and the published ratios leave no room.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Workload
 from dsq.formats import SCALE_BITS, WIDEST, FixedPoint, Format, Identity
 
-#: a box (values and exponent) is stored in whole words of this many bits; it makes BFP 32 cost 36 bits a value
+#: a block (values and exponent) is stored in whole words of this many bits; it makes BFP 32 cost 36 bits a value
 #: (1.13x) and BFP 16 20 (0.63x)
 WORD_BITS = 64
 
@@ -27,17 +27,17 @@ FITTED: dict[str, dict[str, str]] = _DATA["fitted"]  #: "arith", "dram" -> setup
 
 
 def stored_bits(bits: int, template: Format) -> float:
-    """Bits a value takes in DRAM: ceil((box * m + scale) / 64) * 64 / box where the format has boxes, else m."""
-    if not template.box:
+    """Bits a value takes in DRAM: ceil((block * m + scale) / 64) * 64 / block where the format has blocks, else m."""
+    if not template.block_size:
         return bits
-    words = -(-(template.box * bits + SCALE_BITS) // WORD_BITS)
-    return words * WORD_BITS / template.box
+    words = -(-(template.block_size * bits + SCALE_BITS) // WORD_BITS)
+    return words * WORD_BITS / template.block_size
 
 
 def dram(workload: Workload, setup: Setup) -> float:
     """DRAM traffic of a step's linear layers, relative to fixed-point 32. Raises ValueError if there is none."""
     if isinstance(setup.format, Identity):
-        raise ValueError("the paper profile costs no float, only quantised formats: use --profile first-principles")
+        raise ValueError("the paper profile costs no float, only quantized formats: use --profile first-principles")
     layers = [gemm for gemm in workload.gemms if gemm.weight]
     if not layers:
         raise ValueError(f"workload {workload.name!r} has no linear layer, and the paper profile costs nothing else")

@@ -90,7 +90,7 @@ def _dsq(row: PublishedRow) -> Iterator[Record]:
 
 
 def best_share(columns: list[tuple[float, float, float]]) -> float:
-    """The share in 0..1 at the second level that minimises the squared residuals; columns: published, first, second."""
+    """The share in 0..1 at the second level that minimizes the squared residuals; columns: published, first, second."""
     best = sum((second - first) * (goal - first) for goal, first, second in columns)
     return min(1.0, max(0.0, best / sum((second - first) ** 2 for _, first, second in columns)))
 
@@ -103,7 +103,7 @@ def _costs(row: PublishedRow, setup: Setup) -> tuple[float, float]:
 def table_7(hardware: Hardware) -> list[Record]:
     """OPT-1.3B trained in 16-bit floating point: bounds and shares of time; with_adam has the update in "other"."""
     workload = load_workload("opt_1.3b", fused=False)
-    step = replace(workload, operations=tuple(op for op in workload.operations if op.name != "optimiser"))
+    step = replace(workload, operations=tuple(op for op in workload.operations if op.name != "optimizer"))
     alone, updated = (evaluate(costed, BF16, hardware).classes for costed in (step, workload))
     records = []
     for cls, floor in alone.items():

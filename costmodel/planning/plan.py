@@ -16,7 +16,7 @@ from dsq.costmodel.workloads.named import AskedStep
 from dsq.costmodel.workloads.transformer import Shard
 
 GIGA = 1e9
-MOST_SEQUENCES = 2**20
+MAX_SEQUENCES = 2**20
 #: from one batch that is tried to the next, until one does not fit
 GROWTH = 6
 #: bits of a weight in NF4: a scale of 8 bits for 64 values, and one of 32 for 256 scales (QLoRA, 2023, section 3)
@@ -24,9 +24,9 @@ NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 #: advice names what makes a step this much quicker, a token
 WORTH_IT = 1.05
 #: options of a question that its answer repeats
-ASKED = ("devices", "zero", "tensor", "pipeline", "accumulate", "optimiser", "offload", "in_backward")
+ASKED = ("devices", "zero", "tensor", "pipeline", "accumulate", "optimizer", "offload", "in_backward")
 #: batches that advice tries
-MOST_ADVISED = 64
+MAX_ADVISED = 64
 #: CATEGORIES, as JSON has them
 _SHORT = ("param_GB", "grad_GB", "optim_GB", "activ_GB", "stash_GB", "logits_GB", "temp_GB")
 _BOUNDS = {"compute": "arithmetic", "memory": "memory bandwidth", "link": "the link between devices"}
@@ -46,7 +46,7 @@ class Question(Training):
 
     def __post_init__(self) -> None:
         for name in ("devices", "tensor", "pipeline", "accumulate"):
-            whole_number(name, getattr(self, name), 1, MOST_SEQUENCES)
+            whole_number(name, getattr(self, name), 1, MAX_SEQUENCES)
         if not self.memory:
             raise ValueError(f"hardware {self.hardware.name!r} does not state its memory: give --fit, as in --fit 80GB")
         if self.zero and self.devices == 1:
@@ -82,7 +82,7 @@ class Question(Training):
 
     def ask(self) -> "Plan":
         """The answer. Raises ValueError for what cannot be planned."""
-        choice("optimiser", self.optimiser, OPTIMISERS)
+        choice("optimizer", self.optimizer, OPTIMISERS)
         rows = [_costed(self, method, self.stages(method)) for method in self.compared()]
         if self.step.sized:
             rows = [replace(row, largest_batch=largest_batch(self, row.method)) for row in rows]
@@ -203,7 +203,7 @@ class Plan:
             own_first = sorted(self.rows, key=lambda row: row is not self.best)
             for method, fitting in ((row.method, row.largest_batch) for row in own_first if row.method.trusted):
                 own = question is self.question and fitting is not None
-                batch = min(fitting or 0 if own else largest_batch(question, method), MOST_ADVISED)
+                batch = min(fitting or 0 if own else largest_batch(question, method), MAX_ADVISED)
                 row = _costed(question, method, question.stages(method, batch)) if batch else None
                 if row and row.tokens_per_second > quickest:
                     quickest = WORTH_IT * row.tokens_per_second
@@ -272,14 +272,14 @@ def _changes(question: Question, largest_batch: int) -> Iterator[tuple[str, Ques
         yield f"--sequences {largest_batch}", replace(question, step=replace(step, sequences=largest_batch))
     if not step.chunked_loss and any(op.kind.startswith("loss") for op in step.build().operations):
         yield "--chunked-loss", _chunking(question)
-    if question.optimiser == "adam" and step.lora is None:
-        yield "--optimiser adam-8bit", replace(question, optimiser="adam-8bit")
-        yield "--optimiser adam-16bit", replace(question, optimiser="adam-16bit")
+    if question.optimizer == "adam" and step.lora is None:
+        yield "--optimizer adam-8bit", replace(question, optimizer="adam-8bit")
+        yield "--optimizer adam-16bit", replace(question, optimizer="adam-16bit")
         if question.hardware.host and not question.offload:
             yield "--offload", replace(question, offload=True)
             if question.zero < 2 and question.accumulate * question.pipeline == 1:  # torchtune's, on one device
-                changed = replace(question, optimiser="adam-8bit-16bit", offload=True, in_backward=True)
-                yield "--optimiser adam-8bit-16bit --offload --in-backward", changed
+                changed = replace(question, optimizer="adam-8bit-16bit", offload=True, in_backward=True)
+                yield "--optimizer adam-8bit-16bit --offload --in-backward", changed
     if question.step.sized and step.lora is None and not question.methods:
         yield "--lora 16", replace(question, step=replace(step, lora=16, freeze=None))
     if question.hardware.link and question.shard.devices == 1:
@@ -307,7 +307,7 @@ def _time(seconds: float) -> str:
 
 def largest_batch(question: Question, method: Method) -> int:
     """The most sequences a device whose step fits; 0: not even one."""
-    low, high = 0, MOST_SEQUENCES + 1  # this fits, this does not
+    low, high = 0, MAX_SEQUENCES + 1  # this fits, this does not
     tried, size = 0, 1
     found: dict[int, Memory] = {}
     while high - low > 1:
@@ -327,4 +327,4 @@ def _reaching(budget: float, tried: int, before: Memory, size: int, now: Memory)
     slopes = (ends - starts) / (size - tried)
     grows = slopes > 0
     more = (budget - ends[grows]) // slopes[grows]
-    return min(MOST_SEQUENCES, size + int(more.min(initial=MOST_SEQUENCES)))
+    return min(MAX_SEQUENCES, size + int(more.min(initial=MAX_SEQUENCES)))

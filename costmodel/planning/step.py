@@ -25,7 +25,7 @@ class StepTime:
     compute: float  #: forward and backward: the roofline's floor, recomputation included
     packing: float  #: packing and unpacking of what a policy keeps; 0: it packs nothing
     packing_measured: bool  #: or nothing is packed
-    update: float  #: the optimiser's, of the device's share if ZeRO shares it out
+    update: float  #: the optimizer's, of the device's share if ZeRO shares it out
     communication: float  #: sending, by itself
     exposed: float  #: the part of it that the step waits for
     bound: str
@@ -48,7 +48,7 @@ def step_time(
     moved, multiplied = transfers(workload, method.setup), matmuls(workload, method.setup)
     container, updated = method.setup.container_bits, [transfer for transfer in moved if transfer.phase == UPDATE]
     passes = step_floor([t for t in moved if t.phase != UPDATE], multiplied, hardware, container)
-    update = step_floor(updated, [], hardware, container) / (method.shared_by(1) / OPTIMISERS[method.optimiser].traffic)
+    update = step_floor(updated, [], hardware, container) / (method.shared_by(1) / OPTIMISERS[method.optimizer].traffic)
     updating = max(float(update.seconds), _paging_seconds(workload, method, hardware))
     seconds = float(passes.seconds) + _widening_seconds(workload, method, hardware)
     if method.recompute:
@@ -148,7 +148,7 @@ def communication_bytes(workload: Workload, method: Method, micro_batches: int =
 
     Without ZeRO gradients are summed in a ring, 2 (N-1)/N of them. ZeRO-1 and 2 scatter gradients and gather the
     weights that were updated, ZeRO-3 all weights before the forward and before the backward. Under autocast weights
-    are fp32 up to ZeRO-2; FSDP's mixed precision, ZeRO-3, gathers 16 bits, and weights of few bits as they are. What
+    are fp32 up to ZeRO-2; FSDP's mixed precision, ZeRO-3, gathers 16 bits, and weights of few bits as they are. Role
     no device has whole is sent for each micro-batch: gradients under ZeRO-2 and 3, weights under ZeRO-3.
     """
     part = (method.devices - 1) / method.devices

@@ -28,7 +28,7 @@ def build(model: Transformer) -> Workload:
     if model.head.kind == "lm" and model.head.tied:
         ops.insert(0, Pointwise("tied weights", "tied", last.d, model.head.outputs))
     tokens = (source_tokens if model.encoder else 0) + (target_tokens if model.decoder else 0)
-    ops.append(Pointwise("optimiser", "adam", sum(op.parameters for op in ops if op.trains), 1))
+    ops.append(Pointwise("optimizer", "adam", sum(op.parameters for op in ops if op.trains), 1))
     images = model.encoder is not None and model.encoder.patches is not None
     return Workload(model.name, tuple(ops), tokens, model.source, model.source_length if images else 0)
 
@@ -149,7 +149,7 @@ def _experts(prefix: str, stack: Stack, experts: MixtureOfExperts, tokens: int, 
     name, rows = f"{prefix}.experts", tokens * experts.chosen
     ours: dict[str, Any] = {"weights": experts.count}
     return [
-        Gemm(f"{prefix}.router", tokens, stack.d, experts.count, quantised=False, input=source),
+        Gemm(f"{prefix}.router", tokens, stack.d, experts.count, quantized=False, input=source),
         Pointwise(f"{prefix}.router.softmax", "softmax", tokens, experts.count),
         Gemm(f"{name}.gate_up_proj", rows, stack.d, 2 * experts.width, input=f"{name}.x", **ours),
         Pointwise(f"{name}.activation", "expert gate", rows, experts.width),
@@ -171,7 +171,7 @@ def _head(head: Head, d: int, tokens: int, sequences: int) -> list[Operation]:
     if head.kind != "none":
         name = "output_projection"
         own: dict[str, Any] = {"bias": head.bias, "tied": head.tied, "input": f"{name}.x", "x_values": whole}
-        ops.append(Gemm(name, rows, d, head.outputs, quantised=not head.tied, **own))
+        ops.append(Gemm(name, rows, d, head.outputs, quantized=not head.tied, **own))
         ops.append(Pointwise("loss", "loss of fp32" if head.upcasts else "loss", rows, head.outputs))
     return ops
 
@@ -205,7 +205,7 @@ class _Attention:
 
 
 def _attention(own: _Attention) -> list[Operation]:
-    """The operations of one attention, in order: projections, copies, two products with a materialised softmax."""
+    """The operations of one attention, in order: projections, copies, two products with a materialized softmax."""
     stack, prefix = own.stack, own.prefix
     ops = [*_projections(own), *_on_heads(own), *_products(own)]
     ops += _head_copy(own, "context", "heads", own.query_tokens)
@@ -257,7 +257,7 @@ def _products(own: _Attention) -> list[Operation]:
     position_bias = bool(stack.position_bias)
 
     def product(name: str, width: int, outputs: int, source: str = "") -> Gemm:
-        fields: dict[str, Any] = {"weight": False, "quantised": False, "pairs": pairs, "input": source}
+        fields: dict[str, Any] = {"weight": False, "quantized": False, "pairs": pairs, "input": source}
         return Gemm(f"{own.prefix}.{name}", rows, width, outputs, batch, "attention", **fields)
 
     def on_scores(name: str, kind: str, **fields: Any) -> Pointwise:

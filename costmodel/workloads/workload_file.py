@@ -15,7 +15,7 @@ from dsq.costmodel.model.operations import CLASSES, Gemm, Operation, Pointwise, 
 VERSION = 1
 MAX_SIZE = 2**48
 #: forward products that a backward may run again
-MOST_RECOMPUTED = 16
+MAX_RECOMPUTED = 16
 _OPERATIONS: dict[str, type[Gemm] | type[Pointwise]] = {"gemm": Gemm, "pointwise": Pointwise}
 _CHOICES = {"cls": CLASSES, "kind": tuple(POINTWISE), "on_chip": ("", "x", "y"), "wide": ("", "r", "state")}
 _MAY_BE_ZERO = ("parameters", "recompute", "pairs", "x_values", "mask", "bias", "beside")
@@ -64,7 +64,7 @@ def _value(value: Any, kind: Any, label: str) -> Any:
     if type(value) is not kind:
         raise ValueError(f"{label} must be {kind.__name__}, not {value!r}")
     name = label.rpartition(".")[2]
-    least, most = int(name not in _MAY_BE_ZERO), MOST_RECOMPUTED if name == "recompute" else MAX_SIZE - 1
+    least, most = int(name not in _MAY_BE_ZERO), MAX_RECOMPUTED if name == "recompute" else MAX_SIZE - 1
     if kind is int and not least <= value <= most:
         raise ValueError(f"{label} must be from {least} to {most}, not {value}")
     return value

@@ -1,4 +1,4 @@
-"""The quantised selves of layers other than nn.Linear.
+"""The quantized selves of layers other than nn.Linear.
 
 attention.py            nn.MultiheadAttention
 own_products.py         modules that multiply by parameters of their own, or queries by keys, in their forward

@@ -1,4 +1,4 @@
-"""``nn.MultiheadAttention`` with quantised projections: PyTorch's own multiplies them without calling a module."""
+"""``nn.MultiheadAttention`` with quantized projections: PyTorch's own multiplies them without calling a module."""
 
 import math
 
@@ -9,7 +9,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from dsq.linear import Linear, multiply
 from dsq.ops.products import attention
-from dsq.quantizers import Quantised
+from dsq.quantizers import Quantized
 
 
 class OutProjection(Linear):
@@ -18,8 +18,8 @@ class OutProjection(Linear):
     plain = NonDynamicallyQuantizableLinear
 
 
-class MultiheadAttention(Quantised, nn.MultiheadAttention):
-    """``nn.MultiheadAttention`` with quantised projections; same parameters, state dict, masks and results.
+class MultiheadAttention(Quantized, nn.MultiheadAttention):
+    """``nn.MultiheadAttention`` with quantized projections; same parameters, state dict, masks and results.
 
     Layers that are given one tensor as query, key and value multiply it by the whole ``in_proj_weight`` at once. Never
     takes PyTorch's fused evaluation path. Shape suffixes: L queries, S keys, B batch, E features, H heads, D a head.

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from dsq.layers import Mixed
 from dsq.linear import multiply
-from dsq.quantizers import Quantised
+from dsq.quantizers import Quantized
 
 
-class Experts(Mixed, Quantised, nn.Module):
-    """The base of every quantised class of experts: the forward that transformers' ExpertsInterface asks for.
+class Experts(Mixed, Quantized, nn.Module):
+    """The base of every quantized class of experts: the forward that transformers' ExpertsInterface asks for.
 
     Shape suffixes: T tokens, S tokens times the experts that each goes to, E experts, K in-features, N out-features.
     """
@@ -57,8 +57,8 @@ def is_experts(module: nn.Module) -> bool:
     return {"has_gate", "has_bias", "has_post_expert_norm", "is_transposed"} <= vars(module).keys()
 
 
-class PatchConv2d(Quantised, nn.Conv2d):
-    """``nn.Conv2d`` whose windows neither overlap nor leave pixels between, quantised as ``dsq.Linear`` is. Raises
+class PatchConv2d(Quantized, nn.Conv2d):
+    """``nn.Conv2d`` whose windows neither overlap nor leave pixels between, quantized as ``dsq.Linear`` is. Raises
     ValueError for an input of other channels, or smaller than a patch.
 
     A map of one place, as squeeze-and-excitation makes, stays plain: its few products scale whole maps, whose places

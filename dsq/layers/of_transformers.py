@@ -10,13 +10,13 @@ from transformers.pytorch_utils import Conv1D as PlainConv1D
 
 from dsq.linear import multiply
 from dsq.ops.products import attention
-from dsq.quantizers import Quantised
+from dsq.quantizers import Quantized
 
 NAME = "dsq"
 
 
-class Conv1D(Quantised, PlainConv1D):
-    """transformers' ``Conv1D`` quantised as ``dsq.Linear`` is; same parameters, same state dict."""
+class Conv1D(Quantized, PlainConv1D):
+    """transformers' ``Conv1D`` quantized as ``dsq.Linear`` is; same parameters, same state dict."""
 
     plain = PlainConv1D
 
@@ -41,9 +41,9 @@ def attention_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Return y (B, L, H, E) and the weights (B, H, L, S), as transformers' registry asks of an attention function.
 
-    The products are quantised at the level of the module's own projections; if none is converted, it is "sdpa".
+    The products are quantized at the level of the module's own projections; if none is converted, it is "sdpa".
     """
-    projection = next((layer for layer in module.modules() if isinstance(layer, Quantised)), None)
+    projection = next((layer for layer in module.modules() if isinstance(layer, Quantized)), None)
     if projection is None or projection.evaluates_plain:
         result: tuple[Tensor, Tensor | None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, position_bias, **options

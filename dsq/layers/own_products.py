@@ -18,21 +18,21 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from dsq.layers import Mixed, not_compiled_alone
-from dsq.left_plain import matrices
 from dsq.linear import linear
 from dsq.ops.einsum import as_product, two_operands
 from dsq.ops.products import attention, product
-from dsq.quantizers import Quantised, Quantizers
+from dsq.quantizers import Quantized, Quantizers
+from dsq.skipped import matrices
 
 #: multiply-accumulates under which one of several matrices multiplies plain: in few bits it takes 1.2 to 6 times as
-#: long there, forward and backward, and 1.7 to .7 times from there on (docs/coverage.md)
+#: long there, forward and backward, and 1.7 to .7 times from there on (docs/report.md)
 SMALL = 1 << 25
 #: names of products, as they stand in code
 _NAMES = {"linear", "matmul", "mm", "bmm", "addmm", "einsum", "grouped_mm", "_grouped_mm", "@"}
 _PAIRS = {"matmul", "bmm", "einsum", "@"}
 
 
-class OwnProducts(Mixed, Quantised, nn.Module):
+class OwnProducts(Mixed, Quantized, nn.Module):
     """A module that multiplies by parameters of its own.
 
     If its first forward multiplies by none, later forwards run as they were.
@@ -52,10 +52,10 @@ class OwnProducts(Mixed, Quantised, nn.Module):
 
 
 class OwnAttention(Mixed, nn.Module):
-    """Quantises the products of attention that the forward computes, at the level of the module's own projections."""
+    """Quantizes the products of attention that the forward computes, at the level of the module's own projections."""
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
-        layer = next((layer for layer in self.modules() if isinstance(layer, Quantised)), None)
+        layer = next((layer for layer in self.modules() if isinstance(layer, Quantized)), None)
         if layer is None or layer.evaluates_plain:
             return super().forward(*args, **keywords)
         with Products(layer.quantizers, [], True):
@@ -63,7 +63,7 @@ class OwnAttention(Mixed, nn.Module):
 
 
 class Products(TorchFunctionMode):
-    """Quantises products with ``weights``, and of two activations if ``attending``."""
+    """Quantizes products with ``weights``, and of two activations if ``attending``."""
 
     def __init__(self, quantizers: Quantizers, weights: list[Any], attending: bool) -> None:
         super().__init__()
@@ -74,9 +74,9 @@ class Products(TorchFunctionMode):
     @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        quantised, result = _QUANTISED.get(func), None
-        if quantised is not None and not any(isinstance(x, Tensor) and x.layout is not torch.strided for x in args):
-            result = quantised(self, *args, **kwargs)  # sparse features, as a graph has, are PyTorch's to multiply
+        quantized, result = _QUANTISED.get(func), None
+        if quantized is not None and not any(isinstance(x, Tensor) and x.layout is not torch.strided for x in args):
+            result = quantized(self, *args, **kwargs)  # sparse features, as a graph has, are PyTorch's to multiply
         if result is not None:
             self.multiplied = True
             return result
@@ -195,7 +195,7 @@ def calls_attention(module: nn.Module, kind: Any) -> bool:
     Such a method calls PyTorch's function, or a softmax and products beside layers that project.
     """
     calls = _calls(kind)
-    projections = sum(isinstance(child, (nn.Linear, Quantised)) for child in module.children())
+    projections = sum(isinstance(child, (nn.Linear, Quantized)) for child in module.children())
     return "scaled_dot_product_attention" in calls or bool(projections and "softmax" in calls and calls & _PAIRS)
 
 

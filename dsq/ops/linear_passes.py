@@ -67,7 +67,7 @@ _plans: dict[Any, LinearPlan] = {}
 def plan(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | None, seed: int | None) -> LinearPlan:
     """Return the plan of a layer: y (..., N) of x (..., K).
 
-    Under autocast operands are quantised from the tensors as they come, and y takes autocast's dtype. Raises what
+    Under autocast operands are quantized from the tensors as they come, and y takes autocast's dtype. Raises what
     ``dsq.functional.linear`` promises.
     """
     autocast = autocast_dtype(x) if _any_autocast() else None

@@ -1,12 +1,13 @@
-"""Quantised products: quantise, multiply, quantise. Of a layer's matrices, of two activations, of attention.
+"""Quantized products: quantize, multiply, quantize. Of a layer's matrices, of two activations, of attention.
 
     two activations    y  = Q0(a) Q0(b)              stash Q1(a) and Q1(b), packed
                        da = Q2(dy) Q1(b)^T           db = Q1(a)^T Q2(dy)
     attention          S  = scale Q0(q) Q0(k)^T + mask      P = dropout(softmax(S))      y = Q0(P) Q0(v)
 
-``multiply`` is a registered operator too, which is what compilers, modes and counters of FLOPs see. Boxes run along the
-contraction of the product that consumes the tensor. Shape suffixes: M rows, K the contraction, N columns; L queries, S
-keys, D features, E features of a value. Leading dimensions are batches and broadcast; an operand is stashed as it came.
+``multiply`` is a registered operator too, which is what compilers, modes and counters of FLOPs see. Blocks run along
+the contraction of the product that consumes the tensor. Shape suffixes: M rows, K the contraction, N columns; L
+queries, S keys, D features, E features of a value. Leading dimensions are batches and broadcast; an operand is stashed
+as it came.
 """
 
 import math
@@ -92,13 +93,13 @@ def packed(operand: Operand, x: Tensor | Codes, seed: int | None) -> Codes:
     """Return ``x`` in the bits of ``operand``, which has a format."""
     if isinstance(x, Codes):
         return x
-    return Codes(*pack(x, operand.quantised_to, operand.axis, offset_seed(seed, operand.seed)), x.shape)
+    return Codes(*pack(x, operand.quantized_to, operand.axis, offset_seed(seed, operand.seed)), x.shape)
 
 
 def _values(operand: Operand, x: Tensor | Codes, dtype: torch.dtype, seed: int | None) -> Tensor:
     """Return the operand as it is multiplied."""
     if isinstance(x, Codes):
-        values = unpack(x.codes, x.scales, operand.quantised_to, x.shape, operand.axis, dtype)
+        values = unpack(x.codes, x.scales, operand.quantized_to, x.shape, operand.axis, dtype)
     elif operand.format is None:
         values = x.to(dtype)
     else:
@@ -145,9 +146,9 @@ def refuse_transforms() -> None:
 
 
 def product(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | None = None) -> Tensor:
-    """Return ``a @ b`` with every operand quantised: dsq.functional.matmul behind its checks of types.
+    """Return ``a @ b`` with every operand quantized: dsq.functional.matmul behind its checks of types.
 
-    Under autocast the operands are quantised as they are, and y is in autocast's dtype. Raises RuntimeError under a
+    Under autocast the operands are quantized as they are, and y is in autocast's dtype. Raises RuntimeError under a
     transform of torch.func.
     """
     autocast = autocast_dtype(a_MK)
@@ -176,7 +177,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy_MN: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         if torch.is_grad_enabled():
-            once = "a quantised product is differentiable once: create_graph=True is not supported"
+            once = "a quantized product is differentiable once: create_graph=True is not supported"
             raise RuntimeError(f"{once}; call dsq.unconvert(model) first")
         a1, a_scales, b1, b_scales = ctx.saved_tensors
         da_MK = db_KN = None
@@ -244,7 +245,7 @@ def _operator(a: Tensor, b: Tensor, scales: Any, shape: Any, bias: Any, matmul: 
 
 def _fake(a: Tensor, b: Tensor, scales: Any, shape: Any, bias: Any, matmul: str, seed: Any, dtype: Any) -> Tensor:
     if "torch.onnx" in sys.modules and torch.onnx.is_in_onnx_export():  # else nothing imported it
-        raise RuntimeError("ONNX has no quantised product: call dsq.unconvert(model) before torch.onnx.export")
+        raise RuntimeError("ONNX has no quantized product: call dsq.unconvert(model) before torch.onnx.export")
     b_shape = b.shape if shape is None else shape
     sizes = parse_matmul(matmul).sizes(a.shape, b_shape)
     return a.new_empty((*torch.broadcast_shapes(a.shape[:-2], b_shape[:-2]), *sizes[:2]), dtype=dtype)
@@ -268,7 +269,7 @@ register_flop_formula(torch.ops.dsq.multiply)(_flops)
 
 def _refuse(ctx: Any, dy: Tensor) -> None:
     raise RuntimeError(
-        "a quantised product has no gradient of its own: dsq layers are differentiable once (no create_graph), and not "
+        "a quantized product has no gradient of its own: dsq layers are differentiable once (no create_graph), and not "
         "in a graph of torch.export, which keeps the forward alone"
     )
 

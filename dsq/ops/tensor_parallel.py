@@ -3,8 +3,8 @@
     column-wise, w (N/ranks, K): y = Q0(x) Q0(w)^T is sharded like w; dx is a sum over ranks, and Q3 comes after it
     row-wise, w (N, K/ranks):    y is a sum over ranks, and the bias comes after it; dx is sharded like w
 
-Boxes stay whole, and numbers those of one process but for the order of sums, where a rank's share of N and K is a
-multiple of the box.
+Blocks stay whole, and numbers those of one process but for the order of sums, where a rank's share of N and K is a
+multiple of the block.
 """
 
 from collections.abc import Callable

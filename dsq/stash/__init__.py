@@ -14,15 +14,15 @@ docs/extending.md has a whole policy in 20 lines.
 
 from dsq.stash import bfp, gact, mesa, selective, wtacrs  # noqa: F401 - registers them
 from dsq.stash.checkpoint import packed_checkpoint
-from dsq.stash.controller import Controller, Summary
-from dsq.stash.meter import Held, Report, measure
+from dsq.stash.controller import Controller, PolicyStatus
+from dsq.stash.meter import SavedTensor, StashProfile, measure
 from dsq.stash.policy import apply, policies, register
 
 __all__ = [
     "Controller",
-    "Held",
-    "Report",
-    "Summary",
+    "PolicyStatus",
+    "SavedTensor",
+    "StashProfile",
     "apply",
     "measure",
     "packed_checkpoint",

@@ -1,11 +1,12 @@
 """DSQ's stash for every operation of the table (DSQ, section 3, beyond the GEMM inputs): a number format at q1.
 
-The policy has the name of the paper's format, block floating point. Boxes run over 16 values that are neighbours in
+The policy has the name of the paper's format, block floating point. Blocks run over 16 values that are neighbors in
 memory, so all views of a tensor share one code: 4.5 bits a value at q1 = 4. What has no row is as PyTorch keeps it
-(dsq/stash/table).
+(dsq/stash/rules).
 
-Some operations keep more bits than q1 (MORE), by the error of the whole gradient (docs/stash-policies.md): attention
-is where few bits hurt most, the more the longer a model has trained; a norm's x^ serves the linear layer behind it too.
+Some operations keep more bits than q1 (EXTRA_BITS), by the error of the whole gradient (docs/stash-policies.md):
+attention is where few bits hurt most, the more the longer a model has trained; a norm's x^ serves the linear layer
+behind it too.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,13 +18,13 @@ from torch import Tensor, nn
 
 from dsq.arguments import choice
 from dsq.formats import DEFAULT, FORMATS, MAX_PACKED_BITS, Format, named
-from dsq.kept import LEAST_BITS, MORE, What
-from dsq.quantizers import Quantised
-from dsq.stash.codes import Code, Stash, in_boxes
+from dsq.quantizers import Quantized
+from dsq.stash.codes import Code, Stash, in_blocks
 from dsq.stash.controller import Controller
-from dsq.stash.interception import Interception, TablePolicy
+from dsq.stash.interception import Interception, RulePolicy
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
+from dsq.stash_bits import EXTRA_BITS, MIN_BITS, Role
 
 
 @register("bfp", composes_with=("selective", "wtacrs", "checkpoint"), compiles=True)
@@ -32,7 +33,7 @@ def attach(
     *,
     bits: int | None = None,
     format: str | None = None,
-    box: int | None = None,
+    block_size: int | None = None,
 ) -> Controller:
     """Pack what the table lets it at q1.
 
@@ -41,18 +42,18 @@ def attach(
             whatever level they are at, but no less than 4; without any, 4.
         format: a name of dsq.formats.FORMATS, "bfp" the paper's. None: the format of the model's dsq.Linear layers at
             q1; without any, snvint, which loses least (docs/formats.md). Wider codes than it is useful to are bfp's.
-        box: values that share a scale. None: as in the layers, where their format is taken, else 16.
+        block_size: values that share a scale. None: as in the layers, where their format is taken, else 16.
     Raises:
         ValueError: an option out of range.
     """
     if format is not None:
         choice("format", format, FORMATS)
-    controller = Bfp(model, bits, format, box)
-    controller.format_now()  # refuses bits out of range, and a box that the format has not
+    controller = Bfp(model, bits, format, block_size)
+    controller.format_now()  # refuses bits out of range, and a block that the format has not
     return controller
 
 
-class Bfp(TablePolicy):
+class Bfp(RulePolicy):
     """The format now."""
 
     traces = True
@@ -60,29 +61,29 @@ class Bfp(TablePolicy):
 
     def __init__(self, model: nn.Module, *options: Any) -> None:
         super().__init__(model)
-        self.bits, self.format_name, self.box = options
+        self.bits, self.format_name, self.block_size = options
 
     def format_now(self) -> Format:
         """Return the format of a forward that began now: as told, else as the linear layers have it, else the default.
 
-        Raises ValueError for a box that no format has, or that this one has not.
+        Raises ValueError for a block that no format has, or that this one has not.
         """
         q1 = self.q1
         if self.bits is None or self.format_name is None:  # the search takes time, and a forward asks each time
             for module in self.model.modules():
-                if isinstance(module, Quantised):
+                if isinstance(module, Quantized):
                     q1 = module.quantizers.q1
                     break
         make = _format.__wrapped__ if torch.compiler.is_compiling() else _format  # a graph calls no cache
-        return make(self.bits, self.format_name, self.box, q1)
+        return make(self.bits, self.format_name, self.block_size, q1)
 
-    def codec(self, module: nn.Module) -> "BoxCodec":
+    def codec(self, module: nn.Module) -> "BlockCodec":
         self._format = self.format_now()
-        return BoxCodec(_formats(self._format))
+        return BlockCodec(_formats(self._format))
 
     def traced(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the model under a mode that the compiler traces too."""
-        with Interception(Stash(BoxCodec(_formats.__wrapped__(self.format_now()))), self.rows):
+        with Interception(Stash(BlockCodec(_formats.__wrapped__(self.format_now()))), self.rules):
             return run(*args, **kwargs)
 
     def details(self) -> tuple[str, ...]:
@@ -90,31 +91,31 @@ class Bfp(TablePolicy):
 
 
 @lru_cache(maxsize=64)  # asked for in each forward
-def _format(bits: int | None, name: str | None, box: int | None, q1: Format | None) -> Format:
+def _format(bits: int | None, name: str | None, block_size: int | None, q1: Format | None) -> Format:
     """Return the format of ``bits``; what is not given as the linear layers have it, whose format is ``q1``."""
     if bits is None:
-        bits = LEAST_BITS if q1 is None else max(LEAST_BITS, q1.bits)
-    if q1 is not None and name is None and box is None:
+        bits = MIN_BITS if q1 is None else max(MIN_BITS, q1.bits)
+    if q1 is not None and name is None and block_size is None:
         return q1.at(bits)
     if name is None:
         name = DEFAULT if q1 is None else q1.name
-    return named(name, bits, **({} if box is None else {"box": box}))
+    return named(name, bits, **({} if block_size is None else {"block_size": block_size}))
 
 
 @lru_cache(maxsize=64)
-def _formats(fmt: Format) -> dict[What, Format]:
+def _formats(fmt: Format) -> dict[Role, Format]:
     """Return the format of each thing that is kept; nothing if they stay as they are."""
     if not fmt.packs:
         return {}
-    return {what: fmt.at(min(fmt.bits + MORE.get(what, 0), MAX_PACKED_BITS)) for what in get_args(What)}
+    return {role: fmt.at(min(fmt.bits + EXTRA_BITS.get(role, 0), MAX_PACKED_BITS)) for role in get_args(Role)}
 
 
-class BoxCodec:
-    """Codes in boxes of neighbours."""
+class BlockCodec:
+    """Codes in blocks of neighbors."""
 
-    def __init__(self, formats: Mapping[What, Format]) -> None:
+    def __init__(self, formats: Mapping[Role, Format]) -> None:
         self.formats = formats
 
-    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
-        fmt = self.formats.get(what)
-        return None if fmt is None else in_boxes(values, fmt)
+    def encode(self, values: Tensor, order: MemoryOrder, role: Role) -> Code | None:
+        fmt = self.formats.get(role)
+        return None if fmt is None else in_blocks(values, fmt)

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dsq.arguments import pattern
 from dsq.formats import DEFAULT, Format, format_class
-from dsq.stash.codes import Decode, Form, in_boxes
+from dsq.stash.codes import Decode, Form, in_blocks
 from dsq.stash.controller import Controller
 from dsq.stash.interception import in_backward
 from dsq.stash.memory import MemoryOrder, place, weak
@@ -104,7 +104,7 @@ def packed_checkpoint(function: Callable[..., Any], *args: Any, fmt: Format = FO
         model._set_gradient_checkpointing(gradient_checkpointing_func=packed_checkpoint)    # a model of transformers
 
     Packed are the first of ``args`` and those of its rank and width, where they need a gradient: 4.5 bits a value at 4
-    bits, boxes over neighbours in memory. Others, as masks and position biases, are kept as they are. The forward is
+    bits, blocks over neighbors in memory. Others, as masks and position biases, are kept as they are. The forward is
     that of plain checkpointing, bit for bit; the backward recomputes each segment from the rounded input. What is
     recomputed is not packed: the policy "checkpoint" with "bfp" does that too.
 
@@ -152,5 +152,5 @@ def _packed(x: Tensor, fmt: Format) -> Form:
     key = place_of_x, order, fmt
     found = _inputs.get(key)
     if found is None:
-        found = _inputs[key] = _Packed(*in_boxes(values, fmt), order, x.dtype, weak(x))
+        found = _inputs[key] = _Packed(*in_blocks(values, fmt), order, x.dtype, weak(x))
     return Form(found.codes, found.value)

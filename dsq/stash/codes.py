@@ -8,7 +8,7 @@ the value of them. There are three:
     derived   nothing of its own: made again from forms that other operations keep
 
 A Stash codes a piece of memory once, whatever views of it are saved: it remembers what it made by storage, version and
-span. The operations that are coded, and why, are in dsq/stash/table.
+span. The operations that are coded, and why, are in dsq/stash/rules.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.formats import Format
-from dsq.kept import FEW, What
 from dsq.kernels.backend import FLOATS, Operand
 from dsq.kernels.dispatch import pack, pack_mask, unpack, unpack_mask
 from dsq.stash.memory import MemoryOrder, place, weak
+from dsq.stash_bits import MAX_EXACT_NUMEL, Role
 
 Make = Callable[[Sequence[Tensor]], Tensor]
 Prepare = Callable[[Tensor], Tensor]
@@ -50,7 +50,7 @@ Code = tuple[tuple[Tensor, ...], Decode]
 class Codec(Protocol):
     """A policy as the table sees it: how values become few bits."""
 
-    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
+    def encode(self, values: Tensor, order: MemoryOrder, role: Role) -> Code | None:
         """Return the codes of ``values``, which lie in ``order``; None keeps the tensor exact.
 
         An attribute ``recomputed`` is the codec for what a segment of PyTorch's checkpointing saves: it is made again.
@@ -59,15 +59,15 @@ class Codec(Protocol):
 
 
 class _Exact:
-    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> None:
+    def encode(self, values: Tensor, order: MemoryOrder, role: Role) -> None:
         return None
 
 
 EXACT = _Exact()  #: the codec that keeps every tensor exact
 
 
-def in_boxes(values: Tensor, fmt: Format) -> Code:
-    """Return the Code of values in boxes of neighbours, rounded to nearest."""
+def in_blocks(values: Tensor, fmt: Format) -> Code:
+    """Return the Code of values in blocks of neighbors, rounded to nearest."""
     sizes = (values.numel(),)
     codes = pack(values.reshape(-1), fmt, 0)
     return codes, lambda saved, dtype: unpack(saved[0], saved[1], fmt, sizes, 0, dtype)
@@ -79,7 +79,7 @@ class _Entry(NamedTuple):
     form: Form
     order: MemoryOrder  #: in which the form lays the values out
     source: StorageWeakRef  #: while it lives no other storage has the address that the key names
-    linear: tuple[Operand, int] | None  #: of a quantised linear layer's codes: its operand, and the width of its rows
+    linear: tuple[Operand, int] | None  #: of a quantized linear layer's codes: its operand, and the width of its rows
 
     def seen_as(self, order: MemoryOrder) -> Form:
         """Return the form, as one consumer lays the values out."""
@@ -90,18 +90,19 @@ class _Entry(NamedTuple):
 
 
 def _is_small(x: Tensor) -> bool:
-    """Return whether ``x`` has FEW values; one whose size depends on data, as experts' tokens in a graph, has not."""
+    """Return whether ``x`` has MAX_EXACT_NUMEL values; one whose size depends on data, as experts' tokens in a graph,
+    has not."""
     if _compiling():
         from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-        return guard_or_false(x.numel() <= FEW)
-    return x.numel() <= FEW
+        return guard_or_false(x.numel() <= MAX_EXACT_NUMEL)
+    return x.numel() <= MAX_EXACT_NUMEL
 
 
 class Stash:
     """The saved tensors of one forward of a model under a policy.
 
-    raw_bytes, kept_bytes: of the memory that came to be saved, weights aside, and of what is kept for it. Under
+    raw_bytes, saved_bytes: of the memory that came to be saved, weights aside, and of what is kept for it. Under
     torch.compile nothing is remembered: a compiler finds by itself what is coded twice.
     """
 
@@ -109,7 +110,7 @@ class Stash:
         self.codec = self._of_forward = codec
         self._weights_leave = weights_leave  #: before the backward of others than their own layer, as FSDP2 frees them
         self.raw_bytes = 0
-        self.kept_bytes = 0
+        self.saved_bytes = 0
         self.segment: Any = None  #: the checkpoint in whose segment the forward is
         self._made: dict[tuple[object, ...], _Entry] = {}
         self._left: dict[tuple[int, int], StorageWeakRef] = {}
@@ -133,7 +134,7 @@ class Stash:
         recomputed = segment is not None or torch._C._current_graph_task_id() != -1
         self._made, self._left = ({}, {}) if recomputed else self._outside
 
-    def code(self, x: Tensor, what: What, prepare: Prepare | None = None) -> Kept:
+    def code(self, x: Tensor, role: Role, prepare: Prepare | None = None) -> Kept:
         """Return ``x`` in the policy's codes; ``x`` itself if it is a weight, of few values, no plain float, what
         PyTorch keeps anyway, or what ``leave_exact`` was told.
 
@@ -142,12 +143,12 @@ class Stash:
         if x.dtype not in FLOATS or _is_small(x) or is_weight(x) or self._stays_exact(x):
             return self.exact(x)
         key, order, values = place(x)
-        if what == "factor":
+        if role == "factor":
             self._derive_part(x)
         if not _compiling() and key in self._made:
             return self._made[key].seen_as(order)
         values = values if prepare is None else prepare(values)
-        encoded, dtype = self.codec.encode(values, order, what), x.dtype
+        encoded, dtype = self.codec.encode(values, order, role), x.dtype
         if encoded is None:
             return self.exact(x)
         codes, decode = encoded
@@ -157,12 +158,12 @@ class Stash:
         self._count(values.numel() * x.element_size(), codes)
         return self._put(key, x, form, order)
 
-    def factor(self, x: Tensor, what: What, wanted: bool, exact: bool) -> Kept | None:
+    def factor(self, x: Tensor, role: Role, wanted: bool, exact: bool) -> Kept | None:
         """Return how one factor of a product is kept if the other's gradient is ``wanted``: exact as told, and where no
         gradient flows through it (a mask, an adjacency, a table of rotations)."""
         if not wanted:
             return None
-        return self.exact(x) if exact or not x.requires_grad else self.code(x, what)
+        return self.exact(x) if exact or not x.requires_grad else self.code(x, role)
 
     def exact(self, x: Tensor) -> Tensor:
         """Return ``x``, which is kept as it is."""
@@ -221,7 +222,7 @@ class Stash:
         return None, made.seen_as(order)
 
     def put_linear(self, x: Tensor, operand: Operand, codes: tuple[Tensor, ...]) -> None:
-        """Note the codes that a quantised linear layer made of the rows of ``x``."""
+        """Note the codes that a quantized linear layer made of the rows of ``x``."""
         if _compiling():  # sizes may be symbols there
             return
         self._count(x.nbytes, codes)
@@ -234,7 +235,7 @@ class Stash:
 
     def derive(self, y: Tensor, sources: Sequence[Kept | None], make: Callable[..., Tensor]) -> Form | None:
         """Note that ``make(*values of sources)`` gives ``y`` again, as it is laid out: no one needs to keep it."""
-        if _compiling() or y.numel() <= FEW or NoneType in map(type, sources):
+        if _compiling() or y.numel() <= MAX_EXACT_NUMEL or NoneType in map(type, sources):
             return None
         key, order, values = place(y)
         if values.numel() != y.numel():  # an expanded tensor
@@ -256,11 +257,11 @@ class Stash:
         self.derive(x, (form,), lambda values: values.as_strided(*layout, values.storage_offset() + start))
 
     def restored(
-        self, y: Tensor, what: What, restore: Callable[..., Tensor], *beside: Kept, prepare: Prepare | None = None
+        self, y: Tensor, role: Role, restore: Callable[..., Tensor], *beside: Kept, prepare: Prepare | None = None
     ) -> Kept:
         """Return ``y`` in codes, of which ``restore(rounded, *values beside)`` makes a state that the operation could
         have been in. ``prepare``: as for ``code``."""
-        form = self.code(y, what, prepare)
+        form = self.code(y, role, prepare)
         if isinstance(form, Tensor):
             return form
         if _compiling():
@@ -272,7 +273,7 @@ class Stash:
         if self.segment is None:  # else it is kept for as long as the forward is in the segment
             self.raw_bytes += raw
             for tensor in kept:
-                self.kept_bytes += tensor.nbytes
+                self.saved_bytes += tensor.nbytes
 
     def _put(
         self, key: tuple[object, ...], x: Tensor, form: Form, order: MemoryOrder, linear: Any = None, sources: Any = ()

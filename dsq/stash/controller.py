@@ -20,19 +20,19 @@ _PART_OF = "_dsq_part_of"  #: attribute of a part of a model: the controllers of
 
 
 @dataclass(frozen=True)
-class Summary:
+class PolicyStatus:
     """The work of a policy in the model's latest training forward; bytes are 0 before one."""
 
     policy: str
     attached: tuple[str, ...] = ()  #: names of the modules it changed; () for a policy that acts on the whole model
     raw_bytes: int = 0  #: of the tensors that came to be saved (unique storages)
-    kept_bytes: int = 0  #: kept for them
+    saved_bytes: int = 0  #: kept for them
     details: tuple[str, ...] = ()  #: lines for a person: bits of each tensor, budgets
 
     def __str__(self) -> str:
         head = f"{self.policy}: {f'{len(self.attached)} modules' if self.attached else 'whole model'}"
         if self.raw_bytes:
-            head += f", {self.raw_bytes / 2**20:.1f} MiB kept as {self.kept_bytes / 2**20:.1f} MiB"
+            head += f", {self.raw_bytes / 2**20:.1f} MiB kept as {self.saved_bytes / 2**20:.1f} MiB"
         return "\n".join((head, *self.details))
 
 
@@ -102,9 +102,9 @@ class Controller:
             raise RuntimeError(f"{text} (dsq.unconvert(model), controller.remove())")
         return run_under(((self, module),), run, *args, **kwargs)
 
-    def report(self) -> Summary:
+    def report(self) -> PolicyStatus:
         """Return the latest training forward in numbers."""
-        return Summary(self.name, self.attached)
+        return PolicyStatus(self.name, self.attached)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the policy keeps between steps: tensors and plain values."""

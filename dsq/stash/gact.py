@@ -9,7 +9,7 @@ adapt_interval steps a forward makes two codes of each tensor, and its backward 
 outputs, from the gradients that come back there. That leaves .grad, buffers and random streams as they are; the user's
 hooks on tensors and parameters run again. It takes about L backwards and twice the stash.
 
-What each operation keeps is the table's (dsq/stash/table). Coded tensors are told apart by their order in the forward.
+What each operation keeps is the table's (dsq/stash/rules). Coded tensors are told apart by their order in the forward.
 What the loss keeps stays exact: it is the most sensitive there is (section 6.1). The paper's level L2 is PyTorch's
 ``torch.autograd.graph.save_on_cpu(pin_memory=True)`` around the forward.
 
@@ -31,14 +31,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dsq.arguments import choice, number, whole_number
-from dsq.kept import GACT_GROUP, What
 from dsq.kernels.backend import AffineCodes, Groups
 from dsq.kernels.dispatch import affine_pack, affine_unpack
 from dsq.stash.codes import Code, Codec, Decode
 from dsq.stash.controller import Controller
-from dsq.stash.interception import TablePolicy, in_backward
+from dsq.stash.interception import RulePolicy, in_backward
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import apply, register
+from dsq.stash_bits import GACT_GROUP, Role
 
 LEVELS = ("L1", "CB1", "CB2")
 EXACT = 32  #: the width that stands for "kept as it is"
@@ -123,7 +123,7 @@ class RecomputedForward:
     def __init__(self, plan: BitPlan, seed: tuple[int, int], segment: int = 0) -> None:
         self.plan, self.seed, self.segment, self.count = plan, seed, segment, 0
 
-    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
+    def encode(self, values: Tensor, order: MemoryOrder, role: Role) -> Code | None:
         self.count += 1
         seed = _seed_of(*self.seed, self.segment, self.count)
         return encode(values.reshape(-1), self.plan.uniform, seed)
@@ -151,7 +151,7 @@ class TrainingForward:
         duals, self._duals = self._duals, []
         return duals
 
-    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
+    def encode(self, values: Tensor, order: MemoryOrder, role: Role) -> Code | None:
         index, size, flat = len(self.sizes), values.numel(), values.reshape(-1)
         # another list of tensors than this input made before: its bits are not this tensor's
         expected, bits = self.planned[index] if index < len(self.planned) else (size, self.plan.uniform)
@@ -233,7 +233,7 @@ def _squared_distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> floa
     return sum(float((a - b).double().square().sum()) for pair in pairs for a, b in zip(*pair, strict=True))
 
 
-class Gact(TablePolicy):
+class Gact(RulePolicy):
     """The plan of bits of a whole forward's tensors, and the count of steps."""
 
     by_parts = False

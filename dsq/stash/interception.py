@@ -1,6 +1,6 @@
 """The one place where a policy sees a model's operations: a function mode, entered around each call of the model.
 
-The mode looks each function up in the table (dsq/stash/table): a row runs in its stead, all else runs as it is.
+The mode looks each function up in the table (dsq/stash/rules): a row runs in its stead, all else runs as it is.
 torch.compile traces the mode into the graphs of a model, or of blocks, that were compiled before.
 """
 
@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from dsq.layers import not_compiled_alone
 from dsq.stash.codes import EXACT, Codec, Stash
-from dsq.stash.controller import RUNNING, Controller, Summary, run_under
-from dsq.stash.table import OF_MASKS, TABLE, Row
+from dsq.stash.controller import RUNNING, Controller, PolicyStatus, run_under
+from dsq.stash.rules import MASK_RULES, RULES, Rule
 from dsq.stash.torch_checkpoint import (
     code_inputs,
     exact_inputs,
@@ -59,9 +59,9 @@ multi_head_attention_forward = _own_body(cast(FunctionType, F.multi_head_attenti
 class Interception(TorchFunctionMode):
     """The rows of the table in place of the functions, for one forward."""
 
-    def __init__(self, stash: Stash, rows: Mapping[Callable[..., Any], Row] = TABLE) -> None:
+    def __init__(self, stash: Stash, rules: Mapping[Callable[..., Any], Rule] = RULES) -> None:
         super().__init__()
-        self.stash, self.rows = stash, rows
+        self.stash, self.rules = stash, rules
         self.segments: list[tuple[Any, list[Any]]] = []  #: of checkpoints that run, outer first, and exact inputs
 
     @not_compiled_alone
@@ -78,7 +78,7 @@ class Interception(TorchFunctionMode):
             func = torch.rsub
         elif func is Tensor.norm:
             func = torch.norm
-        row = self.rows.get(func)
+        row = self.rules.get(func)
         if func in _CHOOSE:
             self._follow_checkpoint()
             for segment, inputs in self.segments:
@@ -86,7 +86,7 @@ class Interception(TorchFunctionMode):
         if row is None or not torch.is_grad_enabled() or kwargs.get("out") is not None:
             return func(*args, **kwargs)
         kwargs.pop("out", None)  # which F.normalize always names
-        wanted = func in OF_MASKS
+        wanted = func in MASK_RULES
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor):
                 dense = type(value) in _PLAIN and value.layout is torch.strided  # a DTensor has operations of its own
@@ -115,12 +115,12 @@ class Interception(TorchFunctionMode):
         self.stash.enter_segment(segment)
 
 
-class TablePolicy(Controller):
+class RulePolicy(Controller):
     """A policy that codes what the table lets it. Subclasses give the codec of a forward."""
 
     by_parts = True
     latest: Stash | None = None  #: of the latest training forward
-    rows: Mapping[Callable[..., Any], Row] = TABLE  #: of the operations that it acts on
+    rules: Mapping[Callable[..., Any], Rule] = RULES  #: of the operations that it acts on
 
     def codec(self, module: nn.Module) -> Codec:
         """Return the codec of the forward that begins."""
@@ -135,16 +135,16 @@ class TablePolicy(Controller):
             self.latest = stash
         RUNNING.stashes.append(stash)
         try:
-            with Interception(stash, self.rows):
+            with Interception(stash, self.rules):
                 yield
         finally:
             RUNNING.stashes.pop()
             stash.forget()
 
-    def report(self) -> Summary:
+    def report(self) -> PolicyStatus:
         if self.latest is None:
-            return Summary(self.name)
-        return Summary(self.name, (), self.latest.raw_bytes, self.latest.kept_bytes, self.details())
+            return PolicyStatus(self.name)
+        return PolicyStatus(self.name, (), self.latest.raw_bytes, self.latest.saved_bytes, self.details())
 
     def details(self) -> tuple[str, ...]:
         """Return the lines of the policy's own in its report."""

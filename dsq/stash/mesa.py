@@ -5,9 +5,9 @@
     in the backward: q alpha / 255 + beta                                                               (5)
 
 A group is a head for queries, keys, values and attention maps; elsewhere the channels are cut into as many groups as
-there are heads. The ranges are updated in the training forward before its tensors are quantised, and the range used
-is kept with the codes. The forward itself is exact. What each operation keeps is the table's (dsq/stash/table): layer
-norm its normalised input beside the exact deviation where the paper keeps the input; attention in one call q, k and v.
+there are heads. The ranges are updated in the training forward before its tensors are quantized, and the range used
+is kept with the codes. The forward itself is exact. What each operation keeps is the table's (dsq/stash/rules): layer
+norm its normalized input beside the exact deviation where the paper keeps the input; attention in one call q, k and v.
 """
 
 import math
@@ -19,19 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from dsq.arguments import choice, number, whole_number
-from dsq.kept import MESA_BITS, What
 from dsq.kernels.backend import AffineCodes, Groups, MovingRanges
 from dsq.kernels.dispatch import affine_pack, affine_unpack, define
 from dsq.packing import Rounding
 from dsq.stash.codes import Code
 from dsq.stash.controller import Controller
-from dsq.stash.interception import TablePolicy, stash_now
+from dsq.stash.interception import RulePolicy, stash_now
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
+from dsq.stash_bits import MESA_BITS, Role
 
 KINDS = ("matmul", "softmax", "gelu", "layernorm", "conv", "linear", "batchnorm", "other")
 #: the kind of operation, and the axis along which groups lie (heads -3, channels), by what is kept
-_PLACES: dict[What, tuple[str, int]] = {
+_PLACES: dict[Role, tuple[str, int]] = {
     "linear": ("linear", -1),
     "product": ("matmul", -3),
     "convolution": ("conv", 1),
@@ -86,7 +86,7 @@ def _most_named_heads(model: nn.Module) -> int:
     return heads.most_common(1)[0][0] if heads else _DEFAULT_GROUPS
 
 
-class Mesa(TablePolicy):
+class Mesa(RulePolicy):
     """Running ranges, told apart by their turn in the model's whole forward, and the count of codes made."""
 
     by_parts = False
@@ -123,8 +123,8 @@ class RangeCodec:
         self.mesa = mesa
         self.turns: Counter[str] = Counter()
 
-    def encode(self, values: Tensor, order: MemoryOrder, what: What) -> Code | None:
-        kind, axis = _PLACES[what]
+    def encode(self, values: Tensor, order: MemoryOrder, role: Role) -> Code | None:
+        kind, axis = _PLACES[role]
         if kind not in self.mesa.kinds:
             return None
         groups, width = self._groups(order, axis)

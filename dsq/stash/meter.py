@@ -23,7 +23,7 @@ from dsq.stash.torch_checkpoint import saved_behind
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SavedTensor:
     """One storage kept for the backward, under the first (oldest) node that holds it."""
 
     op: str  #: the autograd node, ReluBackward0 say
@@ -34,41 +34,41 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Report:
+class StashProfile:
     """The findings of `measure`."""
 
-    held: tuple[Held, ...]  #: largest first
+    tensors: tuple[SavedTensor, ...]  #: largest first
 
     @property
     def nbytes(self) -> int:
         """Return the bytes held for the backward."""
-        return sum(h.nbytes for h in self.held)
+        return sum(h.nbytes for h in self.tensors)
 
     @property
     def exact(self) -> dict[str, int]:
         """Return the bytes of what PyTorch's own operations hold, by operation, largest first: they have no row in
-        dsq/stash/table, or nobody applied a policy."""
+        dsq/stash/rules, or nobody applied a policy."""
         found = Counter[str]()
-        for it in self.held:
+        for it in self.tensors:
             name, _, number = it.op.rpartition("Backward")
             if number.isdigit():  # a row's is an autograd function's, and has none
                 found[name] += it.nbytes
         return dict(found.most_common())
 
     def __str__(self) -> str:
-        lines = [f"{h.nbytes / 2**20:9.2f}  {h.op}.{h.name} {h.shape} {h.dtype}" for h in self.held[:20]]
+        lines = [f"{h.nbytes / 2**20:9.2f}  {h.op}.{h.name} {h.shape} {h.dtype}" for h in self.tensors[:20]]
         return "\n".join((f"{self.nbytes / 2**20:.2f} MiB kept for the backward", *lines))
 
 
-def measure(fn: Callable[[], Any]) -> Report:
+def measure(fn: Callable[[], Any]) -> StashProfile:
     """Run ``fn`` and weigh what its result keeps for the backward.
 
     Args:
         fn: a forward without arguments, ``lambda: model(x).sum()``; whatever it returns (a tensor, or tensors in lists,
             tuples, dicts and dataclasses) must need a gradient.
     Returns:
-        Report. Bytes are those at the end of the forward; weights, and tensors that were there before it (the caller's
-        batch), are not among them, nor are sparse ones.
+        StashProfile. Bytes are those at the end of the forward; weights, and tensors that were there before it (the
+        caller's batch), are not among them, nor are sparse ones.
     Raises:
         TypeError: ``fn`` cannot be called. ValueError: nothing it returned needs a gradient.
     """
@@ -87,8 +87,8 @@ def measure(fn: Callable[[], Any]) -> Report:
                     continue
                 seen.add(storage._cdata)
                 dtype = str(tensor.dtype).removeprefix("torch.")
-                held.append(Held(node.name(), name, tuple(tensor.shape), dtype, storage.nbytes()))
-    return Report(tuple(sorted(held, key=lambda it: -it.nbytes)))
+                held.append(SavedTensor(node.name(), name, tuple(tensor.shape), dtype, storage.nbytes()))
+    return StashProfile(tuple(sorted(held, key=lambda it: -it.nbytes)))
 
 
 def _live_tensors() -> Iterator[Tensor]:

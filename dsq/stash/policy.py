@@ -7,7 +7,7 @@ Policies compose by being applied one after another, IN ANY ORDER:
     apply(model, "wtacrs"); apply(model, "bfp", bits=4)     the sampled rows are packed
     apply(model, "selective"); apply(model, "bfp")          only what a leaf needs is kept, and that is packed
     apply(model, "checkpoint"); apply(model, "bfp")         segment inputs are packed, and the recomputed stash too
-Pairs that no policy names in `composes_with` are refused: two quantisers of one stash make no sense.
+Pairs that no policy names in `composes_with` are refused: two quantizers of one stash make no sense.
 """
 
 import inspect

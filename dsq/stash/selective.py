@@ -23,12 +23,12 @@ from torch.nn import functional as F
 
 from dsq.stash.codes import Stash
 from dsq.stash.controller import Controller, applied
-from dsq.stash.interception import TablePolicy
+from dsq.stash.interception import RulePolicy
 from dsq.stash.policy import register
-from dsq.stash.table import TABLE, Row, masks, norms, products
+from dsq.stash.rules import RULES, Rule, masks, norms, products
 
 
-def _if_frozen(row: Row, function: Callable[..., Any], position: int) -> Row:
+def _if_frozen(row: Rule, function: Callable[..., Any], position: int) -> Rule:
     """Return ``row``, and PyTorch's ``function``, which keeps x, where the weight, at ``position``, trains."""
 
     def run(stash: Stash, *args: Any, **kwargs: Any) -> Any:
@@ -47,13 +47,13 @@ def _batch_norm(stash: Stash, *args: Any, **kwargs: Any) -> Tensor:
 
 _frozen_scale = _if_frozen(norms.batch_norm, F.batch_norm, 3)
 _BITS = {
-    *(masks.relu, masks.relu_in_place, masks.clamp, *(TABLE[it] for it in (F.leaky_relu, F.relu6, F.hardtanh))),
+    *(masks.relu, masks.relu_in_place, masks.clamp, *(RULES[it] for it in (F.leaky_relu, F.relu6, F.hardtanh))),
     *(masks.dropout, masks.torch_dropout, masks.native_dropout),
     *(*masks.POOLS.values(), masks.adaptive_avg_pool2d, masks.pad),
 }
-ROWS: dict[Callable[..., Any], Row] = {
-    **{function: row for function, row in TABLE.items() if row in _BITS},
-    **{function: _if_frozen(TABLE[function], function, 1) for function in products.CONVOLUTIONS},
+ROWS: dict[Callable[..., Any], Rule] = {
+    **{function: row for function, row in RULES.items() if row in _BITS},
+    **{function: _if_frozen(RULES[function], function, 1) for function in products.CONVOLUTIONS},
     F.batch_norm: _batch_norm,
 }
 
@@ -64,14 +64,14 @@ def attach(model: nn.Module) -> Controller:
     return Selective(model)
 
 
-class Selective(TablePolicy):
+class Selective(RulePolicy):
     """The rows, with nothing coded; another policy of the table takes their place."""
 
     rows = ROWS
 
     @contextmanager
     def around(self, module: nn.Module) -> Iterator[None]:
-        if any(policy is not self and isinstance(policy, TablePolicy) for policy in applied(module).values()):
+        if any(policy is not self and isinstance(policy, RulePolicy) for policy in applied(module).values()):
             yield  # whose rows keep no more than the leaves need, and that in fewer bits
             return
         with super().around(module):

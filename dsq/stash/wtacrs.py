@@ -32,7 +32,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.arguments import number, whole_number
 from dsq.stash.codes import keep, kept
-from dsq.stash.controller import RUNNING, Controller, Summary
+from dsq.stash.controller import RUNNING, Controller, PolicyStatus
 from dsq.stash.interception import in_backward, stash_now
 from dsq.stash.memory import weak
 from dsq.stash.policy import register
@@ -59,7 +59,7 @@ class RowSample:
     readers: set[str] = field(default_factory=set)
 
     def close(self) -> None:
-        self.rows = self.index = None
+        self.rules = self.index = None
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Tally:
     cached: int = 0  #: draws whose probabilities used cached gradient norms
     exact: int = 0  #: linears with no more tokens than the budget, kept whole
     raw_bytes: int = 0
-    kept_bytes: int = 0
+    saved_bytes: int = 0
 
 
 class NormCache:
@@ -175,7 +175,7 @@ def sample_rows(p_T: Tensor, k: int, uniform_k: Tensor, winners: int | None = No
         p_T: probabilities of the rows; any positive multiple of them does as well.
         k: rows to keep, 1 <= k <= T.
         uniform_k: k random numbers of [0, 1), float64, on the device of ``p_T``.
-        winners: |C|, less than k; default the minimiser of (1 - sum_C p) / (k - |C|) (theorem 2). 0 is plain CRS
+        winners: |C|, less than k; default the minimizer of (1 - sum_C p) / (k - |C|) (theorem 2). 0 is plain CRS
             (equation 5).
     Returns:
         rows (k, int64; winners first, likeliest first) and scales (k, float32).
@@ -280,7 +280,7 @@ class WTACRS(Controller):
         tally.tokens += len(h_TK)
         tally.kept += k
         tally.raw_bytes += x.numel() * dtype.itemsize
-        tally.kept_bytes += h_kK.nbytes + index_2k.nbytes
+        tally.saved_bytes += h_kK.nbytes + index_2k.nbytes
         return RowSample(leader, batch, h_kK, index_2k)
 
     def record(self, sample: RowSample, reader: str, dz_norm_T: Tensor, samples: int) -> None:
@@ -296,14 +296,14 @@ class WTACRS(Controller):
             object.__setattr__(module, "__class__", nn.Linear)
             del module.__dict__["_wtacrs"]
 
-    def report(self) -> Summary:
+    def report(self) -> PolicyStatus:
         tally, known = self.tally, len(self.cache.slot_of)
         details = (
             f"{tally.kept} of {tally.tokens} rows kept in {tally.draws} draws, read by {tally.readers} linears",
             f"{tally.cached} draws used cached gradient norms; {known} sample ids known",
             f"{tally.exact} linears kept whole: no more tokens than the budget",
         )
-        return Summary(self.name, self.attached, tally.raw_bytes, tally.kept_bytes, details)
+        return PolicyStatus(self.name, self.attached, tally.raw_bytes, tally.saved_bytes, details)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the cached norms and the state of the random numbers, of this rank."""

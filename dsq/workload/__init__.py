@@ -31,7 +31,7 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
     attention, packed projections, convolutions, those of a scan), with whether each side needs a gradient; norms,
     softmax, activations, residual sums, embeddings and the loss as passes over their tensors; one Adam update at the
     end. Linear layers that share one input tensor name the same input. A converted model runs as it was before:
-    products that converted layers make are marked quantised; in a model with no converted layer, those of layers that
+    products that converted layers make are marked quantized; in a model with no converted layer, those of layers that
     `dsq.convert` would convert. The model's buffers stay as they are.
 
     Args:
@@ -68,7 +68,7 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
             recorder.add_pass("unseen", "parameters", 1, 1, parameters=unseen, trained=trained)
     updated = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if updated:
-        recorder.add_pass("optimiser", "adam", updated, 1)
+        recorder.add_pass("optimizer", "adam", updated, 1)
     return {
         "costmodel": SCHEMA,
         "name": name,

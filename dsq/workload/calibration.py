@@ -78,7 +78,7 @@ def backward_seconds(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> flo
     return seconds(lambda: torch.autograd.grad(outputs, inputs, given, retain_graph=True))
 
 
-# ---- matrix products, each with what surrounds it in training: casts, quantising, packing the stash
+# ---- matrix products, each with what surrounds it in training: casts, quantizing, packing the stash
 
 #: shapes of linear layers, (M, K, N): the sizes between which small and large models lie
 LAYERS = ((256, 64, 64), (128, 256, 256), (512, 256, 1024), (512, 1024, 256), (1024, 512, 512), (512, 512, 2048))

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dsq.conversion import converted, quantised_class
-from dsq.left_plain import embedded
+from dsq.conversion import converted, quantized_class
+from dsq.skipped import embedded
 
 aten = torch.ops.aten
 Entry = dict[str, Any]
@@ -35,12 +35,12 @@ class Recorder(TorchDispatchMode):
         self._modules = {module: name for name, module in model.named_modules()}
         self._counted: set[tuple[int, int]] = set()  # (storage, offset) of parameters some operation owns
         layers = list(converted(model).values())
-        #: whether attention's two products are quantised
-        self.quantised_attention = any(layer.conversion.get("attention", False) for layer in layers)
+        #: whether attention's two products are quantized
+        self.quantized_attention = any(layer.conversion.get("attention", False) for layer in layers)
         tables = set() if layers else embedded(model)
-        layers = layers or [module for module in model.modules() if quantised_class(module)]
+        layers = layers or [module for module in model.modules() if quantized_class(module)]
         own = [p for layer in layers for p in layer.parameters(recurse=False) if id(p) not in tables]
-        self._quantised = {p.untyped_storage()._cdata for p in own}
+        self._quantized = {p.untyped_storage()._cdata for p in own}
         self._scopes: list[str] = []
         self._inside_linear = 0
         self._inputs: list[ReferenceType[Tensor]] = []  # a step described in a run must not keep what that packs
@@ -92,10 +92,10 @@ class Recorder(TorchDispatchMode):
         """Record one product of (batch, M, K, N); `weight` the parameter on its right side, if it is one."""
         batch, rows, width, outputs = size
         tied = weight is not None and not self.own(weight)
-        quantised = self.quantised_attention if weight is None else weight.untyped_storage()._cdata in self._quantised
+        quantized = self.quantized_attention if weight is None else weight.untyped_storage()._cdata in self._quantized
         own_bias = bias is not None and self.own(bias)
         entry = {"op": "gemm", "name": name, "batch": batch, "M": rows, "K": width, "N": outputs}
-        kind = {"weight": weight is not None, "bias": own_bias, "tied": tied, "quantised": quantised}
+        kind = {"weight": weight is not None, "bias": own_bias, "tied": tied, "quantized": quantized}
         self.operations.append(entry | kind | {"cls": "attention" if weight is None else "fc"} | fields)
 
     def add_pass(
@@ -177,13 +177,13 @@ def _convolution(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
 
 def _fused_attention(recorder: Recorder, name: str, args: Any, out: Any) -> None:
     """q_BHLD, k_BGSD, v_BGSE: two products whose scores stay on chip and are made again in the backward. Where they are
-    quantised it is dsq.ops.products.attention that runs, which stores the scores."""
+    quantized it is dsq.ops.products.attention that runs, which stores the scores."""
     q, k, v = args[:3]
     batch, heads, length, depth = q.shape
     groups, keys = k.shape[1], k.shape[2]
     grads = {"x_grad": q.requires_grad}
     size = (batch * groups, length * (heads // groups))
-    fused = not recorder.quantised_attention
+    fused = not recorder.quantized_attention
     scores: Entry = {"w_grad": k.requires_grad} | ({"on_chip": "y", "recompute": 1} if fused else {})
     recorder.add_gemm(f"{name}.scores", (*size, depth, keys), **grads, **scores)
     for kind in () if fused else ("scale", "softmax"):

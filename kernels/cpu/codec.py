@@ -1,4 +1,4 @@
-"""Quantise, pack and unpack, masks and affine codes by the compiled kernels (src/codec).
+"""Quantize, pack and unpack, masks and affine codes by the compiled kernels (src/codec).
 
 Arguments are as Backend has them. Inputs pass the gate (memory.py); results were just made.
 """
@@ -16,7 +16,7 @@ from dsq.kernels.cpu.memory import addresses
 
 #: descriptors that a cache keeps: varied shapes must not let a process grow
 DESCRIPTORS = 256
-#: what the kernels quantise to, and what its scales are in ``enum Scales``
+#: what the kernels quantize to, and what its scales are in ``enum Scales``
 SCALES: dict[type[Format], str] = {
     BFP: "POWER",
     FixedPoint: "POWER",
@@ -45,7 +45,7 @@ class CodecKernels:
             "row_bytes": layout.code_shape(fmt.bits)[1],
             "along_rows": layout.along_rows,
             "bits": fmt.bits,
-            "box": fmt.box,
+            "block_size": fmt.block_size,
             "static_scale": -1 if exponent is None else exponent + BIAS,
             "scales": getattr(self.library.c, SCALES[type(fmt)]),
             "dtype": self._dtypes[dtype],

@@ -62,7 +62,7 @@ class LinearKernels:
     def _stash(self, layer: Layer) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]:
         """The fields of a LinearForwardDesc that pack x, and the shapes of codes and scales."""
         stash, dtype = layer.matmuls.stash, layer.dtypes.x
-        fmt, layout = stash.quantised_to, Layout.of(layer.x_matrix, stash.axis)
+        fmt, layout = stash.quantized_to, Layout.of(layer.x_matrix, stash.axis)
         codec = self._codec.fields(fmt, layout, dtype, dtype, layer.stochastic)
         return {"stash": codec, "stash_seed": stash.seed}, layout.code_shape(fmt.bits), fmt.scale_shape(layout)
 
@@ -77,14 +77,14 @@ class LinearKernels:
             matmul, a, b = matmuls.weight_gradient, dy_given, Given(layer.x_matrix, dtypes.x, packed=True)
             # of a weight that is stored as (K, N) dw is made so too, or the weight's gradient would be a copy; but as
             # int16, codes of x are multiplied faster as b
-            narrow = matmul.a.quantised_to.bits <= 8
+            narrow = matmul.a.quantized_to.bits <= 8
             dw_transposed = narrow and dx_gemm is not None and matmuls.input_gradient.b.transposed
             if dw_transposed:
                 matmul, a, b = matmul.transposed(), b, a
             dw_shape = a.shape[1], b.shape[1]
             made = describe(self._codec, matmul, dw_gemm, a, b, dtypes.w, layer.stochastic)
             fields["weight_gradient"], after, room = made
-        if dx_gemm is not None:  # behind dw's operands: dy is quantised for both at once
+        if dx_gemm is not None:  # behind dw's operands: dy is quantized for both at once
             matmul, w_given = matmuls.input_gradient, Given(layer.w_shape, dtypes.w)
             made = describe(self._codec, matmul, dx_gemm, dy_given, w_given, dtypes.x, layer.stochastic, after)
             fields["input_gradient"], room = made[0], max(room, made[2])
@@ -114,7 +114,7 @@ class LinearKernels:
 
 def _multiply_by(gemm: str, layer: Layer, desc: dict[str, Any]) -> Callable[[Tensor, Tensor | None, Tensor], Tensor]:
     """(memory, bias, y) -> y, perhaps the given one: the product by a GEMM of PyTorch's, of the operands that lie
-    quantised in ``memory``, of the dtype of y, where ``desc`` says."""
+    quantized in ``memory``, of the dtype of y, where ``desc`` says."""
     transposed, y_shape = layer.matmuls.output.b.transposed, layer.y_shape
     x_matrix, w_shape, y_matrix = layer.x_matrix, layer.w_shape, layer.y_matrix
 

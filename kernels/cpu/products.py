@@ -1,8 +1,8 @@
-"""Products of quantised operands by the compiled kernels (src/gemm): products of values exact, sums in float32.
+"""Products of quantized operands by the compiled kernels (src/gemm): products of values exact, sums in float32.
 
 bfloat16 takes operands that bfloat16 holds exactly (AVX512_BF16): of bfloat16 tensors BFP of any width. integer takes
-packed operands with boxes along the contraction: an exact integer dot product a box, then the boxes' scale factors, as
-hardware for the format computes it (AVX512_VNNI; AVX-VNNI; AVX2; NEON's sdot, codes of at most 8 bits). Codes of at
+packed operands with blocks along the contraction: an exact integer dot product a block, then the blocks' scale factors,
+as hardware for the format computes it (AVX512_VNNI; AVX-VNNI; AVX2; NEON's sdot, codes of at most 8 bits). Codes of at
 most 8 bits multiply as bytes, on AVX2 those of at most 13 bits together, others as 16 bits. With AVX512_VNNI, where a
 byte has room to shift narrower codes to one exponent, one dot product takes 64 or 512 values of the contraction. The
 sums of 256 products of codes, shifted or not, times the scale factors of either operand or both, have to be within
@@ -26,8 +26,8 @@ from dsq.kernels.cpu.library import Library, library
 from dsq.kernels.cpu.memory import Arena, addresses, scratch
 from dsq.kernels.reference.backend import TORCH
 
-#: values of a vector in a panel of int16 (src/gemm/integer_packing.h); a box has to divide it
-_MOST_BOX = 256
+#: values of a vector in a panel of int16 (src/gemm/integer_packing.h); a block has to divide it
+_MAX_BLOCK_SIZE = 256
 #: the name of PyTorch's other float32 product
 ONEDNN = "onednn"
 
@@ -45,9 +45,9 @@ def gemms(library: Library) -> tuple[GemmKernel, ...]:
     )
 
 
-def _summed_as_integers(box: int) -> int:
-    """Values of one integer dot product: a box, or some number where one scale serves the tensor (0)."""
-    return box or 16
+def _summed_as_integers(block_size: int) -> int:
+    """Values of one integer dot product: a block, or some number where one scale serves the tensor (0)."""
+    return block_size or 16
 
 
 def _fits_bfloat16(matmul: MatMul, dtype: torch.dtype) -> bool:
@@ -59,15 +59,15 @@ def _fits_bfloat16(matmul: MatMul, dtype: torch.dtype) -> bool:
 
 
 def _fits_integer(matmul: MatMul, dtype: torch.dtype) -> bool:
-    """Both operands have the same boxes, which run along the contraction (or one scale each) and divide a panel, codes
-    of a width that this machine multiplies, and a box's sum fits 32 bits."""
+    """Both operands have the same blocks, which run along the contraction (or one scale each) and divide a panel, codes
+    of a width that this machine multiplies, and a block's sum fits 32 bits."""
     a, b = matmul.a.format, matmul.b.format
     if not _exact(matmul, dtype) or a is None or b is None or not {type(a), type(b)} <= SCALES.keys():
         return False
-    box = _summed_as_integers(a.box)
-    takes = _MOST_BOX % box == 0 and library().c.dsq_gemm_integer_fits(a.bits, b.bits, box)
-    fits = a.packs and b.packs and a.smallest_code * b.smallest_code * box < 1 << 31
-    return bool(takes) and fits and matmul.boxes_match()
+    block_size = _summed_as_integers(a.block_size)
+    takes = _MAX_BLOCK_SIZE % block_size == 0 and library().c.dsq_gemm_integer_fits(a.bits, b.bits, block_size)
+    fits = a.packs and b.packs and a.smallest_code * b.smallest_code * block_size < 1 << 31
+    return bool(takes) and fits and matmul.blocks_match()
 
 
 def _fits_onednn(matmul: MatMul, dtype: torch.dtype) -> bool:
@@ -96,21 +96,21 @@ def _bfloat16(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None)
 
 def _integer(matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -> Tensor:
     """``a b + bias`` of packed operands, in float32."""
-    one, other = matmul.a.quantised_to, matmul.b.quantised_to
+    one, other = matmul.a.quantized_to, matmul.b.quantized_to
     a_axis, b_axis = matmul.contracted()
     sizes, c = matmul.sizes(a.shape, b.shape), library().c
     a, b = (x._replace(codes=x.codes.contiguous(), scales=x.scales.contiguous()) for x in (a, b))
-    one_scale, box = one.box == 0, _summed_as_integers(one.box)
-    operands = (*_packed(a, matmul.a, a_axis), *_packed(b, matmul.b, b_axis), one_scale, box)
-    room = c.dsq_gemm_integer_scratch(*sizes, one.bits, other.bits, box)
+    one_scale, block_size = one.block_size == 0, _summed_as_integers(one.block_size)
+    operands = (*_packed(a, matmul.a, a_axis), *_packed(b, matmul.b, b_axis), one_scale, block_size)
+    room = c.dsq_gemm_integer_scratch(*sizes, one.bits, other.bits, block_size)
     return _written(sizes, bias_N, c.dsq_gemm_integer, operands, room)
 
 
 def _packed(x: Codes, operand: Operand, axis: int) -> tuple[int, ...]:
     """The addresses of codes and scales, what these are, bits, and whether a row of codes holds one index of the
     contraction."""
-    kind = getattr(library().c, SCALES[type(operand.quantised_to)])
-    return *addresses(x.codes, x.scales), kind, operand.quantised_to.bits, int(axis == 0)
+    kind = getattr(library().c, SCALES[type(operand.quantized_to)])
+    return *addresses(x.codes, x.scales), kind, operand.quantized_to.bits, int(axis == 0)
 
 
 def _written(
@@ -137,7 +137,7 @@ class Given(NamedTuple):
     """An operand as the caller has it."""
 
     shape: torch.Size
-    dtype: torch.dtype  #: of the values before they are quantised
+    dtype: torch.dtype  #: of the values before they are quantized
     packed: bool = False  #: it comes as codes
 
 
@@ -145,7 +145,7 @@ def describe(
     codec: CodecKernels, matmul: MatMul, gemm: str, a: Given, b: Given, dtype: torch.dtype, stochastic: bool,
     start: int = 0,
 ) -> tuple[dict[str, Any], int, int]:  # fmt: skip
-    """The fields of a MatMulDesc whose operands ``codec`` quantises, and the bytes of scratch memory at which its
+    """The fields of a MatMulDesc whose operands ``codec`` quantizes, and the bytes of scratch memory at which its
     operands end, and all that it takes. ``dtype``: of the result. ``start``: the first byte that it may take."""
     c, arena, values = codec.library.c, Arena(start), torch.bfloat16 if gemm in KERNELS else dtype
     a_axis, b_axis = matmul.contracted()
@@ -161,9 +161,9 @@ def describe(
     }
     operands_end = arena.size
     if gemm == "integer":
-        one, other = matmul.a.quantised_to, matmul.b.quantised_to
-        fields["box"] = box = _summed_as_integers(one.box)
-        fields["panels_offset"] = arena.take(c.dsq_gemm_integer_scratch(*sizes, one.bits, other.bits, box))
+        one, other = matmul.a.quantized_to, matmul.b.quantized_to
+        fields["block_size"] = block_size = _summed_as_integers(one.block_size)
+        fields["panels_offset"] = arena.take(c.dsq_gemm_integer_scratch(*sizes, one.bits, other.bits, block_size))
     elif gemm == "bfloat16":
         fields["panels_offset"] = arena.take(c.dsq_gemm_bfloat16_scratch(*sizes))
     if matmul.result is not None:
@@ -178,7 +178,7 @@ def _operand(
     codec: CodecKernels, operand: Operand, given: Given, values: torch.dtype, gemm: str, arena: Arena, stochastic: bool
 ) -> dict[str, Any]:
     """The fields of an OperandDesc but one; ``values``: what ``gemm`` multiplies, where it takes no codes."""
-    fmt, layout = operand.quantised_to, Layout.of(given.shape, operand.axis)
+    fmt, layout = operand.quantized_to, Layout.of(given.shape, operand.axis)
     strides = (given.shape[1], 1)
     row_stride, column_stride = strides[::-1] if operand.transposed else strides
     fields = {

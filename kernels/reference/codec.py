@@ -1,13 +1,13 @@
-"""The oracle of quantise, pack and unpack, in float64, on any device. Other backends must give the same bits.
+"""The oracle of quantize, pack and unpack, in float64, on any device. Other backends must give the same bits.
 
     t    = x / step                                        (formats.py: the step of each format's scale)
     code = round(clip(t, smallest code, largest code))
     x'   = code * step
 
 ``round`` is to nearest, ties to even; or stochastic: away from zero if a uniform number lies below the fraction of
-``|t|``. A box that holds a NaN or an infinity has the step NaN, and codes of 0.
+``|t|``. A block that holds a NaN or an infinity has the step NaN, and codes of 0.
 
-Shape suffixes: O outer, R rows, C columns (dsq.formats.Layout), B boxes; of a bitstream N bits, B bytes of a row and
+Shape suffixes: O outer, R rows, C columns (dsq.formats.Layout), B blocks; of a bitstream N bits, B bytes of a row and
 b bits of a code.
 """
 
@@ -39,13 +39,13 @@ def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: to
     return _decode(codes_ORC, _spread(scaling_of(fmt).steps(scales, fmt, layout), fmt, layout), dtype)
 
 
-def _spread(box_B: Tensor, fmt: Format, layout: Layout) -> Tensor:
-    """A number a box, spread to a shape that broadcasts against (outer, rows, columns)."""
-    if fmt.box == 0:
-        return box_B.view(1, 1, 1)
+def _spread(block_B: Tensor, fmt: Format, layout: Layout) -> Tensor:
+    """A number a block, spread to a shape that broadcasts against (outer, rows, columns)."""
+    if fmt.block_size == 0:
+        return block_B.view(1, 1, 1)
     if layout.along_rows:
-        return box_B.repeat_interleave(min(fmt.box, max(layout.rows, 1)), dim=1)[:, : layout.rows]
-    wide = box_B.repeat_interleave(min(fmt.box, max(layout.columns, 1)), dim=1)[:, : layout.columns]
+        return block_B.repeat_interleave(min(fmt.block_size, max(layout.rows, 1)), dim=1)[:, : layout.rows]
+    wide = block_B.repeat_interleave(min(fmt.block_size, max(layout.columns, 1)), dim=1)[:, : layout.columns]
     return wide.reshape(layout.outer, layout.rows, layout.columns)
 
 

@@ -15,7 +15,7 @@ TRITON = replace(  # what follows; the rest, in PyTorch's operations, as the ref
     REFERENCE,
     name="triton",
     formats=frozenset(codec.GRIDS),
-    boxes=codec.BOXES,
+    blocks=codec.BLOCKS,
     quantize=codec.quantize,
     pack=codec.pack,
     unpack=codec.unpack,

@@ -1,4 +1,4 @@
-"""Quantise, pack, unpack and masks on a GPU: launches the kernels of codec_kernels."""
+"""Quantize, pack, unpack and masks on a GPU: launches the kernels of codec_kernels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from dsq.kernels.triton.tiles import POWER, SIGNED_E4M3, Grid, Target
 GRIDS: dict[type[Format], Grid] = {BFP: POWER, FixedPoint: POWER, SignedNVInt: SIGNED_E4M3}
 #: a tile of 32 x 128 values: 16 KiB of float32, eight 16-byte loads a thread
 TILE = {"T": 32, "C": BLOCK, "num_warps": 4}
-#: boxes along rows: box x 128 values, a warp for so many rows: up to 32 a thread holds whole boxes, whose maximum then
-#: needs no exchange
+#: blocks along rows: block x 128 values, a warp for so many rows: up to 32 a thread holds whole blocks, whose maximum
+#: then needs no exchange
 ROWS_OF_WARP = 32
-#: a tile holds whole boxes of these lengths
-BOXES = frozenset((0, 1, 2, 4, 8, 16, 32, 64, 128))
+#: a tile holds whole blocks of these lengths
+BLOCKS = frozenset((0, 1, 2, 4, 8, 16, 32, 64, 128))
 #: into how many parts a tensor is cut to find the largest value of each, at most: at least 16 bytes of them; and the
 #: values that a program of ``largest`` reads at once: 64 bytes of float32 a thread
 PARTS, STRETCH = (4, 16, 256), {"E": 4096, "num_warps": 8}
@@ -63,7 +63,7 @@ def pack(x: Tensor, fmt: Format, layout: Layout, seed: int | Tensor | None) -> t
 class Encoder:
     """Makes what is wanted of one or two contiguous tensors: for each a list of values, or of (codes, scales).
 
-    One launch finds the largest values of both, where a format needs them. A tensor that is wanted with boxes along
+    One launch finds the largest values of both, where a format needs them. A tensor that is wanted with blocks along
     columns and along rows is read once for both, where a tile holds both.
     """
 
@@ -166,7 +166,8 @@ class _Rounding:
         self.sizes = *how.sizes, first.layout.columns
         to, to_2 = self.outputs[0].target, self.outputs[1].target if others else None
         self.launch = Launch(
-            kernels.encode, how.programs, TO=to, TO_2=to_2, BOX_2=others[0].fmt.box if others else None, PARTS=parts,
+            kernels.encode, how.programs, TO=to, TO_2=to_2, PARTS=parts,
+            BLOCK_SIZE_2=others[0].fmt.block_size if others else None,
             STOCHASTIC=first.draws is not None, **how.options,
         )  # fmt: skip
 
@@ -186,7 +187,7 @@ class _Rounding:
 
 
 def _roundings(wanted: Sequence[Wanted], parts: int) -> list[_Rounding]:
-    """The launches for what is wanted of a tensor: one if two go together, that with boxes along rows first."""
+    """The launches for what is wanted of a tensor: one if two go together, that with blocks along rows first."""
     placed = list(enumerate(wanted))
     if len(wanted) == 2 and _go_together(*wanted):
         return [_Rounding(sorted(placed, key=lambda it: not it[1].layout.along_rows), parts)]
@@ -194,10 +195,10 @@ def _roundings(wanted: Sequence[Wanted], parts: int) -> list[_Rounding]:
 
 
 def _go_together(a: Wanted, b: Wanted) -> bool:
-    """Whether a tile of boxes along rows holds the boxes along columns of the other."""
+    """Whether a tile of blocks along rows holds the blocks along columns of the other."""
     if a.layout.along_rows == b.layout.along_rows or (a.draws is None) != (b.draws is None):
         return False
-    return a.layout.outer == b.layout.outer == 1 and 0 not in (a.fmt.box, b.fmt.box)
+    return a.layout.outer == b.layout.outer == 1 and 0 not in (a.fmt.block_size, b.fmt.block_size)
 
 
 def _seeds(seed: int | Tensor, device: torch.device) -> tuple[int, Tensor | None]:
@@ -241,27 +242,31 @@ class Tiles:
 
 def tiles_for(fmt: Format, layout: Layout, counted: bool) -> Tiles:
     """``counted``: stochastic rounding numbers the values by row and column."""
-    flat, by_rows = _is_flat(fmt, layout, counted), layout.along_rows and fmt.box > 0
+    flat, by_rows = _is_flat(fmt, layout, counted), layout.along_rows and fmt.block_size > 0
     if flat:
         layout = Layout(1, 1, _size(layout), along_rows=False)
     tile = TILE
     if by_rows:  # with the random numbers one warp would spill
-        tile = {"T": fmt.box, "C": BLOCK, "num_warps": max(fmt.box // ROWS_OF_WARP, 1) * (2 if counted else 1)}
+        tile = {
+            "T": fmt.block_size,
+            "C": BLOCK,
+            "num_warps": max(fmt.block_size // ROWS_OF_WARP, 1) * (2 if counted else 1),
+        }
     strips = -(-layout.columns // tile["C"])
     if by_rows:
-        programs = layout.outer * -(-layout.rows // fmt.box) * strips
+        programs = layout.outer * -(-layout.rows // fmt.block_size) * strips
     else:
         programs = -(-layout.outer * layout.rows * strips // tile["T"])
-    options = {"BOX": fmt.box, "ALONG_ROWS": by_rows, "FLAT": flat, "WIDE": _size(layout) >= WIDE, **tile}
+    options = {"BLOCK_SIZE": fmt.block_size, "ALONG_ROWS": by_rows, "FLAT": flat, "WIDE": _size(layout) >= WIDE, **tile}
     sizes = (layout.outer * layout.rows, layout.rows, layout.columns)
     return Tiles(programs, sizes, 8 * layout.code_shape(fmt.bits)[1], options)
 
 
 def _is_flat(fmt: Format, layout: Layout, counted: bool) -> bool:
-    """Whether the tensor may be taken for one long row, as boxes and bytes (and the blocks of random numbers) end with
+    """Whether the tensor may be taken for one long row, as blocks and bytes (and the blocks of random numbers) end with
     each row: rows of any length then fill the tiles."""
-    boxes = fmt.box == 0 or (not layout.along_rows and layout.columns % fmt.box == 0)
-    return boxes and layout.columns * fmt.bits % 8 == 0 and (not counted or layout.columns % BLOCK == 0)
+    blocks = fmt.block_size == 0 or (not layout.along_rows and layout.columns % fmt.block_size == 0)
+    return blocks and layout.columns * fmt.bits % 8 == 0 and (not counted or layout.columns % BLOCK == 0)
 
 
 def _row_bits(wanted: Wanted) -> int:

@@ -2,18 +2,19 @@
 
 A program works on a tile of T rows by C columns, in one of three ways:
 
-    FLAT                      T stretches of C columns of the tensor as one long row (rows are whole boxes and bytes)
-    boxes along columns       T stretches of C columns, numbered through all the rows
-    boxes along rows          the T rows of one box (of one block of rows) by C columns
+    FLAT                      T stretches of C columns of the tensor as one long row (rows are whole blocks and bytes)
+    blocks along columns       T stretches of C columns, numbered through all the rows
+    blocks along rows          the T rows of one block (of one block of rows) by C columns
 
-A tile holds whole boxes, so each value is read once. GRID is the format's, TO what is made (tiles.py). BOX 0 is one box
-for the tensor, for which ALONG_ROWS is false. A format with one exponent for the whole tensor is given the tensor's
-largest value, which ``largest`` finds before: two readings of the tensor, as the code of a value depends on all others.
+A tile holds whole blocks, so each value is read once. GRID is the format's, TO what is made (tiles.py). BLOCK_SIZE 0 is
+one block for the tensor, for which ALONG_ROWS is false. A format with one exponent for the whole tensor is given the
+tensor's largest value, which ``largest`` finds before: two readings of the tensor, as the code of a value depends on
+all others.
 
 Masks have one bit a value, as kernels/reference/stash.py defines them.
 
-Suffixes: T tile rows, C tile columns, B boxes of a tile row, X values of a box; of a mask B bytes of a program, V the
-eight values of a byte.
+Suffixes: T tile rows, C tile columns, B blocks of a tile row, X values of a block; of a mask B bytes of a program, V
+the eight values of a byte.
 """
 
 import triton
@@ -47,12 +48,12 @@ def _tile(
     if WIDE:
         program = program.to(tl.int64)
     strips = (columns + C - 1) // C
-    box, col0 = program // strips, program % strips * C
+    block, col0 = program // strips, program % strips * C
     # one return: Triton compiles what follows one, and wants the same types there
     if BY_ROWS:
-        boxes = (rows + T - 1) // T
-        in_outer_T = box % boxes * T + tl.arange(0, T)
-        row_T = box // boxes * rows + in_outer_T
+        blocks = (rows + T - 1) // T
+        in_outer_T = block % blocks * T + tl.arange(0, T)
+        row_T = block // blocks * rows + in_outer_T
         col0_T = col0 + tl.zeros_like(row_T)
         valid_T = in_outer_T < rows
     else:
@@ -60,14 +61,14 @@ def _tile(
         row_T = tl.zeros_like(stretch_T) if FLAT else stretch_T // strips
         col0_T = stretch_T * C if FLAT else stretch_T % strips * C
         valid_T = stretch_T < strips if FLAT else row_T < lines
-    return row_T, col0_T, valid_T, box, col0
+    return row_T, col0_T, valid_T, block, col0
 
 
 @triton.jit
-def _spread(v_TB, BOX: tl.constexpr):
-    """A value a box to the BOX values of each box, along the columns."""
-    v_TBX = tl.broadcast_to(v_TB[:, :, None], (v_TB.shape[0], v_TB.shape[1], BOX))
-    return tl.reshape(v_TBX, (v_TB.shape[0], v_TB.shape[1] * BOX))
+def _spread(v_TB, BLOCK_SIZE: tl.constexpr):
+    """A value a block to the BLOCK_SIZE values of each block, along the columns."""
+    v_TBX = tl.broadcast_to(v_TB[:, :, None], (v_TB.shape[0], v_TB.shape[1], BLOCK_SIZE))
+    return tl.reshape(v_TBX, (v_TB.shape[0], v_TB.shape[1] * BLOCK_SIZE))
 
 
 @triton.jit
@@ -122,33 +123,33 @@ def encode(
     x_pointer, largest_pointer, out_pointer, scales_pointer, seed_pointer,
     out_pointer_2, scales_pointer_2, seed_pointer_2,
     lines, rows, columns, width, last, row_words, seed: tl.int64, last_2, row_words_2, seed_2: tl.int64,
-    TO: tl.constexpr, TO_2: tl.constexpr, BOX_2: tl.constexpr, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr,
-    FLAT: tl.constexpr, STOCHASTIC: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
-    WIDE: tl.constexpr,
+    TO: tl.constexpr, TO_2: tl.constexpr, BLOCK_SIZE_2: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    ALONG_ROWS: tl.constexpr, FLAT: tl.constexpr, STOCHASTIC: tl.constexpr, PARTS: tl.constexpr,
+    T: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Round a tile of ``x``; if ``out_pointer_2`` is given, of boxes along rows, round it with boxes along columns too:
-    the tile is read once. ``last`` is the place of the tensor's exponent among the scales."""
-    row_T, col0_T, valid_T, box, col0 = _tile(lines, rows, columns, ALONG_ROWS, FLAT, T, C, WIDE)
+    """Round a tile of ``x``; if ``out_pointer_2`` is given, of blocks along rows, round it with blocks along columns
+    too: the tile is read once. ``last`` is the place of the tensor's exponent among the scales."""
+    row_T, col0_T, valid_T, block, col0 = _tile(lines, rows, columns, ALONG_ROWS, FLAT, T, C, WIDE)
     col_TC = col0_T[:, None] + tl.arange(0, C)[None, :]
     mask_TC = valid_T[:, None] & (col_TC < columns)
     x_TC = load_float(as_integers(x_pointer) + row_T[:, None] * columns + col_TC, mask_TC)
-    tile = x_TC, mask_TC, col_TC, row_T, col0_T, valid_T, box, col0, rows, columns, width, largest_pointer
+    tile = x_TC, mask_TC, col_TC, row_T, col0_T, valid_T, block, col0, rows, columns, width, largest_pointer
     _round_tile(
         *tile, out_pointer, scales_pointer, last, seed, seed_pointer, row_words,
-        TO, BOX, ALONG_ROWS, FLAT, STOCHASTIC, PARTS, T, C,
+        TO, BLOCK_SIZE, ALONG_ROWS, FLAT, STOCHASTIC, PARTS, T, C,
     )  # fmt: skip
     if out_pointer_2 is not None:
         _round_tile(
             *tile, out_pointer_2, scales_pointer_2, last_2, seed_2, seed_pointer_2, row_words_2,
-            TO_2, BOX_2, False, False, STOCHASTIC, PARTS, T, C,
+            TO_2, BLOCK_SIZE_2, False, False, STOCHASTIC, PARTS, T, C,
         )  # fmt: skip
 
 
 @triton.jit
 def _round_tile(
-    x_TC, mask_TC, col_TC, row_T, col0_T, valid_T, box, col0, rows, columns, width, largest_pointer,
+    x_TC, mask_TC, col_TC, row_T, col0_T, valid_T, block, col0, rows, columns, width, largest_pointer,
     out_pointer, scales_pointer, last, seed, seed_pointer, row_words,
-    TO: tl.constexpr, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr, FLAT: tl.constexpr,
+    TO: tl.constexpr, BLOCK_SIZE: tl.constexpr, ALONG_ROWS: tl.constexpr, FLAT: tl.constexpr,
     STOCHASTIC: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """Round a tile to values ``out``, or (pack) to codes ``out``, the tensor's exponent and scales. A seed on the
@@ -156,23 +157,23 @@ def _round_tile(
     tensor = _made_exponent(largest_pointer, TO.low, TO.high, PARTS)
     if TO.low >= 0 and TO.pack:
         tl.store(scales_pointer + last, tensor.to(tl.uint8), tl.program_id(0) == 0)
-    if BOX == 0:
+    if BLOCK_SIZE == 0:
         scale_TC = tl.zeros_like(col_TC).to(tl.int32) + tensor
     elif ALONG_ROWS:
         scale_C = TO.grid.scale(tl.max(TO.grid.key(x_TC, TO.bits), axis=0), tensor, TO.bits)
         scale_TC = scale_C[None, :]
         if TO.pack:
             col_C = col0 + tl.arange(0, C)
-            tl.store(scales_pointer + box * columns + col_C, scale_C.to(tl.uint8), col_C < columns)
+            tl.store(scales_pointer + block * columns + col_C, scale_C.to(tl.uint8), col_C < columns)
     else:
-        key_TBX = tl.reshape(TO.grid.key(x_TC, TO.bits), (T, C // BOX, BOX))
+        key_TBX = tl.reshape(TO.grid.key(x_TC, TO.bits), (T, C // BLOCK_SIZE, BLOCK_SIZE))
         scale_TB = TO.grid.scale(tl.max(key_TBX, axis=2), tensor, TO.bits)
-        scale_TC = _spread(scale_TB, BOX)
+        scale_TC = _spread(scale_TB, BLOCK_SIZE)
         if TO.pack:
-            boxes = (columns + BOX - 1) // BOX
-            at_TB = (col0_T // BOX)[:, None] + tl.arange(0, C // BOX)[None, :]
-            mask_TB = valid_T[:, None] & (at_TB < boxes)
-            tl.store(scales_pointer + row_T[:, None] * boxes + at_TB, scale_TB.to(tl.uint8), mask_TB)
+            blocks = (columns + BLOCK_SIZE - 1) // BLOCK_SIZE
+            at_TB = (col0_T // BLOCK_SIZE)[:, None] + tl.arange(0, C // BLOCK_SIZE)[None, :]
+            mask_TB = valid_T[:, None] & (at_TB < blocks)
+            tl.store(scales_pointer + row_T[:, None] * blocks + at_TB, scale_TB.to(tl.uint8), mask_TB)
     if seed_pointer is not None:
         seed = tl.load(seed_pointer)
     u_TC = uniform(seed, row_T, col0_T, width, FLAT, T, C) if STOCHASTIC else x_TC
@@ -189,25 +190,25 @@ def _round_tile(
 @triton.jit(do_not_specialize=["lines", "rows", "last"])
 def decode(
     codes_pointer, scales_pointer, y_pointer, lines, rows, columns, last, row_words,
-    GRID: tl.constexpr, OF_TENSOR: tl.constexpr, BITS: tl.constexpr, BOX: tl.constexpr, ALONG_ROWS: tl.constexpr,
+    GRID: tl.constexpr, OF_TENSOR: tl.constexpr, BITS: tl.constexpr, BLOCK_SIZE: tl.constexpr, ALONG_ROWS: tl.constexpr,
     FLAT: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Unpack a tile of values into ``y``."""
-    row_T, col0_T, valid_T, box, _ = _tile(lines, rows, columns, ALONG_ROWS, FLAT, T, C, WIDE)
+    row_T, col0_T, valid_T, block, _ = _tile(lines, rows, columns, ALONG_ROWS, FLAT, T, C, WIDE)
     col_TC = col0_T[:, None] + tl.arange(0, C)[None, :]
     mask_TC = valid_T[:, None] & (col_TC < columns)
     words = load_words(as_words(codes_pointer, WORD), row_T, col0_T, valid_T, row_words, BITS, WORD, T, C)
     tensor = _exponent_of_tensor(scales_pointer, last, OF_TENSOR)
-    if BOX == 0:
+    if BLOCK_SIZE == 0:
         scale_TC = tl.zeros_like(col_TC).to(tl.int32) + tl.load(scales_pointer).to(tl.int32)
     elif ALONG_ROWS:
-        scale_TC = tl.load(scales_pointer + box * columns + col_TC, col_TC < columns, other=0).to(tl.int32)
+        scale_TC = tl.load(scales_pointer + block * columns + col_TC, col_TC < columns, other=0).to(tl.int32)
     else:
-        boxes = (columns + BOX - 1) // BOX
-        at_TB = (col0_T // BOX)[:, None] + tl.arange(0, C // BOX)[None, :]
-        mask_TB = valid_T[:, None] & (at_TB < boxes)
-        scale_TB = tl.load(scales_pointer + row_T[:, None] * boxes + at_TB, mask_TB, other=0).to(tl.int32)
-        scale_TC = _spread(scale_TB, BOX)
+        blocks = (columns + BLOCK_SIZE - 1) // BLOCK_SIZE
+        at_TB = (col0_T // BLOCK_SIZE)[:, None] + tl.arange(0, C // BLOCK_SIZE)[None, :]
+        mask_TB = valid_T[:, None] & (at_TB < blocks)
+        scale_TB = tl.load(scales_pointer + row_T[:, None] * blocks + at_TB, mask_TB, other=0).to(tl.int32)
+        scale_TC = _spread(scale_TB, BLOCK_SIZE)
     SIGN: tl.constexpr = 1 << (BITS - 1)
     code_TC = split_words(words, BITS, WORD, T, C)
     magic_TC = (code_TC ^ (MAGIC_BITS | SIGN)).to(tl.float32, bitcast=True)  # MAGIC + SIGN + the signed code

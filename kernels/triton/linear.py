@@ -56,7 +56,7 @@ class Passes:
         if dw_gemm is not None:
             kernel, inner = _BY_NAME[dw_gemm], _narrower(dtypes.y, dtypes.w)
             of_dy.append(_wanted(of_dw.a, y_matrix, kernel.a_dtype or inner, layer))
-            unpacked = of_dw.b.quantised_to, layout_of(x_matrix, of_dw.b.axis), kernel.b_dtype or inner
+            unpacked = of_dw.b.quantized_to, layout_of(x_matrix, of_dw.b.axis), kernel.b_dtype or inner
             product_dw = _Product(kernel, of_dw, (y_matrix, x_matrix), inner, dtypes.w)
         encoder = codec.Encoder((dtypes.y, tuple(of_dy)), *of_w)
 
@@ -86,7 +86,7 @@ def _narrower(a: torch.dtype, b: torch.dtype) -> torch.dtype:
 def _wanted(operand: Operand, shape: torch.Size, dtype: torch.dtype | None, layer: Layer) -> codec.Wanted:
     """A matrix of the layer's as values of ``dtype``; None: packed."""
     draws = operand.seed if layer.stochastic else None
-    return codec.Wanted(operand.quantised_to, layout_of(shape, operand.axis), dtype, draws)
+    return codec.Wanted(operand.quantized_to, layout_of(shape, operand.axis), dtype, draws)
 
 
 class _Product:

@@ -272,7 +272,7 @@ def _eight(words, PLACE: tl.constexpr, BITS: tl.constexpr):
 
 # ---- what a format is to the kernels: a Grid of functions, as kernels/reference/formats.py has a Scaling for it
 #
-# A scale is the byte that a box stores; ``tensor`` is the exponent of the whole tensor, if the format stores one.
+# A scale is the byte that a block stores; ``tensor`` is the exponent of the whole tensor, if the format stores one.
 # Scales, keys and values may have any shape that broadcasts against each other.
 
 NAN_EXPONENT = tl.constexpr(_formats.NAN_EXPONENT)
@@ -285,11 +285,11 @@ HIGHEST_OF_TENSOR = tl.constexpr(_SignedNVInt.exponents[1] + _BIAS)
 class Grid(NamedTuple):
     """Functions of ``triton.jit``; all are given BITS."""
 
-    key: JITFunction  #: (x) -> a number a value: that of a box's largest value is the box's largest
-    scale: JITFunction  #: (largest key of a box, tensor) -> the box's scale
-    is_nan: JITFunction  #: (scale, tensor) -> whether the box is NaN
-    divide: JITFunction  #: (x, scale, tensor) -> x / step; anything where the box is NaN
-    multiply: JITFunction  #: (code as a float, scale, tensor) -> code * step; NaN where the box is
+    key: JITFunction  #: (x) -> a number a value: that of a block's largest value is the block's largest
+    scale: JITFunction  #: (largest key of a block, tensor) -> the block's scale
+    is_nan: JITFunction  #: (scale, tensor) -> whether the block is NaN
+    divide: JITFunction  #: (x, scale, tensor) -> x / step; anything where the block is NaN
+    multiply: JITFunction  #: (code as a float, scale, tensor) -> code * step; NaN where the block is
 
     @property
     def cache_key(self) -> str:
@@ -340,7 +340,7 @@ def _power_multiply(code, scale, tensor, BITS: tl.constexpr):
     return times_power(code, unit, scale - (BIAS + BITS - 2))
 
 
-#: a power of two a box
+#: a power of two a block
 POWER = Grid(_power_key, _power_scale, _power_is_nan, _power_divide, _power_multiply)
 
 
@@ -395,5 +395,5 @@ def _e4m3_step(scale, tensor, BITS: tl.constexpr):
     return (bits | _sign_bit(scale)).to(tl.float32, bitcast=True)
 
 
-#: a signed E4M3 number a box, a power of two a tensor
+#: a signed E4M3 number a block, a power of two a tensor
 SIGNED_E4M3 = Grid(_signed_key, _e4m3_scale, _e4m3_is_nan, _e4m3_divide, _e4m3_multiply)

@@ -71,7 +71,7 @@ def test_a_page_keeps_all_but_its_tables(ledger: Path) -> None:
 
 def test_the_suites_scores_stand_beside_a_papers(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {
-        (task, setting, 1): {"loss": "1", "score": score, "held_mib": held, "cpu": "a"}
+        (task, setting, 1): {"loss": "1", "score": score, "saved_mib": held, "cpu": "a"}
         for task, setting, score, held in (
             *(("gcn-cora", "fp32", "80", "18"), ("gcn-cora", "gact", "79.5", "3")),
             *(("sst2", "fp32", "70", "8"), ("sst2", "mesa", "60", "2")),

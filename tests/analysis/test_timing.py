@@ -1,6 +1,6 @@
 """The one timer, on a clock that is told the time."""
 
-from analysis.timing import in_turns, race
+from analysis.timing import compare, in_turns
 
 
 def test_calls_take_turns_and_every_other_round_is_reversed():
@@ -29,7 +29,7 @@ def test_short_calls_are_repeated_until_the_clock_can_see_them():
 
 
 def test_a_race_is_of_ratios_to_the_baseline_and_knows_its_own_stray():
-    run = race("title", ("base", lambda: sum(range(3000))), {"twice": lambda: sum(range(6000))}, rounds=9)
+    run = compare("title", ("base", lambda: sum(range(3000))), {"twice": lambda: sum(range(6000))}, rounds=9)
     assert [row["contestant"] for row in run.rows] == ["base", "twice", "base again"]
     assert run.rows[0]["ratio"] == 1
     assert run.rows[1]["ratio"] > 1.2

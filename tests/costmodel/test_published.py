@@ -66,7 +66,7 @@ def described(row: CsvRow) -> tuple[Workload, Method]:
         "bf16", BF16, recompute=again, selective=row["recompute"] == "selective", zero=zero, devices=devices
     )
     if "in-backward" in row["layout"]:  # bitsandbytes' paged AdamW of 8 bits, over weights of 16
-        method = replace(method, optimiser="adam-8bit-16bit", in_backward=True, offload=True)
+        method = replace(method, optimizer="adam-8bit-16bit", in_backward=True, offload=True)
     if "QLoRA" in row["model"]:
         method = replace(method, base_bits=NF4_BITS)
     workload = build(model).fusing_attention()

@@ -46,12 +46,12 @@ def test_a_low_q3_of_fixed_point_is_allowed_with_one_warning(recwarn):
 
 def test_quantizers_of_a_level_and_by_default_snvint_alone_where_bfp_is_not_as_good():
     levels = "[4,4,4,16] [16,4,4,16]"
-    config = dsq.DSQConfig(levels=levels, format="fixed", fraction_bits=4, rounding="stochastic", units="float32")
+    config = dsq.DSQConfig(levels=levels, format="fixed", fraction_bits=4, rounding="stochastic", gemm="float32")
     q = config.at(1)
     assert q.precision == dsq.Precision(16, 4, 4, 16)
     assert q.q1 == dsq.FixedPoint(4, 4)
-    assert (q.rounding, q.units) == ("stochastic", "float32")
-    assert dsq.DSQConfig(levels="[8,8,8,16]", box=32).at(0).q0 == dsq.BFP(8, box=32)
+    assert (q.rounding, q.gemm) == ("stochastic", "float32")
+    assert dsq.DSQConfig(levels="[8,8,8,16]", block_size=32).at(0).q0 == dsq.BFP(8, block_size=32)
     q = dsq.DSQConfig().at(0)
     assert dsq.DSQConfig().format == "snvint"
     assert (q.q0, q.q1, q.q2, q.q3) == (dsq.BFP(8), SignedNVInt(4), dsq.BFP(8), dsq.BFP(8))

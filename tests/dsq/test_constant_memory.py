@@ -41,7 +41,7 @@ def bytes_after(setup: str) -> tuple[int, int]:
     return held[0], held[1]
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")
 @pytest.mark.parametrize("setup", SETUPS)
 def test_ten_thousand_steps_more_hold_nothing_more(setup: str, monkeypatch: pytest.MonkeyPatch) -> None:

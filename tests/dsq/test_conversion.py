@@ -5,7 +5,7 @@ from torch.nn.utils import parametrize
 from torch.testing._internal.two_tensor import TwoTensor
 
 import dsq
-from dsq.left_plain import unquantised
+from dsq.skipped import skipped_modules
 
 
 def model():
@@ -40,8 +40,8 @@ def test_a_layer_of_an_embeddings_weight_is_left_unless_asked(recwarn):
     assert list(dsq.converted(net)) == ["1"]
     assert not recwarn.list  # of few parameters converted: it was the default's choice
     found = dsq.report(net, torch.randint(10, (3,)))
-    assert [(entry.name, entry.parameters) for entry in found.left] == [("3", 160)]
-    assert "an embedding's too" in found.left[0].why
+    assert [(entry.name, entry.parameters) for entry in found.skipped] == [("3", 160)]
+    assert "an embedding's too" in found.skipped[0].reason
     assert "DSQConfig(tied=True)" in str(found)
     untied = model()
     untied[3].weight = nn.Parameter(untied[3].weight.detach().clone())
@@ -86,7 +86,7 @@ def test_the_stash_of_a_model_without_products_follows_the_level():
         dsq.unconvert(net)
 
 
-def test_weights_of_another_quantisation_stay_and_multiply_by_themselves():
+def test_weights_of_another_quantization_stay_and_multiply_by_themselves():
     def other(layer):  # a tensor made of others, as torchao's int8
         layer.weight = nn.Parameter(TwoTensor(layer.weight.detach(), layer.weight.detach()))
 
@@ -94,7 +94,7 @@ def test_weights_of_another_quantisation_stay_and_multiply_by_themselves():
     other(net[0])
     dsq.DynamicPrecision(net)
     assert list(dsq.converted(net)) == ["1"]
-    assert [entry.why for entry in unquantised(net)] == ["its weight is of another quantisation"]
+    assert [entry.reason for entry in skipped_modules(net)] == ["its weight is of another quantization"]
     other(net[1])
     y = net(x)
     assert torch.equal(y.a, dsq.unconvert(net)(x).a)
@@ -133,7 +133,7 @@ def test_a_parametrized_layer_is_converted_and_taken_back(first, stash):
     for step in steps if first == "parametrize" else reversed(steps):
         step()
     assert list(dsq.converted(net)) == ["0", "2"]
-    assert not dsq.report(net, x).left
+    assert not dsq.report(net, x).skipped
     weight = net[0].weight.detach().requires_grad_()
     expected = dsq.functional.linear(x, weight, net[0].bias, "[4,4,4,8]")
     net[0](x).sum().backward()
@@ -150,8 +150,8 @@ def test_evaluation_runs_at_q0_and_stashes_nothing():
     with torch.no_grad():
         y = net(x)
     assert y.grad_fn is None
-    quantised = [dsq.quantize(t, net.quantizers.q0) for t in (x, net.weight)]
-    torch.testing.assert_close(y, nn.functional.linear(*quantised, net.bias.detach()))
+    quantized = [dsq.quantize(t, net.quantizers.q0) for t in (x, net.weight)]
+    torch.testing.assert_close(y, nn.functional.linear(*quantized, net.bias.detach()))
     assert torch.equal(net(input=x), y)  # the name that nn.Linear gives it
     assert torch.equal(full(x), nn.functional.linear(x, full.weight, full.bias))
 

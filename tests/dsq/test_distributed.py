@@ -206,7 +206,7 @@ def work(rank, folder, ranks):
     distributed.destroy_process_group()
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.soak)])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def found(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     multiprocessing.spawn(partial(work, ranks=request.param), (str(folder),), request.param)

@@ -62,7 +62,7 @@ def test_the_bits_so_far_stand_in_the_metrics():
     dynamic, seen = one_layer("[4,3,3,8] [8,4,8,8]", rise_at=6), []
     for _ in range(4):
         found = dynamic.metrics()
-        seen.append((found["dsq/bits"], found["dsq/mean_bits"]))
+        seen.append((found["dsq/stash_bits"], found["dsq/mean_bits"]))
         dynamic.record(3)
     assert seen == [(3, 3), (3, 3), (4, 3), (4, pytest.approx(10 / 3))]
 

@@ -117,7 +117,7 @@ LONG = [name for name in CASES if name.startswith("encoder") and not name.endswi
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")
-@pytest.mark.parametrize("names", [QUICK, *(pytest.param([name], id=name, marks=pytest.mark.soak) for name in LONG)])
+@pytest.mark.parametrize("names", [QUICK, *(pytest.param([name], id=name, marks=pytest.mark.slow) for name in LONG)])
 def test_every_allocation_fails_once(names: list[str]) -> None:
     for name, outcome in figures(__spec__.name, *names).items():
         assert outcome["allocations"] > 10, name

@@ -1,4 +1,4 @@
-"""The gradient that trains, held against the unquantised one."""
+"""The gradient that trains, held against the unquantized one."""
 
 import copy
 import json
@@ -123,7 +123,7 @@ def hooked(change):
 
 
 class Changed(nn.Module):
-    """The gradient of the first of two parameters is changed while the layer is quantised."""
+    """The gradient of the first of two parameters is changed while the layer is quantized."""
 
     def __init__(self, change, scale=1.0):
         super().__init__()
@@ -161,7 +161,7 @@ def test_a_gradient_that_is_wrong_is_condemned(change, words):
 def test_a_gradient_that_is_not_finite_anyway_and_a_loss_of_other_data_at_each_call_are_named():
     net = nn.Linear(8, 1)
     found = compare(net, lambda: (net(torch.ones(2, 8)) * math.inf).sum())
-    assert found.verdict.endswith("is not finite without quantisation either")
+    assert found.verdict.endswith("is not finite without quantization either")
     net = dsq.convert(blocks(), dsq.DSQConfig("[8,8,8,8]"))
     batches = iter(torch.randn(8, 4, 24, 32))
     found = compare(net, lambda: loss_of(net, next(batches))())

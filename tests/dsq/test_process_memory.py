@@ -48,9 +48,9 @@ def test_a_process_can_decline(by, monkeypatch, caplog):
     monkeypatch.delenv(process_memory.HUGE_PAGES)
     if by == "variable":
         monkeypatch.setenv(process_memory.SWITCH, "0")
-    found = dsq.give_memory_back(by == "variable")
+    found = dsq.release_memory(by == "variable")
     assert (found.returned, found.huge_pages) == (False, False)
-    assert dsq.give_memory_back() == found
+    assert dsq.release_memory() == found
     assert process_memory.HUGE_PAGES not in os.environ
     assert not caplog.messages
 
@@ -71,8 +71,8 @@ def test_the_system_says_whether_there_are_huge_pages_and_without_them_a_packed_
     assert caplog.messages[0] == (stays if lacks else goes_back)
     caplog.clear()
     process_memory._set.cache_clear()
-    found = dsq.give_memory_back()
-    assert dsq.give_memory_back() is found  # and says nothing again
+    found = dsq.release_memory()
+    assert dsq.release_memory() is found  # and says nothing again
     assert (found.returned, found.huge_pages) == (True, not lacks)
     pages = f"small pages: {lacks}" if lacks else "huge pages"
     assert caplog.messages == [goes_back, f"large blocks lie on {pages}"]
@@ -82,7 +82,7 @@ def test_a_variable_of_the_user_stays(monkeypatch):
     monkeypatch.setenv(process_memory.HUGE_PAGES, "0")
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
     monkeypatch.setattr(ctypes, "CDLL", None)  # which is not asked
-    found = dsq.give_memory_back()
+    found = dsq.release_memory()
     assert (found.returned, found.huge_pages) == (True, False)
     assert os.environ[process_memory.HUGE_PAGES] == "0"
 
@@ -93,7 +93,7 @@ def test_a_variable_of_the_user_stays(monkeypatch):
 )
 def test_an_allocator_that_refuses_is_no_error(library, why, monkeypatch, caplog):
     monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
-    assert not dsq.give_memory_back().returned
+    assert not dsq.release_memory().returned
     assert caplog.messages[0] == f"freed memory stays in the process: {why}"
 
 
@@ -107,14 +107,14 @@ if when == "too late":
     torch.ones(2**20)
 import dsq
 if when == "first":
-    assert dsq.give_memory_back().returned
+    assert dsq.release_memory().returned
     assert "torch" not in sys.modules
 import torch
 from dsq.process_memory import resident
 torch.ones(7 * 2**20)  # glibc's threshold rises to 28 MiB when this goes
 if "late" in when:
     logging.basicConfig(level="INFO")  # to stderr
-    dsq.give_memory_back()
+    dsq.release_memory()
 before, kept = resident()["resident"], []
 for _ in range(50):
     large = [torch.ones(2 * 2**20), torch.ones(2**14)]

@@ -22,7 +22,7 @@ def test_counts_may_be_tensors():
 def test_a_bad_state_is_refused_and_none_of_it_taken(key, values):
     scheduler = dsq.PrecisionScheduler(LEVELS)
     before = scheduler.state_dict()
-    good = {**before, "level": 1, "best": 2.0, "stale": 3}
+    good = {**before, "level": 1, "best": 2.0, "validations_without_improvement": 3}
     for value in values:
         with pytest.raises(ValueError, match=f"^{key} must be"):
             scheduler.load_state_dict({**good, key: value})

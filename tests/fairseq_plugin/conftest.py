@@ -43,7 +43,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Call(NamedTuple):
-    """One call of the quantised op."""
+    """One call of the quantized op."""
 
     dtype: torch.dtype  #: of x
     weight: torch.Tensor
@@ -52,7 +52,7 @@ class Call(NamedTuple):
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
-    """The calls of the quantised op, as they come."""
+    """The calls of the quantized op, as they come."""
     seen: list[Call] = []
     op = dsq.linear.linear
     monkeypatch.setattr(dsq.linear, "linear", lambda x, w, b, q: seen.append(Call(x.dtype, w, q)) or op(x, w, b, q))

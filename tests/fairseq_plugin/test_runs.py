@@ -194,8 +194,8 @@ def test_a_fraction_of_epochs_over_several_folders(capsys, data: Path, tmp_path:
 
 
 def test_a_flag_without_levels_warns(caplog: pytest.LogCaptureFixture) -> None:
-    assert flags.config_of(flags.DSQFlags(dsq_box=32)) is None
-    assert "without --dsq-levels there is no DSQ: --dsq-box does nothing" in caplog.text
+    assert flags.config_of(flags.DSQFlags(dsq_block_size=32)) is None
+    assert "without --dsq-levels there is no DSQ: --dsq-block-size does nothing" in caplog.text
 
 
 def test_help_documents_every_flag(capsys: pytest.CaptureFixture) -> None:

@@ -47,7 +47,7 @@ def test_a_checkpoint_with_the_dead_parameters_loads(data: Path) -> None:
     model.load_state_dict(old, strict=True)
 
 
-def test_adaptive_layers_have_no_uninitialised_memory() -> None:
+def test_adaptive_layers_have_no_uninitialized_memory() -> None:
     inputs = AdaptiveInput(24, 1, 8, 4.0, 8, [10, 24])
     AdaptiveSoftmax(24, 8, [10], dropout=0.0)
     tied = AdaptiveSoftmax(24, 8, [10], dropout=0.0, adaptive_inputs=inputs)

@@ -1,4 +1,4 @@
-"""One DSQ run, in this process: what passes through the quantised op, what the record and the log say."""
+"""One DSQ run, in this process: what passes through the quantized op, what the record and the log say."""
 
 import json
 import logging
@@ -80,7 +80,7 @@ def test_a_criterion_that_gives_the_model_more_than_the_batch_has(data: Path, tm
 def test_history(trained: Path) -> None:
     record = json.loads((trained / "dsq_history.json").read_text())
     assert record["format"] == "snvint"
-    assert record["box"] == 16
+    assert record["block_size"] == 16
     assert record["level"] == 1
     assert [(level["precision"], level["updates"]) for level in record["levels"]] == [
         ([2, 2, 2, 16], 2),

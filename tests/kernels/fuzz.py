@@ -41,9 +41,11 @@ EDGES = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.0**-126, 2.0**-140, 3e38
 
 def _format(draw: random.Random) -> Format:
     name = draw.choice(list(FORMATS))
-    box = {"box": draw.choice([1, 2, 3, 8, 16, 16, 16, 32, 37, 64])} if "box" in options(name) else {}
+    block_size = (
+        {"block_size": draw.choice([1, 2, 3, 8, 16, 16, 16, 32, 37, 64])} if "block_size" in options(name) else {}
+    )
     point = {"fraction_bits": draw.choice([None, 0, 4, 12])} if name == "fixed" else {}
-    return format_class(name)(draw.randint(2, 16), **box, **point)
+    return format_class(name)(draw.randint(2, 16), **block_size, **point)
 
 
 def _values(draw: random.Random, *shape: int) -> Tensor:
@@ -81,11 +83,11 @@ def _check(name: str, ours: Tensor, theirs: Tensor) -> None:
 
 
 def codec(draw: random.Random) -> None:
-    """Quantise, pack and unpack: the reference's bits."""
+    """Quantize, pack and unpack: the reference's bits."""
     shape = tuple(draw.choice([0, 1, 2, 3, 7, 8, 16, 17, 24, 33, 48, 64, 129]) for _ in range(draw.randint(1, 3)))
     x, fmt, dim = _view(draw, shape, draw.choice(DTYPES)), _format(draw), draw.randrange(-len(shape), len(shape))
     how = (draw.choice(["nearest", "stochastic"]), draw.getrandbits(63))
-    ours, quantised = dsq.pack(x, fmt, dim, *how), dsq.quantize(x, fmt, dim, *how)
+    ours, quantized = dsq.pack(x, fmt, dim, *how), dsq.quantize(x, fmt, dim, *how)
     with dispatch.use_backend(REFERENCE):
         theirs = dsq.pack(x, fmt, dim, *how)
     _check("codes", ours.codes, theirs.codes)
@@ -94,7 +96,7 @@ def codec(draw: random.Random) -> None:
     with dispatch.use_backend(REFERENCE):
         expected = theirs.unpack(out), theirs.unpack()
     _check("unpack", ours.unpack(out), expected[0])
-    _check("quantize", quantised, expected[1])
+    _check("quantize", quantized, expected[1])
 
 
 def masks(draw: random.Random) -> None:
@@ -136,10 +138,10 @@ def _layer(draw: random.Random) -> tuple[Tensor, Tensor, Tensor | None, Quantize
     x, w = (_view(draw, shape, torch.float32).clamp(-1e4, 1e4).to(dtype) for shape in ((T, K), (N, K)))
     bias = torch.randn(N).to(dtype) if draw.random() < 0.5 else None
     name = draw.choice(["bfp", "bfp", "snvint", "fixed"])
-    box = {} if name == "fixed" else {"box": draw.choice([1, 8, 16, 16, 16, 32, 64])}
+    block_size = {} if name == "fixed" else {"block_size": draw.choice([1, 8, 16, 16, 16, 32, 64])}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        config = dsq.DSQConfig([dsq.Precision(*(draw.randint(2, 20) for _ in range(4)))], format=name, **box)
+        config = dsq.DSQConfig([dsq.Precision(*(draw.randint(2, 20) for _ in range(4)))], format=name, **block_size)
     return x.detach(), w.detach(), bias, config.at(0)
 
 

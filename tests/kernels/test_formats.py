@@ -1,9 +1,9 @@
-"""The block formats against their definitions in integers: every bfloat16 at each place of a box, random boxes, and
+"""The block formats against their definitions in integers: every bfloat16 at each place of a block, random blocks, and
 (.ci/slow) every float32.
 
 A finite float32 is (-1)^s M 2^(q - 150), M a whole number below 2^24 and q in 1..254. Codes and scales are computed in
 whole numbers alone, the two roundings to float32 that snvint has included: of a step's inverse, and of the quotient. A
-value is the product of its code and its step, which float32 holds. Shape suffixes: B boxes, X the values of a box.
+value is the product of its code and its step, which float32 holds. Shape suffixes: B blocks, X the values of a block.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,14 +23,14 @@ from dsq.kernels.cpu.library import LIBRARY, library
 from dsq.kernels.reference.backend import REFERENCE
 
 BACKENDS = [REFERENCE, *(backend(isa) for isa in (library().instruction_sets() if LIBRARY.exists() else ()))]
-BOX = 16
+BLOCK_SIZE = 16
 INFINITY = 0x7F800000
 
 # ---- the definitions ----
 
 
 class Expected(NamedTuple):
-    """Codes and scales that a tensor of boxes packs to, and its quantised values."""
+    """Codes and scales that a tensor of blocks packs to, and its quantized values."""
 
     scales: np.ndarray  #: uint8, as they are stored
     codes: np.ndarray  #: (B, X)
@@ -52,7 +52,7 @@ def magnitude(bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def extremes(bits_BX: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The largest magnitude of each box, as bits of float32, and whether a positive value has it."""
+    """The largest magnitude of each block, as bits of float32, and whether a positive value has it."""
     top_B = (bits_BX & 0x7FFFFFFF).max(1)
     return top_B, (bits_BX == top_B[:, None]).any(1)
 
@@ -128,9 +128,9 @@ def bitstreams(codes_RC: np.ndarray, width: int) -> Tensor:
 
 
 def disagreements(kernels: Backend, fmt: Format, x_BX: Tensor, wanted: Expected) -> list[str]:
-    """Name what ``kernels`` give otherwise than the definition, with boxes along the columns and along the rows."""
+    """Name what ``kernels`` give otherwise than the definition, with blocks along the columns and along the rows."""
     scales, codes_BX, values_BX = wanted
-    row = BOX * gcd(len(x_BX), 128)
+    row = BLOCK_SIZE * gcd(len(x_BX), 128)
     wrong = []
     for dim, (x, codes, values) in {
         -1: (x_BX.view(-1, row), codes_BX.reshape(-1, row), values_BX.reshape(-1, row)),
@@ -138,12 +138,12 @@ def disagreements(kernels: Backend, fmt: Format, x_BX: Tensor, wanted: Expected)
     }.items():
         layout = Layout.of(tuple(x.shape), dim)
         packed = kernels.pack(x, fmt, layout, None)
-        quantised = torch.from_numpy(np.ascontiguousarray(values))
+        quantized = torch.from_numpy(np.ascontiguousarray(values))
         pairs = {
             "codes": (bitstreams(codes, fmt.bits), packed[0]),
             "scales": (torch.from_numpy(scales), packed[1].flatten()),
-            "unpack": (quantised, kernels.unpack(*packed, fmt, layout, torch.float32).view(x.shape)),
-            "quantize": (quantised, kernels.quantize(x, fmt, layout, None, torch.float32)),
+            "unpack": (quantized, kernels.unpack(*packed, fmt, layout, torch.float32).view(x.shape)),
+            "quantize": (quantized, kernels.quantize(x, fmt, layout, None, torch.float32)),
         }
         wrong += [f"{kernels.name} dim {dim} {what}" for what, pair in pairs.items() if not same_bits(*pair)]
     return wrong
@@ -156,36 +156,39 @@ def check(fmt: Format, x_BX: Tensor, backends: Sequence[Backend] = BACKENDS) -> 
     assert [what for kernels in serving for what in disagreements(kernels, fmt, x_BX, wanted)] == []
 
 
-# ---- boxes ----
+# ---- blocks ----
 
 
 def every_bfloat16(exponents: range, seed: int) -> Iterator[Tensor]:
-    """Tensors of boxes (B, BOX): each bfloat16 with these exponents in each place of a box, among values of nearly its
-    size, in three tensors whose largest values differ; NaN and infinities, in tensors of a box each, once."""
+    """Tensors of blocks (B, BLOCK_SIZE): each bfloat16 with these exponents in each place of a block, among values of
+    nearly its size, in three tensors whose largest values differ; NaN and infinities, in tensors of a block each,
+    once."""
     generator = np.random.default_rng(seed)
 
     def some(exponent: int, number: int) -> np.ndarray:
-        exponents = np.clip(exponent + generator.integers(-4, 2, (number, BOX)), 0, 254)
+        exponents = np.clip(exponent + generator.integers(-4, 2, (number, BLOCK_SIZE)), 0, 254)
         return (
-            exponents << 7 | generator.integers(0, 2, (number, BOX)) << 15 | generator.integers(0, 128, (number, BOX))
+            exponents << 7
+            | generator.integers(0, 2, (number, BLOCK_SIZE)) << 15
+            | generator.integers(0, 128, (number, BLOCK_SIZE))
         )
 
     for exponent in exponents:
         value = np.arange(256)[:, None] % 128 | exponent << 7 | np.arange(256)[:, None] // 128 << 15
         for above in (0, 6, 15) if exponent < 255 else (0,):
-            bits_VPX = some(exponent, 256 * BOX).reshape(256, BOX, BOX)
-            bits_VPX[:, np.arange(BOX), np.arange(BOX)] = value
+            bits_VPX = some(exponent, 256 * BLOCK_SIZE).reshape(256, BLOCK_SIZE, BLOCK_SIZE)
+            bits_VPX[:, np.arange(BLOCK_SIZE), np.arange(BLOCK_SIZE)] = value
             largest = some(min(exponent + above, 254), 128)
-            bits_BX = np.concatenate([bits_VPX.reshape(-1, BOX), largest]).astype(np.uint16)
+            bits_BX = np.concatenate([bits_VPX.reshape(-1, BLOCK_SIZE), largest]).astype(np.uint16)
             x_BX = torch.from_numpy(bits_BX.view(np.int16)).view(torch.bfloat16)
             yield from [x_BX] if exponent < 255 else x_BX.split(1)
 
 
-def random_boxes(number: int, width: int, seed: int) -> Tensor:
-    """A float32 tensor of boxes (B, BOX), a sixth of each kind; of one in eight some values are not finite."""
+def random_blocks(number: int, width: int, seed: int) -> Tensor:
+    """A float32 tensor of blocks (B, BLOCK_SIZE), a sixth of each kind; of one in eight some values are not finite."""
     generator = np.random.default_rng(seed)
     part = number // 6
-    shape, rows, place = (part, BOX), np.arange(part), generator.integers(0, BOX, part)
+    shape, rows, place = (part, BLOCK_SIZE), np.arange(part), generator.integers(0, BLOCK_SIZE, part)
     sign_B = generator.choice([-1.0, 1.0], part)
 
     normal = generator.standard_normal(shape)
@@ -193,7 +196,7 @@ def random_boxes(number: int, width: int, seed: int) -> Tensor:
     ties = generator.integers(1, 16, (part, 1)) * generator.integers(-(2**width), 2**width + 1, shape) / 2.0**width
     both_signs = generator.standard_normal(shape)
     both_signs[rows, place] = np.abs(both_signs).max(1) * sign_B
-    both_signs[rows, (place + generator.integers(1, BOX, part)) % BOX] = -both_signs[rows, place]
+    both_signs[rows, (place + generator.integers(1, BLOCK_SIZE, part)) % BLOCK_SIZE] = -both_signs[rows, place]
     thresholds = generator.uniform(-1, 1, shape)  # of a scale, or a unit in the last place beside it
     rise = generator.integers(0, 16, part) / 16
     thresholds[rows, place] = sign_B * (1 + rise + generator.integers(-1, 2, part) * 2.0**-23)
@@ -205,25 +208,28 @@ def random_boxes(number: int, width: int, seed: int) -> Tensor:
         x_BX = np.ldexp(units_BX, generator.integers(-149, 128) - lower_B).astype(np.float32)
     x_BX = x_BX.clip(*np.array([-1, 1], np.float32) * np.finfo(np.float32).max)
     if generator.integers(8) == 0:
-        broken = generator.integers(0, number, max(number // 64, 1)), generator.integers(0, BOX, max(number // 64, 1))
+        broken = (
+            generator.integers(0, number, max(number // 64, 1)),
+            generator.integers(0, BLOCK_SIZE, max(number // 64, 1)),
+        )
         x_BX[broken] = generator.choice(np.array([np.nan, np.inf, -np.inf], np.float32), len(broken[0]))
     return torch.from_numpy(x_BX)
 
 
 # ---- tests ----
 
-LARGE = 6 << 11  #: boxes of a tensor whose largest value the kernels guess first
-PARTS, TENSORS = 4, 204  #: PARTS * TENSORS * LARGE = 10,027,008 boxes
+LARGE = 6 << 11  #: blocks of a tensor whose largest value the kernels guess first
+PARTS, TENSORS = 4, 204  #: PARTS * TENSORS * LARGE = 10,027,008 blocks
 KINDS = pytest.mark.parametrize("kind", DEFINITIONS)
 IN_USE = [(kind, width) for kind in DEFINITIONS for width in (2, 3, 4, min(kind.useful_to, 8))]
 
 
 @KINDS
-def test_some_random_boxes(kind: type[Format]) -> None:
+def test_some_random_blocks(kind: type[Format]) -> None:
     for width in range(2, 17):
-        check(kind(width), torch.ldexp(1 + torch.rand(254, BOX), torch.arange(-126, 128)[:, None]))
+        check(kind(width), torch.ldexp(1 + torch.rand(254, BLOCK_SIZE), torch.arange(-126, 128)[:, None]))
         for size in range(0, 12, 2):
-            check(kind(width), random_boxes(6 << size, width, seed=100 * width + size))
+            check(kind(width), random_blocks(6 << size, width, seed=100 * width + size))
 
 
 @KINDS
@@ -233,34 +239,34 @@ def test_some_bfloat16(kind: type[Format]) -> None:
             check(kind(2 + exponent % 5), x_BX)
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "width"), IN_USE)
 def test_every_bfloat16(kind: type[Format], width: int) -> None:
     for x_BX in every_bfloat16(range(256), seed=width):
         check(kind(width), x_BX)
 
 
-@pytest.mark.parametrize("width", [2, 9, *(pytest.param(width, marks=pytest.mark.soak) for width in range(3, 17))])
+@pytest.mark.parametrize("width", [2, 9, *(pytest.param(width, marks=pytest.mark.slow) for width in range(3, 17))])
 def test_every_float16(width: int) -> None:
     bits = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-    check(BFP(width), torch.from_numpy(bits).view(-1, BOX))
+    check(BFP(width), torch.from_numpy(bits).view(-1, BLOCK_SIZE))
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize(("kind", "width"), IN_USE)
-def test_many_random_boxes(kind: type[Format], width: int, part: int) -> None:
+def test_many_random_blocks(kind: type[Format], width: int, part: int) -> None:
     for seed in range(part * TENSORS, (part + 1) * TENSORS):
-        check(kind(width), random_boxes(LARGE, width, seed))
+        check(kind(width), random_blocks(LARGE, width, seed))
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(16))
 @pytest.mark.parametrize("width", [2, 4, 8])
 def test_every_float32(width: int, part: int) -> None:
-    """The values of a box differ in the lowest bit of their exponent and the top three of their significand."""
+    """The values of a block differ in the lowest bit of their exponent and the top three of their significand."""
     chunk = 1 << 18
     for first in range(part << 28, (part + 1) << 28, chunk):
         number = np.arange(first, first + chunk, dtype=np.uint32)
         bits = (number << np.uint32(20) | number >> np.uint32(12)).view(np.float32)
-        check(BFP(width), torch.from_numpy(bits).view(-1, BOX), BACKENDS[1:2])
+        check(BFP(width), torch.from_numpy(bits).view(-1, BLOCK_SIZE), BACKENDS[1:2])

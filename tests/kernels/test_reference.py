@@ -1,4 +1,4 @@
-"""The reference beyond test_formats.py: short last boxes, fixed point, stochastic rounding by Python's ints."""
+"""The reference beyond test_formats.py: short last blocks, fixed point, stochastic rounding by Python's ints."""
 
 from fractions import Fraction
 
@@ -13,18 +13,18 @@ from dsq.functional import linear
 from dsq.kernels.conformance import same_bits
 from dsq.kernels.reference import codec as reference
 from dsq.kernels.reference.codec import philox
-from tests.kernels.test_formats import random_boxes
+from tests.kernels.test_formats import random_blocks
 
 
 def test_a_last_box_may_be_short_and_a_row_end_within_a_byte():
-    for box, bits in ((16, 3), (7, 4), (5, 11)):
-        x = random_boxes(222, bits, seed=box).view(-1, 37)
-        layout, parts = Layout.of(x.shape, -1), x.split(box, -1)
+    for block_size, bits in ((16, 3), (7, 4), (5, 11)):
+        x = random_blocks(222, bits, seed=block_size).view(-1, 37)
+        layout, parts = Layout.of(x.shape, -1), x.split(block_size, -1)
         each = [(part, BFP(bits, part.shape[1]), Layout.of(part.shape, -1), None) for part in parts]
-        y = reference.quantize(x, BFP(bits, box), layout, None, torch.float32)
+        y = reference.quantize(x, BFP(bits, block_size), layout, None, torch.float32)
         assert same_bits(y, torch.cat([reference.quantize(*it, torch.float32) for it in each], 1))
-        codes, scales = reference.pack(x, BFP(bits, box), layout, None)
-        assert same_bits(reference.unpack(codes, scales, BFP(bits, box), layout, torch.float32)[0], y)
+        codes, scales = reference.pack(x, BFP(bits, block_size), layout, None)
+        assert same_bits(reference.unpack(codes, scales, BFP(bits, block_size), layout, torch.float32)[0], y)
         packed, widths = [reference.pack(*it) for it in each], [bits * part.shape[1] for part in parts]
         assert torch.equal(scales.view(len(x), -1), torch.cat([it[1].view(len(x), -1) for it in packed], 1))
         streams = [

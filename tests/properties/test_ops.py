@@ -1,4 +1,4 @@
-"""The quantised linear layer and product of any shapes and widths against their equations in float64."""
+"""The quantized linear layer and product of any shapes and widths against their equations in float64."""
 
 import warnings
 
@@ -12,7 +12,7 @@ from dsq.functional import linear
 from dsq.quantizers import Quantizers
 
 sizes = st.integers(1, 40)
-boxes = st.integers(1, 33)
+blocks = st.integers(1, 33)
 precisions = st.builds(dsq.Precision, *[st.integers(2, 32)] * 4)
 
 
@@ -27,21 +27,21 @@ def agrees(got: Tensor, a: Tensor, b: Tensor) -> bool:
     sizes,
     sizes,
     precisions,
-    boxes,
+    blocks,
     st.sampled_from(["bfp", "snvint", "fixed"]),
     st.sampled_from(["exact", "float32"]),
     st.booleans(),
     st.integers(0, 2**32),
 )
 def test_linear(
-    T: int, K: int, N: int, precision: dsq.Precision, box: int, name: str, units: str, biased: bool, seed: int
+    T: int, K: int, N: int, precision: dsq.Precision, block_size: int, name: str, units: str, biased: bool, seed: int
 ) -> None:
     draw = torch.Generator().manual_seed(seed)
     x, w = torch.randn(T, K, generator=draw).requires_grad_(), torch.randn(N, K, generator=draw).requires_grad_()
     b, dy = torch.randn(N, generator=draw).requires_grad_(), torch.randn(T, N, generator=draw)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        options: dict[str, int] = {} if name == "fixed" else {"box": box}
+        options: dict[str, int] = {} if name == "fixed" else {"block_size": block_size}
         q: Quantizers = dsq.DSQConfig([precision], format=name, units=units, **options).at(0)
     y = linear(x, w, b if biased else None, q)
     y.backward(dy)

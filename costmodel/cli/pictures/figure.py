@@ -1,4 +1,4 @@
-"""Parts that pictures by matplotlib share: the figure and its colours, Okabe and Ito's, told apart by the colour-blind
+"""Parts that pictures by matplotlib share: the figure and its colors, Okabe and Ito's, told apart by the color-blind
 too."""
 
 from typing import Any

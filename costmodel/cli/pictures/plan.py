@@ -17,7 +17,7 @@ from dsq.costmodel.planning.plan import GIGA, MethodCost, Plan
 #: as PyTorch's memory profiler names them; the stash is a band of its own
 COLOURS = {
     "parameters": "#009E73",
-    "optimiser": "#56B4E9",
+    "optimizer": "#56B4E9",
     "gradients": BLUE,
     "activations": VERMILION,
     "stash": "#CC79A7",
@@ -26,7 +26,7 @@ COLOURS = {
 }
 TIME, MEMORY = "time of a step (ms)", "memory of a device (GB)"
 FITS, TOO_LARGE = BLUE, VERMILION
-#: a method is known by its mark and colour
+#: a method is known by its mark and color
 MARKERS = ("o", "s", "^", "D")
 
 
@@ -66,8 +66,8 @@ def draw_picture(path: Path, plan: Plan) -> None:
 def _draw_methods(all_: Axes, plan: Plan) -> None:
     """Every method's time and memory, hollow where it does not fit; the front and the budget as lines."""
     all_.plot(*np.transpose([place(row) for row in front(plan.rows)]), color=GREY, linewidth=1, zorder=1)
-    for row, (marker, colour) in zip(plan.rows, cycle(product(MARKERS, METHOD_COLOURS)), strict=False):
-        look: dict[str, Any] = {"color": colour, "fillstyle": "full" if row.fits else "none"}
+    for row, (marker, color) in zip(plan.rows, cycle(product(MARKERS, METHOD_COLOURS)), strict=False):
+        look: dict[str, Any] = {"color": color, "fillstyle": "full" if row.fits else "none"}
         all_.plot(*place(row), marker, **look, markersize=8, label=row.method.name)
     all_.axhline(plan.question.memory / GIGA, color=BLACK, linestyle="--", linewidth=1)
     top = 1.1 * max(row.memory.peak for row in plan.rows) / GIGA
@@ -103,8 +103,8 @@ def draw_page(path: Path, plan: Plan) -> None:
     left, right = {"row": 1, "col": 1}, {"row": 1, "col": 2}
     figure.add_hline(plan.question.memory / GIGA, line_dash="dash", annotation_text="what fits", **left)
     told = {"hovertext": list(map(_told, plan.rows)), "hoverinfo": "text"}
-    colours = [FITS if row.fits else TOO_LARGE for row in plan.rows]
-    line, dots = {"mode": "lines", "line_color": GREY}, {"mode": "markers", "marker": {"color": colours, "size": 9}}
+    colors = [FITS if row.fits else TOO_LARGE for row in plan.rows]
+    line, dots = {"mode": "lines", "line_color": GREY}, {"mode": "markers", "marker": {"color": colors, "size": 9}}
     for rows, look in ((front(plan.rows), line), (plan.rows, dots | told)):
         times, peaks = zip(*map(place, rows), strict=True)
         figure.add_scatter(x=times, y=peaks, showlegend=False, **look, **left)

@@ -12,7 +12,7 @@ from dsq.costmodel.hardware.hardware import Hardware
 
 TERA = 1e12
 #: area of a dot, in square points: of no time, and of all of it
-LEAST_AREA, MOST_AREA = 25, 500
+MIN_AREA, MAX_AREA = 25, 500
 MARKERS = {"attention": "o", "fc": "s", "other": "^"}  #: of operations.CLASSES
 #: names that a roof's label lists
 NAMES = 3
@@ -36,12 +36,10 @@ def draw_roofline(path: Path, workload: str, hardware: Hardware, records: list[R
     setups = list(dict.fromkeys(record["setup"] for record in records))
     key = []
     for record in records:
-        x, y, colour = record["flop_per_byte"], record["tflops"], COLOURS[setups.index(record["setup"]) % len(COLOURS)]
-        axes.plot([x, x], [y, record["roof_tflops"]], ":", color=colour, linewidth=1.2)
-        look: dict[str, Any] = {"color": colour, "marker": MARKERS[record["class"]]}
-        axes.scatter(
-            x, y, s=LEAST_AREA + MOST_AREA * record["of_time"], alpha=0.75, edgecolor="white", zorder=5, **look
-        )
+        x, y, color = record["flop_per_byte"], record["tflops"], COLOURS[setups.index(record["setup"]) % len(COLOURS)]
+        axes.plot([x, x], [y, record["roof_tflops"]], ":", color=color, linewidth=1.2)
+        look: dict[str, Any] = {"color": color, "marker": MARKERS[record["class"]]}
+        axes.scatter(x, y, s=MIN_AREA + MAX_AREA * record["of_time"], alpha=0.75, edgecolor="white", zorder=5, **look)
         told = f"{record['of_roof']:.0%} of {record['roof']}, {record['of_time']:.0%} of time"
         key.append(Line2D([], [], linestyle="", label=f"{record['setup']}, {record['class']}: {told}", **look))
     reached = "measured" if hardware.measured else "programs reach"

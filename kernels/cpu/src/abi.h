@@ -9,24 +9,24 @@ typedef uintptr_t address;
 /* of values in memory; BYTE, a bool, only in masks */
 enum Dtype { FLOAT32, BFLOAT16, FLOAT16, BYTE };
 
-/* What the scales of a tensor are; both as kernels/reference has them. SIGNED_E4M3: after the boxes' scales comes the
+/* What the scales of a tensor are; both as kernels/reference has them. SIGNED_E4M3: after the blocks' scales comes the
    tensor's exponent, E + 127. */
 enum Scales { POWER, SIGNED_E4M3 };
 
-/* the scale of a box that holds a NaN or an infinity */
+/* the scale of a block that holds a NaN or an infinity */
 enum { NAN_EXPONENT = 255 };
 
-/* which kernel multiplies; GEMM_TORCH: the call only quantises the operands, the caller multiplies */
+/* which kernel multiplies; GEMM_TORCH: the call only quantizes the operands, the caller multiplies */
 enum GemmKernel { GEMM_BFLOAT16, GEMM_INTEGER, GEMM_TORCH };
 
-/* How a tensor is quantised, packed or unpacked: a format, a layout (dsq/formats) and the caller's choices. */
+/* How a tensor is quantized, packed or unpacked: a format, a layout (dsq/formats) and the caller's choices. */
 typedef struct {
   int64_t outer, rows, columns;
   int64_t row_bytes;      /* of a row of codes */
-  int32_t along_rows;     /* boxes run along the rows (the token axis), else along the columns */
+  int32_t along_rows;     /* blocks run along the rows (the token axis), else along the columns */
   int32_t bits;
-  int32_t box;            /* values that share a scale; 0: one scale for the tensor */
-  int32_t static_scale;   /* with box 0: the scale of a static binary point, or -1 */
+  int32_t block_size;            /* values that share a scale; 0: one scale for the tensor */
+  int32_t static_scale;   /* with block 0: the scale of a static binary point, or -1 */
   int32_t scales;         /* enum Scales */
   int32_t dtype;          /* of the values: input of quantize and pack, output of unpack */
   int32_t out_dtype;      /* of quantize's output */
@@ -47,7 +47,7 @@ typedef struct {
 /* How an operand enters a product. Offsets are into the call's scratch memory, in bytes. */
 typedef struct {
   CodecDesc codec;
-  int64_t offset;                     /* of the quantised values, or of the codes */
+  int64_t offset;                     /* of the quantized values, or of the codes */
   int64_t scales_offset;
   int64_t row_stride, column_stride;  /* of the values, as the product sees them (perhaps transposed) */
   uint64_t seed;                      /* added to the call's */
@@ -57,13 +57,13 @@ typedef struct {
 
 typedef struct {
   OperandDesc a, b;
-  CodecDesc result;       /* out_dtype: of the result; bits 0: it is not quantised */
+  CodecDesc result;       /* out_dtype: of the result; bits 0: it is not quantized */
   uint64_t result_seed;
-  int64_t result_offset;  /* of scratch memory for sums in float32, where the result is narrower and quantised */
+  int64_t result_offset;  /* of scratch memory for sums in float32, where the result is narrower and quantized */
   int64_t rows, columns, depth;
   int64_t panels_offset;  /* of the GEMM's own scratch memory */
   int32_t gemm;           /* enum GemmKernel */
-  int32_t box;            /* of GEMM_INTEGER: values to an integer dot product */
+  int32_t block_size;            /* of GEMM_INTEGER: values to an integer dot product */
 } MatMulDesc;
 
 typedef struct {
@@ -110,7 +110,7 @@ int dsq_has_gemm(int gemm);
 const char* dsq_integer_gemm(int index, int* usable);
 void dsq_use_integer_gemm(int index);
 /* Whether GEMM_INTEGER multiplies codes of such widths. */
-int dsq_gemm_integer_fits(int a_bits, int b_bits, int box);
+int dsq_gemm_integer_fits(int a_bits, int b_bits, int block_size);
 /* GOMP_parallel and omp_get_thread_num of the process's OpenMP runtime; until then, one thread. */
 void dsq_use_threads(address run, address number);
 
@@ -137,11 +137,11 @@ int64_t dsq_gemm_bfloat16_scratch(int64_t rows, int64_t columns, int64_t depth);
 void dsq_gemm_bfloat16(address a, int64_t a_row_stride, int64_t a_depth_stride, address b, int64_t b_depth_stride,
                        int64_t b_column_stride, address bias, address c, int64_t rows, int64_t columns, int64_t depth,
                        address scratch, int threads);
-int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, int a_bits, int b_bits, int box);
-/* Packed a and b with boxes of `box` values along the depth, or one scale each, of `kind` in enum Scales. `box` divides 256 and
+int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, int a_bits, int b_bits, int block_size);
+/* Packed a and b with blocks of `block_size` values along the depth, or one scale each, of `kind` in enum Scales. `block_size` divides 256 and
    is a multiple of as many codes of the widest bits as 32 bits hold; a dot product over it must fit 32 bits. */
 void dsq_gemm_integer(address a_codes, address a_scales, int a_kind, int a_bits, int a_across, address b_codes,
-                      address b_scales, int b_kind, int b_bits, int b_across, int one_scale, int box, address bias,
+                      address b_scales, int b_kind, int b_bits, int b_across, int one_scale, int block_size, address bias,
                       address c, int64_t rows, int64_t columns, int64_t depth, address scratch, int threads);
 
 /* y = x w^T + bias; x is packed into `codes` and `scales` too, unless codes is 0. */

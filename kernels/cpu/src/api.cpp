@@ -36,7 +36,7 @@ const char* dsq_integer_gemm(int index, int* usable) { return integer_gemm_name(
 
 void dsq_use_integer_gemm(int index) { use_integer_gemm(index); }
 
-int dsq_gemm_integer_fits(int a_bits, int b_bits, int box) { return integer_gemm()->fits(a_bits, b_bits, box); }
+int dsq_gemm_integer_fits(int a_bits, int b_bits, int block_size) { return integer_gemm()->fits(a_bits, b_bits, block_size); }
 
 void dsq_use_threads(address run, address number) { use_threads((OpenMpParallel)run, (OpenMpThreadNumber)number); }
 
@@ -101,15 +101,15 @@ void dsq_gemm_bfloat16(address a, int64_t a_row_stride, int64_t a_depth_stride, 
 #endif
 #if defined DSQ_X86 || defined DSQ_ARM
 
-int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, int a_bits, int b_bits, int box) {
-  return integer_gemm()->scratch({rows, columns, depth}, a_bits, b_bits, box);
+int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, int a_bits, int b_bits, int block_size) {
+  return integer_gemm()->scratch({rows, columns, depth}, a_bits, b_bits, block_size);
 }
 
 void dsq_gemm_integer(address a_codes, address a_scales, int a_kind, int a_bits, int a_across, address b_codes,
-                      address b_scales, int b_kind, int b_bits, int b_across, int one_scale, int box, address bias,
+                      address b_scales, int b_kind, int b_bits, int b_across, int one_scale, int block_size, address bias,
                       address c, int64_t rows, int64_t columns, int64_t depth, address scratch, int threads) {
   integer_gemm()->multiply({At{a_codes}, At{a_scales}, a_kind, a_bits, a_across != 0},
-                           {At{b_codes}, At{b_scales}, b_kind, b_bits, b_across != 0}, one_scale != 0, box, At{bias},
+                           {At{b_codes}, At{b_scales}, b_kind, b_bits, b_across != 0}, one_scale != 0, block_size, At{bias},
                            {At{c}, FLOAT32, nullptr}, {rows, columns, depth}, At{scratch}, threads);
 }
 

@@ -26,14 +26,14 @@ Encoding encoding(const MatMulDesc& desc, const OperandDesc& operand, const uint
   return Encoding(operand.codec, x, (void*)out, threads, seed + operand.seed);
 }
 
-// Whether a GEMM can quantise its result a tile at a time, to the same bits: nothing depends on values outside a box, nor
+// Whether a GEMM can quantize its result a tile at a time, to the same bits: nothing depends on values outside a block, nor
 // on where it lies.
-bool quantises_in_tiles(const CodecDesc& p) {
-  return !p.stochastic && p.box && TILE_COLUMNS % p.box == 0 && p.scales != SIGNED_E4M3;
+bool quantizes_in_tiles(const CodecDesc& p) {
+  return !p.stochastic && p.block_size && TILE_COLUMNS % p.block_size == 0 && p.scales != SIGNED_E4M3;
 }
 
-// out = quantised(a) quantised(b) + bias, quantised if so asked. Each is values, or codes with scales, or null: values
-// that are quantised already.
+// out = quantized(a) quantized(b) + bias, quantized if so asked. Each is values, or codes with scales, or null: values
+// that are quantized already.
 void matmul(const MatMulDesc& desc, Given a, Given b, const float* bias, uint8_t* out, uint8_t* scratch, int threads,
             uint64_t seed) {
   const bool as_codes = desc.gemm == GEMM_INTEGER;
@@ -47,14 +47,14 @@ void matmul(const MatMulDesc& desc, Given a, Given b, const float* bias, uint8_t
   uint32_t* panels = (uint32_t*)(scratch + desc.panels_offset);
   const GemmSize size{desc.rows, desc.columns, desc.depth};
   const CodecDesc& codec = desc.result;
-  const bool in_tiles = codec.bits && quantises_in_tiles(codec), after = codec.bits && !in_tiles;
+  const bool in_tiles = codec.bits && quantizes_in_tiles(codec), after = codec.bits && !in_tiles;
   Result result{out, codec.out_dtype, in_tiles ? &codec : nullptr};
   if (after) result.dtype = FLOAT32;
   if (after && codec.out_dtype != FLOAT32) result.to = scratch + desc.result_offset;
   if (desc.gemm == GEMM_INTEGER)
     integer_gemm()->multiply({left.data, left.scales, desc.a.codec.scales, desc.a.codec.bits, desc.a.across != 0},
                              {right.data, right.scales, desc.b.codec.scales, desc.b.codec.bits, desc.b.across != 0},
-                             desc.a.codec.box == 0, desc.box, bias, result, size, panels, threads);
+                             desc.a.codec.block_size == 0, desc.block_size, bias, result, size, panels, threads);
 #ifdef DSQ_X86
   else if (desc.gemm == GEMM_BFLOAT16)
     gemm_bfloat16({(const uint16_t*)left.data, desc.a.row_stride, desc.a.column_stride},

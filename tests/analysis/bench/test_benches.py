@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from analysis.bench import process, races
+from analysis.bench import comparisons, process
 from analysis.bench.__main__ import main
 from analysis.bench.process import ProcessCase, largest
 
@@ -36,7 +36,7 @@ def test_the_largest_batch_is_found_by_what_the_process_takes(limit, expected, m
 
 
 def test_the_kernels_race_against_copies(tmp_path, monkeypatch):
-    monkeypatch.setattr(races, "SIZES", (2 * races.COLUMNS,))
+    monkeypatch.setattr(comparisons, "SIZES", (2 * comparisons.COLUMNS,))
     assert main(["kernels", "--rounds", "2", "--out", str(tmp_path)]) == 0
     text = (tmp_path / "kernels.csv").read_text()
-    assert all(name in text for name in ("pack stochastic", "quantise, rows", "unpack, columns", "snvint", "fixed"))
+    assert all(name in text for name in ("pack stochastic", "quantize, rows", "unpack, columns", "snvint", "fixed"))

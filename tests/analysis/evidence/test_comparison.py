@@ -81,7 +81,7 @@ def test_strays_are_above_the_yardstick_by_more_than_two_standard_errors() -> No
     yardstick = {(task, YARDSTICK): [3.0, 3.0, 3.0] for task in ("enja", "multi30k-900")}
     clear, noisy = [3.1, 3.11, 3.12], [3.3, 3.0, 3.0]
     evidence = rows({**fp32, **yardstick, ("enja", "schedule"): clear, ("multi30k-900", "schedule"): noisy})
-    assert evidence.strays("schedule") == ["enja"]
+    assert evidence.regressions("schedule") == ["enja"]
     assert "- schedule: enja +0.110\n" in page(evidence)
 
 
@@ -100,7 +100,7 @@ def test_what_dsq_cost_advises_is_supported(setting: str) -> None:
 
 def test_bytes_held_are_a_share_of_fp32s_of_the_same_seed() -> None:
     held = {(FP32, 1): "8", (FP32, 2): "", ("schedule", 1): "2", ("schedule", 2): "2"}
-    found = {("sst2", *run): {"loss": "1", "score": "1", "held_mib": mib} for run, mib in held.items()}
+    found = {("sst2", *run): {"loss": "1", "score": "1", "saved_mib": mib} for run, mib in held.items()}
     assert Evidence(SUITE, found).held("sst2", "schedule").values == (0.25,)
 
 

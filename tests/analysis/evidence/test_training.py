@@ -41,7 +41,7 @@ def check(task: Task, files: list[Path], work: Path, names: tuple[str, ...] = SE
     return found
 
 
-def labelled(folder: Path, *lines: str) -> list[Path]:
+def labeled(folder: Path, *lines: str) -> list[Path]:
     """Files of these lines to train on and to judge by."""
     files = [folder / f"tiny.{split}.tsv" for split in ("train", "dev")]
     for file in files:
@@ -54,7 +54,7 @@ def test_language(tmp_path: Path) -> None:
     file.write_bytes(lzma.compress(b"to be or not to be, that is the question.\n" * 60))
     task = small("shakespeare", context=16, width=16, blocks=2, heads=2)
     found = check(task, [file], tmp_path, (*SETTINGS, "bf16 autocast", "[8,4,4,8] all", "schedule", "checkpoint"))
-    held = {name: one.held_mib for name, one in found.items()}
+    held = {name: one.saved_mib for name, one in found.items()}
     assert held["checkpoint"] < held["[8,4,4,8] all"] < held["[8,4,4,8]"] < held["fp32"]
 
 
@@ -67,7 +67,7 @@ def test_language_on_subwords(tmp_path: Path) -> None:
 
 
 def test_sentences(tmp_path: Path) -> None:
-    files = labelled(tmp_path, "label\tsentence", *("1\ta good film", "0\ta bad film") * 20)
+    files = labeled(tmp_path, "label\tsentence", *("1\ta good film", "0\ta bad film") * 20)
     check(small("sst2", width=16, blocks=1), files, tmp_path)
     pytest.importorskip("transformers")
     config = SUITE.tasks["sst2-t5"].config | {"d_model": 16, "num_layers": 1}
@@ -77,7 +77,7 @@ def test_sentences(tmp_path: Path) -> None:
 
 def test_finetuning(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    files = labelled(tmp_path, "label\tsentence1\tsentence2", *("1\ta b\ta b", "0\ta b\tc d e") * 8)
+    files = labeled(tmp_path, "label\tsentence1\tsentence2", *("1\ta b\ta b", "0\ta b\tc d e") * 8)
     model = tmp_path / "model"
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = transformers.BertConfig(vocab_size=10, **sizes)
@@ -128,7 +128,7 @@ class csr_matrix:
 
 @pytest.fixture
 def planetoid(tmp_path: Path) -> Path:
-    """Ten nodes of two classes: 4 labelled, 6 known, the test nodes 9 and 6; 7 and 8 are in no file."""
+    """Ten nodes of two classes: 4 labeled, 6 known, the test nodes 9 and 6; 7 and 8 are in no file."""
     y = np.eye(2)[[0, 1, 0, 1, 0, 1, 0, 1]]
     x = np.concatenate([y, y], 1)
     graph = {node: [(node + 2) % 10] for node in range(10)}
@@ -171,7 +171,7 @@ def test_a_gcnii_layer_mixes_its_input_with_the_first_one(planetoid: Path) -> No
     torch.testing.assert_close(layer(x, first), expected)
 
 
-def test_a_gcn_layer_is_the_normalised_adjacency_times_the_linear_layer(planetoid: Path) -> None:
+def test_a_gcn_layer_is_the_normalized_adjacency_times_the_linear_layer(planetoid: Path) -> None:
     graph = graphs.read_planetoid(planetoid)
     linear, propagate = graphs.GraphModel(graph, 8, 3, 0, 0.0).layers[1]
     adjacency = torch.zeros(10, 10)

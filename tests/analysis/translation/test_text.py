@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.translation.text import LabelledSentences, read_labelled, read_pairs, train_bpe
+from analysis.translation.text import LabeledSentences, read_labeled, read_pairs, train_bpe
 
 LINES = "Ein Hund.\tA dog.\nZwei.\t \n\nDrei.\tThree.\tmore\n"
 
@@ -52,16 +52,16 @@ def test_pieces_say_the_text_again() -> None:
         train_bpe(sentences, 90000)
 
 
-def test_reads_labelled_pairs_with_quotes_as_they_are(tmp_path: Path) -> None:
+def test_reads_labeled_pairs_with_quotes_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "toy.dev.tsv.xz"
     path.write_bytes(lzma.compress(b'label\tsentence1\tsentence2\n1\tsay "NA\ta "b" \\\n'))
-    assert read_labelled(path) == LabelledSentences(["1"], [['say "NA'], ['a "b" \\']])
+    assert read_labeled(path) == LabeledSentences(["1"], [['say "NA'], ['a "b" \\']])
 
 
 def test_line_ends_marks_and_empty_lines_of_other_systems_are_no_text(tmp_path: Path) -> None:
     path = tmp_path / "toy.dev.tsv"
     path.write_bytes("\ufefflabel\tsentence\r\n1 \ta\r\n\r\n0\tb\u2028c\rd\r\n".encode())
-    assert read_labelled(path) == LabelledSentences(["1", "0"], [["a", "b\u2028c\rd"]])
+    assert read_labeled(path) == LabeledSentences(["1", "0"], [["a", "b\u2028c\rd"]])
 
 
 @pytest.mark.parametrize(
@@ -77,4 +77,4 @@ def test_line_ends_marks_and_empty_lines_of_other_systems_are_no_text(tmp_path: 
 def test_a_table_of_another_form_is_refused(tmp_path: Path, content: str, named: str) -> None:
     (tmp_path / "toy.tsv").write_text(content)
     with pytest.raises(ValueError, match=rf"--data: toy\.tsv .*{named}"):
-        read_labelled(tmp_path / "toy.tsv")
+        read_labeled(tmp_path / "toy.tsv")

@@ -20,7 +20,7 @@ def text() -> Text:
 
 def test_text_is_prepared_once_and_anew_where_it_differs(text: Text, tmp_path: Path, monkeypatch) -> None:
     seen: list[Text] = []
-    monkeypatch.setattr(training, "_binarise", lambda text, folder: seen.append(text))
+    monkeypatch.setattr(training, "_binarize", lambda text, folder: seen.append(text))
     other = dataclasses.replace(text, vocab=61)
     swapped = dataclasses.replace(text, pairs={**text.pairs, "test": text.pairs["valid"]})
     folders = [prepare(one, tmp_path) for one in (text, text, other, swapped)]
@@ -29,7 +29,7 @@ def test_text_is_prepared_once_and_anew_where_it_differs(text: Text, tmp_path: P
 
 
 def test_what_a_killed_preparation_left_is_not_taken(text: Text, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(training, "_binarise", lambda *_: None)
+    monkeypatch.setattr(training, "_binarize", lambda *_: None)
     left = tmp_path / text.digest / "binary" / "test.de-xx.de.idx"
     left.parent.mkdir(parents=True)
     left.touch()

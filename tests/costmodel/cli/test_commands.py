@@ -88,7 +88,7 @@ def test_options_change_what_is_costed(capsys):
     assert dram("--tokens", "16") < base
     assert dram("--exclude", "fc2") > base
     assert dram("--container", "32") > base
-    assert dram("--box", "8") > base
+    assert dram("--block-size", "8") > base
     assert dram("--format", "bfp") < base  # snvint: a byte a tensor
     assert dram("--format", "fixed") < base
     assert dram("--sequences", "64") < base
@@ -181,8 +181,8 @@ def test_an_answer_is_the_pages(question, stated):
 
 @pytest.fixture
 def ask(capsys, tmp_path):
-    """The first record of the answer about one layer of 64 tokens, 64 in, 64 out, while there is a format with boxes of
-    32, four bytes a tensor, a law of its own, a magnitude one bit under BFP's."""
+    """The first record of the answer about one layer of 64 tokens, 64 in, 64 out, while there is a format with blocks
+    of 32, four bytes a tensor, a law of its own, a magnitude one bit under BFP's."""
 
     @register
     @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def ask(capsys, tmp_path):
         law: ClassVar[Law] = Law(1 / 2048, 1.0, "half of fixed point's")
         tensor_bytes: ClassVar[int] = 4
 
-        box: int = 32
+        block_size: int = 32
 
         @property
         def significand_bits(self) -> int:
@@ -215,10 +215,10 @@ def test_bytes_of_a_new_format_by_name_and_by_prefix_and_the_options_of_its_fiel
 
     for words in (["boxed4:[8,8,8,16]"], ["[8,8,8,16]", "--format", "boxed4"]):
         assert stash(*words) == pytest.approx(64 * 64 + 64 * 2 + 4)  # two scales a row
-    assert stash("boxed4:[8,8,8,16]", "--box", "16") == pytest.approx(64 * 64 + 64 * 4 + 4)
+    assert stash("boxed4:[8,8,8,16]", "--block-size", "16") == pytest.approx(64 * 64 + 64 * 4 + 4)
     assert stash("boxed4:[8,32,8,8]") == pytest.approx(64 * 64 * 4)  # values as they are
 
 
-def test_hardware_multiplies_a_new_format_where_it_holds_the_significands_of_boxes(ask):
+def test_hardware_multiplies_a_new_format_where_it_holds_the_significands_of_blocks(ask):
     runs_in = [ask("roofline", f"boxed4:[{m},{m},{m},{m}]")["runs_in"] for m in (8, 10, 11, 13, 14)]
     assert runs_in == ["bf16", "bf16", "tf32", "tf32", "4 x bf16"]  # a bit more than BFP's 9 and 12

@@ -24,9 +24,9 @@ from dsq.costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from dsq.costmodel.workloads.shapes import Head, Stack, Transformer
 from dsq.costmodel.workloads.transformer import build
 from dsq.formats import BFP, FixedPoint, Identity
-from dsq.kept import What
 from dsq.precision import Precision
-from tests.costmodel.workloads.models import quantising_attention
+from dsq.stash_bits import Role
+from tests.costmodel.workloads.models import quantizing_attention
 
 ORDER = {BATCH: -1, BEFORE: 0, FORWARD: 0, AFTER: 1, BACKWARD: 1, UPDATE: 2}
 FLAGS = ("dropout", "attention_dropout", "heads_copied", "fused_qkv", "transposed")
@@ -45,12 +45,12 @@ def random_workload(rng: random.Random) -> Workload:
     if rng.random() < 0.5:
         workload = workload.fusing_attention()
     if rng.random() < 0.3:
-        workload = quantising_attention(workload)
+        workload = quantizing_attention(workload)
     return workload.excluding("fc1|up_proj") if rng.random() < 0.3 else workload
 
 
 def random_setup(rng: random.Random) -> Setup:
-    template = rng.choice((BFP(32), BFP(32, box=8), FixedPoint(32), Identity()))
+    template = rng.choice((BFP(32), BFP(32, block_size=8), FixedPoint(32), Identity()))
     widths = (16, 32) if isinstance(template, Identity) else (2, 3, 4, 8, 16, 32)
     return Setup(template, Precision(*(rng.choice(widths) for _ in range(4))))
 
@@ -105,7 +105,7 @@ def test_every_word_of_the_ledger_is_known():
     """ledger.toml: a misspelt field is refused as it is read, a misspelt value here."""
     widths = widths_of(AUTOCAST)
     a_pass, product = Pointwise("", "", 1, 1), Gemm("", 1, 1, 1)
-    ways = {*get_args(What), "bit", "made again", ""}
+    ways = {*get_args(Role), "bit", "made again", ""}
     for stored in (*chain(*POINTWISE.values()), *chain(*PRODUCTS.values())):
         assert stored.width in widths, stored
         assert {stored.coded, stored.copied} <= ways, stored

@@ -22,7 +22,7 @@ def test_by_hand():
         Gemm("a", 4, 8, 8, input="x"),
         Pointwise("r", "relu", 4, 8),
         Gemm("b", 4, 8, 8, input="r"),
-        Pointwise("optimiser", "adam", 128, 1),
+        Pointwise("optimizer", "adam", 128, 1),
     )
     workload = Workload("two", layers, tokens=4)
     assert saved_bytes(workload, FP32) == 2 * 4 * 8 * 4
@@ -76,7 +76,7 @@ def test_prediction_against_what_malloc_counted(name):
 
 def test_under_a_policy_a_block_keeps_what_nothing_makes_again():
     """A norm's x^ and deviations; the layer behind it nothing; GELU's x; the next layer nothing; its y, which is added,
-    nothing. A layer that reads a sum keeps it. 512 rows of 16 values: boxes of 16 share 8 bits."""
+    nothing. A layer that reads a sum keeps it. 512 rows of 16 values: blocks of 16 share 8 bits."""
     rows, d = 512, 16
     block = (
         Pointwise("n", "norm", rows, d, parameters=2 * d),

@@ -56,13 +56,13 @@ def test_a_real_kernel_reaches_a_share_of_the_bandwidth_and_computes_or_moves(mi
 
 
 def test_fused_attention_reaches_a_share_of_its_own(mine):
-    scores = Gemm("scores", 256, 64, 256, batch=64, cls="attention", weight=False, quantised=False, on_chip="y")
+    scores = Gemm("scores", 256, 64, 256, batch=64, cls="attention", weight=False, quantized=False, on_chip="y")
     whole, half = (
         roofs(Workload("one", (scores,), tokens=256), Precision(32, 32, 32, 32), replace(mine, attention=share))
         for share in (1, 0.5)
     )
     assert half["attention"].compute_seconds == pytest.approx(2 * whole["attention"].compute_seconds)
-    logits = Workload("one", (Gemm("output_projection", 256, 64, 256, quantised=False, on_chip="y"),), tokens=256)
+    logits = Workload("one", (Gemm("output_projection", 256, 64, 256, quantized=False, on_chip="y"),), tokens=256)
     whole, half = (roofs(logits, Precision(32, 32, 32, 32), replace(mine, attention=share))["fc"] for share in (1, 0.5))
     assert half == whole  # a loss in chunks is no attention
 
@@ -72,7 +72,7 @@ def test_fused_attention_takes_what_was_measured(mine):
     mask leaves half of the pairs, the kernel three quarters of its time."""
     unit = FusedUnit(1e12, 1e-9, 1e-6, causal=0.75)
     measured = replace(mine, measured="today", peaks=(replace(mine.peaks[0], attention=unit),))
-    scores = Gemm("scores", 256, 64, 256, cls="attention", weight=False, quantised=False, on_chip="y")
+    scores = Gemm("scores", 256, 64, 256, cls="attention", weight=False, quantized=False, on_chip="y")
     whole, causal = (
         roofs(Workload("one", (op,), tokens=256), Precision(32, 32, 32, 32), measured)["attention"].seconds / 3
         for op in (scores, replace(scores, pairs=256 * 257 // 2))
@@ -83,7 +83,7 @@ def test_fused_attention_takes_what_was_measured(mine):
 
 
 def test_classes_and_datatypes(mine):
-    scores = Gemm("s", 4, 4, 4, cls="attention", weight=False, quantised=False)
+    scores = Gemm("s", 4, 4, 4, cls="attention", weight=False, quantized=False)
     workload = Workload("two", (Gemm("l", 4, 4, 4), scores, Pointwise("n", "norm", 4, 4)), tokens=4)
     assert list(roofs(workload, Precision(8, 8, 8, 16), mine)) == ["attention", "fc", "other"]
     found = matmuls(workload, Setup(BFP(32), Precision(8, 8, 8, 16)))

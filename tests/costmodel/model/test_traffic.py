@@ -7,7 +7,7 @@ from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
 from dsq.costmodel.model.traffic import arithmetic_cost, matmuls, stash_bytes, total_stash_bytes, transfers
 from dsq.formats import BFP, FixedPoint, Identity
 from dsq.precision import Precision
-from tests.costmodel.workloads.models import quantising_attention
+from tests.costmodel.workloads.models import quantizing_attention
 
 PRECISION = Precision(8, 4, 6, 16)
 SETUP = Setup(BFP(32), PRECISION)
@@ -47,7 +47,7 @@ def test_neither_floats_nor_layers_that_are_not_converted_pay_for_a_second_copy_
     found = by_tensor(of(Gemm("l", 32, 64, 48)), float_16)
     assert ("stash", "forward", "write") not in found
     assert found["x (for dw)", "backward", "read"] == 2 * 32 * 64
-    plain = of(Gemm("l", 32, 64, 48, quantised=False))
+    plain = of(Gemm("l", 32, 64, 48, quantized=False))
     assert found == by_tensor(plain, float_16) == by_tensor(plain)
     assert total_stash_bytes(plain, SETUP) == 0
 
@@ -78,14 +78,14 @@ def test_floats_stash_what_they_keep():
         assert total_stash_bytes(layer, setup) == size * 32 * 64
 
 
-def test_attention_products_quantised_or_not():
-    product = Gemm("scores", 10, 16, 12, batch=6, weight=False, quantised=False)
+def test_attention_products_quantized_or_not():
+    product = Gemm("scores", 10, 16, 12, batch=6, weight=False, quantized=False)
     plain = by_tensor(of(product))
     assert plain["x", "forward", "read"] == 6 * 10 * 16 * 2
     assert plain["dw", "backward", "write"] == 6 * 12 * 16 * 2
-    quantised = by_tensor(quantising_attention(of(product)))
-    assert quantised["x", "forward", "read"] == 6 * 10 * 16 * 2
-    assert quantised["stash of w", "forward", "write"] == 6 * (12 * 16 // 2 + 16)  # boxes along the 12 keys
+    quantized = by_tensor(quantizing_attention(of(product)))
+    assert quantized["x", "forward", "read"] == 6 * 10 * 16 * 2
+    assert quantized["stash of w", "forward", "write"] == 6 * (12 * 16 // 2 + 16)  # blocks along the 12 keys
 
 
 #: bytes that a pass over 10 x 20 values moves, forward and backward
@@ -127,10 +127,10 @@ def test_both_gradients_of_a_product_of_activations_take_q2():
     assert [(p.name, p.first.bits, p.second.bits) for p in found] == [("forward", 8, 8), ("dx", 6, 4), ("dw", 6, 4)]
 
 
-def test_unquantised_products_multiply_significands():
-    found = matmuls(of(Gemm("l", 1, 1, 1, quantised=False)), SETUP)
+def test_unquantized_products_multiply_significands():
+    found = matmuls(of(Gemm("l", 1, 1, 1, quantized=False)), SETUP)
     assert [product.first.multiplier_bits for product in found] == 3 * [11]
 
 
-def test_a_setup_lays_boxes_along_the_axis_that_is_summed_over():
+def test_a_setup_lays_blocks_along_the_axis_that_is_summed_over():
     assert stash_bytes(Gemm("l", 16, 1, 1), SETUP) == 16 + 1  # a bitstream a row, one exponent

@@ -55,8 +55,8 @@ def test_residuals_relative_to_what_is_published():
 
 
 def test_stored_bits_follow_bits_box_scale_and_word(monkeypatch):
-    assert [calibrated.stored_bits(m, BFP(32)) for m in (2, 4, 16, 32)] == [4, 8, 20, 36]  # whole 64-bit words a box
-    assert calibrated.stored_bits(16, BFP(32, box=32)) == (32 * 16 + 8 + 56) / 32  # 9 words of 64
+    assert [calibrated.stored_bits(m, BFP(32)) for m in (2, 4, 16, 32)] == [4, 8, 20, 36]  # whole 64-bit words a block
+    assert calibrated.stored_bits(16, BFP(32, block_size=32)) == (32 * 16 + 8 + 56) / 32  # 9 words of 64
     assert calibrated.stored_bits(13, FixedPoint(32)) == 13
     monkeypatch.setattr(calibrated, "WORD_BITS", 8)
     assert calibrated.stored_bits(4, BFP(32)) == 4.5
@@ -121,7 +121,7 @@ LOW, HIGH = "arithmetic 0.0148 at [2,2,2,16], 0.0983 at [16,4,4,16]", "DRAM 0.20
 
 
 def config(*levels: list[int], rise_at: tuple[float, ...] = ()) -> dict[str, Any]:
-    return {"levels": list(levels), "rise_at": list(rise_at), "format": "bfp", "box": 16}
+    return {"levels": list(levels), "rise_at": list(rise_at), "format": "bfp", "block_size": 16}
 
 
 @pytest.mark.parametrize(

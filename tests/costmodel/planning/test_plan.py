@@ -56,9 +56,9 @@ def test_what_does_not_fit_is_told_the_least_change():
         ("llama-3-8b", "h100", {"devices": 2}, "helps: --zero 3 ("),
         ("llama-3-8b", "h100", {"devices": 2, "in_backward": True}, "helps: --zero 1 ("),
         # not 1, where 9 fit
-        ("llama-3-8b", "h100", {"sequences": 64, "optimiser": "adam-16bit"}, "helps: --sequences 9 ("),
-        ("mistral-7b", "l4", {}, "helps: --optimiser adam-8bit-16bit --offload --in-backward"),  # before adapters
-        ("llama-3-8b", "rtx-4090", {"optimiser": "adafactor"}, "helps: --lora 16"),  # before more devices
+        ("llama-3-8b", "h100", {"sequences": 64, "optimizer": "adam-16bit"}, "helps: --sequences 9 ("),
+        ("mistral-7b", "l4", {}, "helps: --optimizer adam-8bit-16bit --offload --in-backward"),  # before adapters
+        ("llama-3-8b", "rtx-4090", {"optimizer": "adafactor"}, "helps: --lora 16"),  # before more devices
         ("llama-3-70b", "rtx-4090", {"in_backward": True}, "no change"),  # ZeRO 3 is refused beside it
         ("gpt2", "t4", {}, "helps: --sequences 11 with bf16 ("),  # a larger batch before another method
         ("llama-3-8b", "rtx-4090", {"lora": 16, "tokens": 2048}, "helps: --chunked-loss --sequences "),  # which fits
@@ -75,14 +75,14 @@ def test_stored_scores_are_pointed_out():
 
 
 @pytest.mark.parametrize("name", ["adam-8bit", "adam-16bit", "adafactor", "sgd"])
-def test_optimisers_keep_less_than_adam(name):
-    """Bytes a parameter, by hand: fp32 weights and gradients of 4, a 16-bit copy, and the optimiser's."""
+def test_optimizers_keep_less_than_adam(name):
+    """Bytes a parameter, by hand: fp32 weights and gradients of 4, a 16-bit copy, and the optimizer's."""
     state = {"adam-8bit": 4 + 4 + 2 + 2 + 8 / 256, "adam-16bit": 2 + 2 + 4, "adafactor": 10, "sgd": 10}[name]
     workload = load_workload("gpt2", sequences=1, target_length=1)
-    memory, adam = (peak_memory(workload, Method("", BF16, optimiser=it)) for it in (name, "adam"))
+    memory, adam = (peak_memory(workload, Method("", BF16, optimizer=it)) for it in (name, "adam"))
     assert memory.totals[-1] == pytest.approx(state * workload.parameters)
     assert memory.peak < adam.peak
-    times = [step_time(workload, Method("", BF16, optimiser=it), H100).update for it in (name, "adam")]
+    times = [step_time(workload, Method("", BF16, optimizer=it), H100).update for it in (name, "adam")]
     assert times[0] < times[1]
 
 
@@ -171,7 +171,7 @@ def test_selective_recomputation_keeps_the_results_of_every_second_layer():
 #: the fields of a plan's JSON, as docs/cost-model.md has them
 FIELDS = {
     *("answer", "workload", "tokens", "parameters", "trained", "macs", "source", "hardware", "rates"),
-    *("hardware_sources", "budget_bytes", "devices", "zero", "tensor", "pipeline", "accumulate", "optimiser"),
+    *("hardware_sources", "budget_bytes", "devices", "zero", "tensor", "pipeline", "accumulate", "optimizer"),
     *("offload", "in_backward", "best", "methods", "notes"),
 }
 PAGE = (Path(__file__).parents[3] / "docs/cost-model.md").read_text()

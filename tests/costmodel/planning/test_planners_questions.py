@@ -152,7 +152,7 @@ def test_a_small_model_takes_megabytes(tmp_path):
 def test_sending_takes_the_slower_of_two_links_and_a_latency_for_each_hop():
     """A model of one layer under ZeRO-3: two gathers and a scatter, of the layer and of the rest."""
     layer = Gemm("decoder.layers.0.fc", 64, 512, 512)
-    workload = Workload("one", (layer, Pointwise("optimiser", "adam", layer.parameters, 1)), tokens=64)
+    workload = Workload("one", (layer, Pointwise("optimizer", "adam", layer.parameters, 1)), tokens=64)
     hop, between = H100.efficiency.hop, H100.efficiency.hop_between_nodes
     for devices, rate, hops in ((8, H100.link, 7 * hop), (64, H100.network, 56 * hop + 7 * between)):
         method = Method("", BF16, devices=devices, zero=3)
@@ -176,10 +176,10 @@ def test_fsdp_computes_in_16_bits_what_autocast_leaves_in_32():
 
 
 @pytest.mark.parametrize(
-    ("setup", "optimiser", "word", "gradient"),
+    ("setup", "optimizer", "word", "gradient"),
     [(FP32, "adam", 4, 4), (BF16, "adam", 2, 4), (BF16, "adam-16bit", 2, 2), (AUTOCAST, "adam", 4, 4)],
 )
-def test_what_no_device_has_whole_is_sent_for_each_micro_batch_as_wide_as_it_is_kept(setup, optimiser, word, gradient):
+def test_what_no_device_has_whole_is_sent_for_each_micro_batch_as_wide_as_it_is_kept(setup, optimizer, word, gradient):
     """Under ZeRO-2 the gradients of each, under ZeRO-3 its weights too, for the forward and for the backward, and those
     that are frozen."""
     workload = ROBERTA.freezing("fc")
@@ -189,7 +189,7 @@ def test_what_no_device_has_whole_is_sent_for_each_micro_batch_as_wide_as_it_is_
     for batches in (1, 8):
         sent = [2 * gradients, gradients + weights, batches * gradients + weights, batches * (gradients + gathered)]
         for zero, whole in enumerate(sent):
-            method = Method("", setup, devices=8, zero=zero, optimiser=optimiser)
+            method = Method("", setup, devices=8, zero=zero, optimizer=optimizer)
             assert communication_bytes(workload, method, batches) == pytest.approx(7 / 8 * whole)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from dsq.costmodel.model.operations import Gemm, Operation, Pointwise, Workload
 
 
-def quantising_attention(workload: Workload) -> Workload:
-    """The workload with attention's two products quantised. Fused ones come apart, as dsq's do: their scores are
+def quantizing_attention(workload: Workload) -> Workload:
+    """The workload with attention's two products quantized. Fused ones come apart, as dsq's do: their scores are
     stored, and the softmax keeps its result."""
     operations: list[Operation] = []
     for op in workload.operations:
@@ -17,7 +17,7 @@ def quantising_attention(workload: Workload) -> Workload:
             if op.on_chip == "x":
                 scores, prefix = (op.batch * op.M, op.K, "attention"), op.name.rpartition(".")[0]
                 operations += [Pointwise(f"{prefix}.{kind}", kind, *scores) for kind in ("scale", "softmax")]
-            op = replace(op, quantised=True, on_chip="", recompute=0)
+            op = replace(op, quantized=True, on_chip="", recompute=0)
         operations.append(op)
     return replace(workload, operations=tuple(operations))
 
@@ -32,7 +32,7 @@ def dump(workload: Workload) -> dict[str, object]:
 
 def converting_tied(workload: Workload) -> Workload:
     """The workload of a model of ``dsq.convert(tied=True)``: its tied output projection is converted too."""
-    changed = (replace(op, quantised=True) if isinstance(op, Gemm) and op.tied else op for op in workload.operations)
+    changed = (replace(op, quantized=True) if isinstance(op, Gemm) and op.tied else op for op in workload.operations)
     return replace(workload, operations=tuple(changed))
 
 

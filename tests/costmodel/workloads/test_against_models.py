@@ -20,7 +20,7 @@ from dsq.costmodel.workloads.transformer import build
 from dsq.formats import BFP
 from dsq.precision import Precision
 from tests import models
-from tests.costmodel.workloads.models import converting_tied, quantising_attention
+from tests.costmodel.workloads.models import converting_tied, quantizing_attention
 
 
 def measured_stash(model, *inputs, **named):
@@ -62,7 +62,7 @@ def test_torch_transformer_traced():
     workload = traced(model, *inputs)
     assert 2 * workload.macs == flops(model, *inputs)
     assert workload.parameters == sum(parameter.numel() for parameter in model.parameters())
-    names = {g.name.removesuffix(".weight").removesuffix(".in_proj_weight") for g in workload.gemms if g.quantised}
+    names = {g.name.removesuffix(".weight").removesuffix(".in_proj_weight") for g in workload.gemms if g.quantized}
     assert names == set(dsq.converted(dsq.convert(model)))
 
 
@@ -113,10 +113,10 @@ def test_a_converted_model_is_described_as_the_plain_one(attention):
     assert 2 * plain.macs == flops(model, images)
     dsq.convert(model, dsq.DSQConfig(levels="[16,4,4,16]", attention=attention, stash="all"))
     workload = traced(model, images)
-    assert workload == (quantising_attention(plain) if attention else plain)
-    assert {gemm.name for gemm in workload.gemms if gemm.weight and not gemm.quantised} == set()
+    assert workload == (quantizing_attention(plain) if attention else plain)
+    assert {gemm.name for gemm in workload.gemms if gemm.weight and not gemm.quantized} == set()
     assert {str(layer.quantizers.precision) for layer in dsq.converted(model).values()} == {"[16,4,4,16]"}
-    assert all(gemm.quantised for gemm in traced(nn.Sequential(dsq.Linear(8, 8)), torch.randn(2, 8)).gemms)
+    assert all(gemm.quantized for gemm in traced(nn.Sequential(dsq.Linear(8, 8)), torch.randn(2, 8)).gemms)
 
 
 class Attending(nn.Module):
@@ -131,7 +131,7 @@ class Attending(nn.Module):
         return F.scaled_dot_product_attention(q, k, v)
 
 
-def test_quantised_attention_stores_its_scores_though_plain_attention_was_fused():
+def test_quantized_attention_stores_its_scores_though_plain_attention_was_fused():
     """The converted model saves the bytes that its trace predicts."""
     model, x, level = Attending(), torch.randn(3, 37, 32), "[4,4,4,8]"
     plain = workload_file.parse(dsq.workload.trace(model, x), "plain")
@@ -141,7 +141,7 @@ def test_quantised_attention_stores_its_scores_though_plain_attention_was_fused(
     assert not [op for op in plain.operations if op.kind == "softmax"]
     dsq.convert(model, dsq.DSQConfig(levels=level, format="bfp", attention=True))
     workload = workload_file.parse(dsq.workload.trace(model, x), "converted")
-    assert workload.operations == quantising_attention(plain).operations
+    assert workload.operations == quantizing_attention(plain).operations
     setup = Setup(BFP(32), Precision.parse(level), container=32)
     assert saved_bytes(workload, setup) == pytest.approx(dsq.stash.measure(lambda: model(x)).nbytes, abs=16)
 

@@ -23,7 +23,7 @@ from tests.costmodel.workloads.test_against_models import flops, measured_stash
 
 transformers = pytest.importorskip("transformers")
 
-SEQUENCES, LENGTH = 3, 15  #: which fill no box, so that every rounding up shows
+SEQUENCES, LENGTH = 3, 15  #: which fill no block, so that every rounding up shows
 BFP_4 = Setup(BFP(32), Precision(4, 4, 4, 16))
 USUAL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 80}
 POSITIONS = {"max_position_embeddings": 64}
@@ -114,7 +114,7 @@ def test_no_gradient_runs_before_the_first_layer_that_trains(case, frozen, modul
 
 @pytest.mark.parametrize("case", MODELS)
 def test_a_trace_of_the_converted_model_has_the_named_products(case, tmp_path):
-    """It also has the model's stash bytes; experts stash more, because their last boxes are not full."""
+    """It also has the model's stash bytes; experts stash more, because their last blocks are not full."""
     found, expected = traced(case, tmp_path), converting_tied(named(case, tmp_path))
     assert outputs_by_kind(found) == outputs_by_kind(expected)
     assert found.parameters == expected.parameters
@@ -138,7 +138,7 @@ def traced(case, folder, **options):
     return load_workload(str(path))
 
 
-def test_excluded_layers_are_not_quantised(tmp_path):
+def test_excluded_layers_are_not_quantized(tmp_path):
     workload = traced("qwen3", tmp_path, exclude="lm_head|gate")
     expected = named("qwen3", tmp_path).excluding("output_projection|gate")
     assert outputs_by_kind(workload) == outputs_by_kind(expected)
@@ -156,7 +156,7 @@ def outputs_by_kind(workload):
     sums = Counter()
     for gemm in workload.gemms:
         if gemm.weight:
-            sums[gemm.M, gemm.K, gemm.weights, gemm.quantised, gemm.tied, gemm.x_grad, gemm.w_grad] += gemm.N
+            sums[gemm.M, gemm.K, gemm.weights, gemm.quantized, gemm.tied, gemm.x_grad, gemm.w_grad] += gemm.N
     return sums
 
 
@@ -194,7 +194,7 @@ def test_traced_experts_are_multiplied_in_groups(tmp_path):
     path.write_text(json.dumps(config | sizes | experts | heads | {"intermediate_size": 128}))
     traced = workload_file.parse(trace_config(str(path), 2, 16), "traced")
     products = {op.name.rpartition(".")[2]: op for op in traced.gemms if ".experts." in op.name}
-    assert {name: (op.M, op.K, op.N, op.weights, op.quantised) for name, op in products.items()} == {
+    assert {name: (op.M, op.K, op.N, op.weights, op.quantized) for name, op in products.items()} == {
         "gate_up_proj": (2 * 16 * 2, 64, 2 * 32, 4, True),
         "down_proj": (2 * 16 * 2, 32, 64, 4, True),
     }

@@ -66,7 +66,7 @@ def test_attention_is_fused_as_the_model_runs_it():
 
 
 def test_gpt2s_conv1d_is_converted_and_its_tied_output_projection_is_not():
-    plain = [gemm.name for gemm in load_workload("gpt2").gemms if gemm.weight and not gemm.quantised]
+    plain = [gemm.name for gemm in load_workload("gpt2").gemms if gemm.weight and not gemm.quantized]
     assert plain == ["output_projection"]
 
 

@@ -39,7 +39,7 @@ def test_one_line_packs_the_whole_stash_and_a_saved_model_comes_back(tmp_path):
     model, trainer = trained(tmp_path / "run", PrecisionCallback())
     assert dsq.stash.measure(lambda: model.train()(input_ids=IDS, labels=IDS).loss).nbytes < 0.4 * plain
     logged = trainer.state.log_history[0]
-    assert logged["dsq/bits"] == 4
+    assert logged["dsq/stash_bits"] == 4
     assert 0 < logged["dsq/stash_mib"] < plain / 2**20
     model.save_pretrained(tmp_path / "model")
     again = restore(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "model"))

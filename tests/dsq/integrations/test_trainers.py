@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 
 def drawn(count, seed):
-    """Rows of numbers, each labelled by its largest among the first four."""
+    """Rows of numbers, each labeled by its largest among the first four."""
     x = torch.randn(count, 12, generator=torch.Generator().manual_seed(seed))
     return [{"x": row, "labels": row[:4].argmax()} for row in x]
 
@@ -73,21 +73,21 @@ def plain_loop(until=UPDATES, saved=None):
     """Model, its precision, and the state that a checkpoint holds, after ``until`` updates."""
     model = Net()
     dynamic = dsq.DynamicPrecision(model, CONFIG)
-    optimise = optimizer(model)
+    optimize = optimizer(model)
     start = 0
     if saved:
         model.load_state_dict(saved["model"])
-        optimise.load_state_dict(saved["optimizer"])
+        optimize.load_state_dict(saved["optimizer"])
         dynamic.load_state_dict(saved["dsq"])
         start = saved["update"]
     for update, batch in updates_from(start, until, loader(True)):
-        optimise.zero_grad()
+        optimize.zero_grad()
         model(**batch)["loss"].backward()
-        optimise.step()
+        optimize.step()
         dynamic.record()
         if update % EVERY == 0:
             validate(model, dynamic)
-    state = {"model": model.state_dict(), "optimizer": optimise.state_dict(), "dsq": dynamic.state_dict()}
+    state = {"model": model.state_dict(), "optimizer": optimize.state_dict(), "dsq": dynamic.state_dict()}
     return model, dynamic, state | {"update": until}
 
 
@@ -196,7 +196,9 @@ def test_tensorboard_has_the_metrics_a_users_evaluations_do_not_count_and_a_seco
         for tag in written.Tags()["scalars"]:
             found[tag] = {event.step: event.value for event in written.Scalars(tag)}
     assert found["train/dsq/level"] == {2: 0, 4: 0, 6: 1, 8: 1}
-    assert found["train/dsq/stale"][UPDATES] == dynamic.scheduler.stale
+    assert (
+        found["train/dsq/validations_without_improvement"][UPDATES] == dynamic.scheduler.validations_without_improvement
+    )
     assert found["train/dsq/stash_mib"][UPDATES] == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
     before = dynamic.state_dict()
     trainer.evaluate()
@@ -340,7 +342,7 @@ def test_lightnings_own_logger_writes_the_metrics(tmp_path):
     with open(f"{logger.log_dir}/metrics.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["dsq/level"]]
     assert [float(row["dsq/level"]) for row in rows] == [0] * HALF + [1] * HALF
-    assert {row["dsq/bits"] for row in rows} == {"4.0"}
+    assert {row["dsq/stash_bits"] for row in rows} == {"4.0"}
     assert 0 < float(rows[-1]["dsq/stash_mib"]) == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
 
 
@@ -351,14 +353,14 @@ def accelerated(folder, updates=UPDATES, resume=False):
     model = Net()
     dynamic = dsq.DynamicPrecision(model, CONFIG)
     accelerator.register_for_checkpointing(dynamic)
-    prepared, optimise, batches = accelerator.prepare(model, optimizer(model), loader(True))
+    prepared, optimize, batches = accelerator.prepare(model, optimizer(model), loader(True))
     if resume:
         accelerator.load_state(folder)
     done = sum(work.updates for work in dynamic.scheduler.work)
     for update, batch in updates_from(done, updates, batches):
-        optimise.zero_grad()
+        optimize.zero_grad()
         accelerator.backward(prepared(**batch)["loss"])
-        optimise.step()
+        optimize.step()
         dynamic.record()
         if update % EVERY == 0:
             validate(prepared, dynamic)

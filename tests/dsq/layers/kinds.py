@@ -1,4 +1,4 @@
-"""Modules of every kind that dsq.convert quantises, each with inputs for it."""
+"""Modules of every kind that dsq.convert quantizes, each with inputs for it."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Every kind of layer: at full width the plain one; quantised whole; copied, pickled, compiled and taken back."""
+"""Every kind of layer: at full width the plain one; quantized whole; copied, pickled, compiled and taken back."""
 
 import copy
 import pickle
@@ -12,7 +12,7 @@ from tests.dsq.layers.kinds import KINDS, ROUTED, made
 
 
 @pytest.fixture(autouse=True)
-def quantise_small_matrices(monkeypatch):
+def quantize_small_matrices(monkeypatch):
     monkeypatch.setattr("dsq.layers.own_products.SMALL", 0)
 
 
@@ -32,10 +32,10 @@ def test_at_full_width_it_is_the_plain_layer_and_becomes_that_again(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_products_are_quantised_and_a_layer_is_copied_and_pickled(kind):
+def test_products_are_quantized_and_a_layer_is_copied_and_pickled(kind):
     net, inputs = dsq.convert(made(kind), CONFIG), KINDS[kind][1]()
     found = dsq.report(net, *inputs)
-    assert (found.forward.share, found.backward.share, found.left) == (1, 1, ())
+    assert (found.forward.share, found.backward.share, found.skipped) == (1, 1, ())
     y = step(net, *inputs)[0]
     for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         assert type(twin) is type(net)

@@ -11,7 +11,7 @@ from tests.dsq.gradients import error, saving, step
 from tests.dsq.layers.kinds import EXPERTS, TOKENS, WIDTH, batch, drawn, made
 
 
-def test_quantised_it_is_the_linear_layer_of_its_patches():
+def test_quantized_it_is_the_linear_layer_of_its_patches():
     torch.manual_seed(0)
     net = dsq.convert(nn.Conv2d(3, 20, 4, stride=4), dsq.DSQConfig(levels="[4,4,4,16]"))
     x = drawn(2, 3, 16, 16)

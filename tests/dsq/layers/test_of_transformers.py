@@ -11,7 +11,7 @@ import dsq
 pytest.importorskip("transformers")
 from transformers.pytorch_utils import Conv1D
 
-from tests.dsq.coverage import MODELS, shares
+from tests.dsq.conversion_report import MODELS, shares
 from tests.dsq.gradients import same, step
 
 
@@ -53,7 +53,7 @@ ROUTED = ["mixtral", "qwen2-moe"]  #: their routers, of a column for each expert
 
 
 @pytest.mark.parametrize("name", WHOLE + ROUTED)
-def test_every_product_is_quantised_or_hardly_one_is_left(name):
+def test_every_product_is_quantized_or_hardly_one_is_left(name):
     if name == "fairseq":
         pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Modules that multiply in their own forward: those products are quantised, and nothing else changes."""
+"""Modules that multiply in their own forward: those products are quantized, and nothing else changes."""
 
 import copy
 
@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import dsq
-from dsq.left_plain import unquantised
 from dsq.ops.products import attention, product
+from dsq.skipped import skipped_modules
 from tests.dsq.gradients import saving
 from tests.dsq.layers.kinds import Own, drawn, made
 
@@ -17,7 +17,7 @@ CONFIG = dsq.DSQConfig(levels="[4,4,4,16]", attention=True)
 X, IMAGE = drawn(2, 24, 32), drawn(2, 48, 32)
 
 
-def test_attentions_products_are_those_of_quantised_attention():
+def test_attentions_products_are_those_of_quantized_attention():
     net = dsq.convert(made("own attention"), CONFIG)
     q, k, v = (t.view(2, 24, 2, 16).transpose(1, 2) for t in net[0].qkv(X).chunk(3, -1))
     expected, _ = attention(q, k, v, CONFIG.at(0).products, is_causal=True)
@@ -54,16 +54,16 @@ def test_several_small_matrices_multiply_plain_the_report_says_so_and_the_policy
     net = dsq.convert(copy.deepcopy(plain), CONFIG)
     assert torch.equal(net(IMAGE), plain(IMAGE))
     found = dsq.report(net, IMAGE)
-    assert (found.forward.quantised, found.small) == (0, found.forward.total)
+    assert (found.forward.quantized, found.small) == (0, found.forward.total)
     assert "left plain: 100.0% of the forward" in str(found)
     assert "bmm:" not in str(found)
-    assert found.left == ()  # with more rows they are quantised
+    assert found.skipped == ()  # with more rows they are quantized
     before = dsq.stash.measure(lambda: plain(IMAGE.sin()).sum()).nbytes
     packed = dsq.convert(plain, dsq.DSQConfig(levels="[4,4,4,16]", stash="all"))
     assert dsq.stash.measure(lambda: packed(IMAGE.sin()).sum()).nbytes < 0.2 * before
 
 
-def test_each_group_is_quantised_by_its_own_size(monkeypatch):
+def test_each_group_is_quantized_by_its_own_size(monkeypatch):
     net = dsq.convert(made("grouped"), CONFIG)
     monkeypatch.setattr("dsq.layers.own_products.SMALL", 50 * 32 * 64)  # between 40 and 56 rows
     rows = IMAGE.flatten(0, 1)
@@ -89,7 +89,7 @@ def test_after_a_forward_without_own_products_no_mode_is_entered():
     first = net(X)
     assert net.idle
     assert torch.equal(net(X), first)
-    assert [entry.kind for entry in unquantised(net)] == ["Scaled"]
+    assert [entry.kind for entry in skipped_modules(net)] == ["Scaled"]
     assert "idle" not in dsq.unconvert(net).__dict__
 
 

@@ -49,7 +49,7 @@ def check_one_call(quantizers, dtypes):
 @one_call
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize(
-    "options", [{"box": 5}, {"units": "float32"}, *({"format": name} for name in dsq.formats.FORMATS)]
+    "options", [{"block_size": 5}, {"gemm": "float32"}, *({"format": name} for name in dsq.formats.FORMATS)]
 )
 @pytest.mark.parametrize("precision", ["[2,2,2,16]", "[16,4,4,16]", "[9,4,8,10]", "[4,32,4,16]", "[32,4,4,16]"])
 def test_one_call_gives_the_bits_of_one_kernel_after_another(precision, options, rounding):
@@ -58,7 +58,7 @@ def test_one_call_gives_the_bits_of_one_kernel_after_another(precision, options,
 
 @one_call
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-@pytest.mark.parametrize("options", [{"format": "bfp"}, {"box": 5}, {"format": "snvint"}])
+@pytest.mark.parametrize("options", [{"format": "bfp"}, {"block_size": 5}, {"format": "snvint"}])
 @pytest.mark.parametrize("precision", ["[4,4,4,16]", "[16,4,4,16]"])
 @pytest.mark.parametrize(
     "dtypes",

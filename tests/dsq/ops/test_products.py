@@ -25,7 +25,7 @@ def test_a_mode_sees_products_as_operators_of_the_same_bits_and_counts_them(prec
     assert counter.get_total_flops() == 3 * 2 * 96 * 64 * 32
 
 
-def quantised(x, fmt, axis):
+def quantized(x, fmt, axis):
     return dsq.quantize(x, fmt, axis).double()
 
 
@@ -35,9 +35,9 @@ def test_forward_and_gradients_are_the_equations():
     dy = torch.randn(48, 80)
     y, kept = saving(product, a, b, product_matmuls(q0, q1, q2))
     y.backward(dy)
-    expected = quantised(a, q0, 1) @ quantised(b, q0, 0)
-    da = quantised(dy, q2, 1) @ quantised(b, q1, 1).t()
-    db = quantised(a, q1, 0).t() @ quantised(dy, q2, 0)
+    expected = quantized(a, q0, 1) @ quantized(b, q0, 0)
+    da = quantized(dy, q2, 1) @ quantized(b, q1, 1).t()
+    db = quantized(a, q1, 0).t() @ quantized(dy, q2, 0)
     for found, exact in ((y, expected), (a.grad, da), (b.grad, db)):
         torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
     assert sum(x.nbytes for x in kept) == (48 * 32 + 32 * 80) * 4.5 / 8
@@ -67,7 +67,7 @@ def test_under_autocast_operands_are_those_of_the_tensors_themselves():
         assert torch.equal(product(a.detach(), b.detach(), matmuls), y)
     y.sum().backward()
     assert (y.dtype, a.grad.dtype, b.grad.dtype) == (torch.bfloat16, torch.float32, torch.bfloat16)
-    expected = quantised(a, dsq.BFP(8), -1) @ quantised(b, dsq.BFP(8), -2)
+    expected = quantized(a, dsq.BFP(8), -1) @ quantized(b, dsq.BFP(8), -2)
     torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=1e-3)
 
 
@@ -125,7 +125,7 @@ def test_attention_and_its_gradients_are_two_products_with_a_softmax_between(mas
         assert error(ours, exact) < 2e-3  # a rounding of the scores' gradient may fall to the other side
 
 
-def kept_bytes(given, **options):
+def saved_bytes(given, **options):
     """Bytes kept of packed operands, and of all else."""
     _, kept = saving(partial(attention, **options), *given, product_matmuls(*(dsq.BFP(4),) * 3))
     packed = sum(x.nbytes for x in kept if x.dtype == torch.uint8)
@@ -136,13 +136,13 @@ def kept_bytes(given, **options):
 def test_attentions_operands_are_stashed_packed(key_heads):
     """Keys and values once, though several heads share them."""
     (q, k, v), _ = inputs(key_heads=key_heads, length=48, keys=48)
-    packed, _ = kept_bytes((q, k, v), enable_gqa=key_heads != 4)
+    packed, _ = saved_bytes((q, k, v), enable_gqa=key_heads != 4)
     assert packed == (q.numel() + k.numel() + v.numel() + 2 * 4 * 48 * 48) * 4.5 / 8
 
 
 @pytest.mark.parametrize("options", [*MASKS.values(), {"dropout_p": 0.1}], ids=[*MASKS, "dropout"])
 def test_the_rest_that_is_kept_is_the_weights_and_a_byte_for_each_that_may_be_dropped(options):
-    assert kept_bytes(inputs()[0], **options)[1] == (4 + ("dropout_p" in options)) * (2 * 4 * 24 * 40)
+    assert saved_bytes(inputs()[0], **options)[1] == (4 + ("dropout_p" in options)) * (2 * 4 * 24 * 40)
 
 
 def test_the_peak_is_three_tensors_of_the_weights_size():

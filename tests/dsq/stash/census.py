@@ -33,7 +33,7 @@ class _Births(TorchDispatchMode):
         return result
 
 
-def kept_bytes(fn: Callable[[], Tensor]) -> int:
+def saved_bytes(fn: Callable[[], Tensor]) -> int:
     """Bytes of storages born in ``fn`` and alive while its result (4 bytes, not counted) is.
 
     No walk of any graph, no hook: it does not matter who holds them. Tensors made before ``fn`` are not seen.

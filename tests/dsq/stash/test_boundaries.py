@@ -70,7 +70,7 @@ def test_an_input_of_many_segments_is_packed_once_and_masks_stay_exact():
         return x.sum()
 
     shown = dsq.stash.measure(loss)
-    codes = [held for held in shown.held if held.dtype == "uint8" and held.nbytes == memory.numel() // 2]
+    codes = [held for held in shown.tensors if held.dtype == "uint8" and held.nbytes == memory.numel() // 2]
     assert len(codes) == 4  # x of three segments, what they all attend to once
     loss(fmt=dsq.BFP(8)).backward()
     rounded, bias.grad = bias.grad, None

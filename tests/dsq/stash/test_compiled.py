@@ -175,7 +175,7 @@ def test_one_graph_of_a_whole_model_does_too_and_unpacks_a_tensor_when_it_is_use
     with Unpacked() as unpacked:
         value.backward()
     assert unpacked.most < unpacked.all
-    assert unpacked.most <= 3  # what attention was given and gave, and its neighbours
+    assert unpacked.most <= 3  # what attention was given and gave, and its neighbors
     controller.remove()
     assert error(gradient(compiled), exact) < 1e-6
 
@@ -275,7 +275,7 @@ def test_attention_draws_in_a_graph_as_it_does_outside_of_one():
         apply(model, "bfp", bits=8)
         torch.manual_seed(0)
         found.append(gradient(model))
-    assert error(*found) < 1e-3  # boxes lie otherwise where q, k and v are views
+    assert error(*found) < 1e-3  # blocks lie otherwise where q, k and v are views
 
 
 def test_compiled_models_that_a_policy_cannot_reach_and_blocks_for_which_it_needs_an_eager_model_are_refused():

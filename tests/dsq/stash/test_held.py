@@ -94,7 +94,7 @@ def claim(model_name: str, policies: str) -> dict[str, Any]:
     controllers = attach(model, policies)
     held = step_bytes(forward)
     claimed = stash.measure(forward).nbytes
-    reported = {controller.name: controller.report().kept_bytes for controller in controllers}
+    reported = {controller.name: controller.report().saved_bytes for controller in controllers}
     return vars(held) | {"claimed_stash": claimed, "reported": reported}
 
 
@@ -110,7 +110,7 @@ def print_claims(names: list[str]) -> None:
     print(json.dumps(found))
 
 
-pytestmark = [pytest.mark.soak, pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")]
 OVERHEAD = 224 * 1024
 #: nothing is kept that their reports do not count
 WHOLE = ("snvint 4", "snvint 2", "mesa", "gact 4 uniform", "gact 2 uniform")

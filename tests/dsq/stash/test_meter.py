@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dsq
 from dsq.stash import measure
-from tests.dsq.stash.census import kept_bytes
+from tests.dsq.stash.census import saved_bytes
 
 
 class Holder(torch.autograd.Function):
@@ -68,7 +68,7 @@ FORWARDS = {
 @pytest.mark.parametrize(("forward", "nbytes"), FORWARDS.values(), ids=FORWARDS)
 def test_kept_tensors_are_found_wherever_they_are(forward, nbytes):
     leaf = torch.randn(16, 32, requires_grad=True)
-    assert measure(lambda: forward(leaf).sum()).nbytes == kept_bytes(lambda: forward(leaf).sum()) == nbytes
+    assert measure(lambda: forward(leaf).sum()).nbytes == saved_bytes(lambda: forward(leaf).sum()) == nbytes
 
 
 def test_shared_storages_count_once_and_parameters_never():
@@ -94,7 +94,7 @@ def test_tensors_without_a_storage_are_not_counted():
 def test_each_storage_is_shown_with_the_operation_that_keeps_it():
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.GELU()), nn.Softmax(-1))
     report = measure(lambda: model(torch.randn(4, 8)).exp())
-    kept = {(h.op, h.name): h.nbytes for h in report.held}
+    kept = {(h.op, h.name): h.nbytes for h in report.tensors}
     assert kept["GeluBackward0", "self"] == kept["SoftmaxBackward0", "result"] == 128
     assert sum(kept.values()) == report.nbytes == 4 * 128
     assert "SoftmaxBackward0.result (4, 8) float32" in str(report)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from dsq.stash import apply, measure, policy
 from dsq.stash.controller import RUNNING, applied
 from tests.dsq.gradients import all_gradients, error, gradient
-from tests.dsq.stash.census import kept_bytes, left_bytes
+from tests.dsq.stash.census import left_bytes, saved_bytes
 from tests.dsq.stash.every_policy import NAMES, NEAR, PAIRS, Checkpointed, small, snapshot, train
 
 
@@ -48,7 +48,7 @@ def test_meter_sees_all_that_a_policy_keeps(name):
     model, x = small(), torch.randn(8, 16, 32)
     apply(model, name)
     counts = []
-    for count in (lambda fn: measure(fn).nbytes, kept_bytes):
+    for count in (lambda fn: measure(fn).nbytes, saved_bytes):
         train(model, steps=2)  # gact holds each code twice in the second
         counts.append(count(lambda: model(x.clone()).sum()))
     estimates, random_states = 1024, 2 * torch.get_rng_state().nbytes if name == "checkpoint" else 0
@@ -132,7 +132,7 @@ def test_gradients_are_near_under_autocast_and_inside_of_pytorchs_checkpoint(nam
         apply(model, name, **options)
         for _ in range(4):
             assert error(gradient(model, x), true) <= near
-        held = measure(lambda: model(x).sum()).held if name in ("bfp", "gact", "mesa") else ()
+        held = measure(lambda: model(x).sum()).tensors if name in ("bfp", "gact", "mesa") else ()
     assert not {it.shape for it in held} & {(32, 64), (64, 32), (32, 32)}  # of the weights, no copies in bfloat16
 
 

@@ -15,7 +15,7 @@ from tests.dsq.gradients import same, step
 
 @pytest.fixture(autouse=True)
 def _dropped_memory_is_nan():
-    """PyTorch fills uninitialised memory with NaN in deterministic mode: a dropped tensor that is read shows."""
+    """PyTorch fills uninitialized memory with NaN in deterministic mode: a dropped tensor that is read shows."""
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
@@ -111,7 +111,7 @@ def test_kept_bytes_follow_who_needs_a_gradient():
     assert kept(model, x) == full + 2 * channel + mask + indices  # the norm's input
     model.eval()
     assert kept(model, x) == mask + indices
-    assert applied(model)["selective"].report().kept_bytes == mask + indices
+    assert applied(model)["selective"].report().saved_bytes == mask + indices
     model[1].weight.requires_grad_()
     assert kept(model, x) == full + mask + indices
     model.requires_grad_(False)

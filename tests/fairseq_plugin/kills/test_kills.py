@@ -130,7 +130,7 @@ def library(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("first", "kills"), [(7, 1), *(pytest.param(first, 5, marks=pytest.mark.soak) for first in range(0, 20, 5))]
+    ("first", "kills"), [(7, 1), *(pytest.param(first, 5, marks=pytest.mark.slow) for first in range(0, 20, 5))]
 )
 def test_killed_runs_end_as_an_unbroken_one(data: Path, tmp_path: Path, library: Path, first: int, kills: int) -> None:
     arguments = ["-m", __spec__.name, data, tmp_path, first, kills]

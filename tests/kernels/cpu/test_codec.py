@@ -31,7 +31,7 @@ if not LIBRARY.exists():
 CPU = torch.device("cpu")
 SETS = list(library().instruction_sets())
 EACH_ISA = pytest.mark.parametrize("isa", SETS)
-OF_BOXES = (BFP, SignedNVInt)
+OF_BLOCKS = (BFP, SignedNVInt)
 
 
 @EACH_ISA
@@ -110,7 +110,7 @@ def test_one_value_that_is_not_finite_spoils_a_tensor_of_fixed_point(isa):
 
 
 @EACH_ISA
-def test_boxes_down_narrow_matrices_do_not_see_what_lies_behind_their_rows(isa):
+def test_blocks_down_narrow_matrices_do_not_see_what_lies_behind_their_rows(isa):
     for columns in (1, 10, 16, 32, 63, 80):
         x = wide(3, 50, columns)  # beyond a row's last column lies the next row
         x[1, 20, 0], x[1, 40, -1], x[2, 3, 0] = torch.nan, torch.inf, 1e38
@@ -150,7 +150,9 @@ def test_memory_that_is_not_aligned_and_nothing_written_beyond_the_outputs(isa, 
         return rooms[-1][0][64 + place :][:size].view(dtype).view(shape)
 
     kernels, empty_like = backend(isa), lambda x, dtype=None: fenced(*x.shape, dtype=dtype or x.dtype, device="cpu")
-    for kind, bits, shape in ((k, b, s) for k in OF_BOXES for b in range(2, 17) for s in ((3, 16), (2, 128), (5, 131))):
+    for kind, bits, shape in (
+        (k, b, s) for k in OF_BLOCKS for b in range(2, 17) for s in ((3, 16), (2, 128), (5, 131))
+    ):
         fmt, dim = kind(bits), bits % 2
         x, layout, groups = wide(math.prod(shape) + 1)[1:].view(shape), Layout.of(shape, dim), Groups(*shape[::-1])
         expected = REFERENCE.quantize(x, fmt, layout, 5, torch.float32)

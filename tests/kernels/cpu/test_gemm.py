@@ -42,7 +42,7 @@ def fits(matmul):
 
 
 def along(*formats):
-    """A product of operands with boxes along the contraction, neither transposed."""
+    """A product of operands with blocks along the contraction, neither transposed."""
     return MatMul(Operand(formats[0], -1), Operand(formats[1], 0))
 
 
@@ -61,10 +61,10 @@ def multiplied(matmul, a, b, bias=None):
 
 
 def assert_exact(matmul, a_stored, b_stored, bias=None):
-    """A box's integer is exact; it rounds once, to float32, and so does each sum over boxes."""
+    """A block's integer is exact; it rounds once, to float32, and so does each sum over blocks."""
     a, b = entering(a_stored, matmul.a), entering(b_stored, matmul.b)
     offset = torch.zeros(b.shape[1]) if bias is None else bias
-    bound = (a.shape[1] / (matmul.a.format.box or 16) + 3) * 2**-23 * (a.abs() @ b.abs() + offset.abs())
+    bound = (a.shape[1] / (matmul.a.format.block_size or 16) + 3) * 2**-23 * (a.abs() @ b.abs() + offset.abs())
     assert ((multiplied(matmul, a_stored, b_stored, bias).double() - (a @ b + offset)).abs() <= bound).all(), matmul
 
 
@@ -80,16 +80,16 @@ def test_the_products_of_the_suite_that_fit_conform():
 
 
 def test_what_fits_is_what_a_sum_holds(integer_gemm):
-    for bits, box in itertools.product(itertools.product((2, 4, 8, 9, 13, 16), repeat=2), (16, 2, 256)):
-        a, b = (BFP(width, box) for width in bits)
-        expected = a.largest_code * b.largest_code * box < 1 << 31
+    for bits, block_size in itertools.product(itertools.product((2, 4, 8, 9, 13, 16), repeat=2), (16, 2, 256)):
+        a, b = (BFP(width, block_size) for width in bits)
+        expected = a.largest_code * b.largest_code * block_size < 1 << 31
         if integer_gemm == "neon":
-            expected = max(bits) <= 8 and box % 4 == 0
-        assert fits(along(a, b)) == expected, (bits, box)
+            expected = max(bits) <= 8 and block_size % 4 == 0
+        assert fits(along(a, b)) == expected, (bits, block_size)
     for a, b in [
-        (Operand(BFP(4), 0, transposed=True), Operand(BFP(4, box=32), 0)),
-        (Operand(BFP(4, box=5), -1), Operand(BFP(4, box=5), 0)),
-        (Operand(BFP(4), -1), Operand(BFP(4), -1)),  # boxes that do not run along the contraction
+        (Operand(BFP(4), 0, transposed=True), Operand(BFP(4, block_size=32), 0)),
+        (Operand(BFP(4, block_size=5), -1), Operand(BFP(4, block_size=5), 0)),
+        (Operand(BFP(4), -1), Operand(BFP(4), -1)),  # blocks that do not run along the contraction
         (Operand(BFP(4), -1), Operand(None, 0)),
     ]:
         assert not fits(MatMul(a, b))
@@ -120,22 +120,26 @@ def test_bf16_and_onednn_products_are_exact_of_any_strides(m, k, n):
 
 
 @needs_integer
-def test_boxes_of_every_length_share_an_exponent_as_far_as_their_codes_have_room():
+def test_blocks_of_every_length_share_an_exponent_as_far_as_their_codes_have_room():
     widths = [(2, 2), (4, 4), (2, 8), (7, 5), (16, 2), (16, 8), (9, 8)]
-    for (box, bits), spread in itertools.product(itertools.product((4, 8, 16, 64, 256), widths), (0, 2, 3, 6, 9, 13)):
-        matmul = MatMul(Operand(BFP(bits[0], box), -1), Operand(BFP(bits[1], box), -1, transposed=True))
+    for (block_size, bits), spread in itertools.product(
+        itertools.product((4, 8, 16, 64, 256), widths), (0, 2, 3, 6, 9, 13)
+    ):
+        matmul = MatMul(Operand(BFP(bits[0], block_size), -1), Operand(BFP(bits[1], block_size), -1, transposed=True))
         if not fits(matmul):
             continue
         generator, lines = torch.Generator().manual_seed(spread), []
         for number in (35, 45):
-            scale = 2.0 ** torch.randint(spread + 1, (number, -(-1100 // box)), generator=generator)
-            scale[:, : 512 // box] = 2  # a block of calm lines
-            lines.append(torch.randn(number, 1100, generator=generator) * scale.repeat_interleave(box, 1)[:, :1100])
+            scale = 2.0 ** torch.randint(spread + 1, (number, -(-1100 // block_size)), generator=generator)
+            scale[:, : 512 // block_size] = 2  # a block of calm lines
+            lines.append(
+                torch.randn(number, 1100, generator=generator) * scale.repeat_interleave(block_size, 1)[:, :1100]
+            )
         assert_exact(matmul, *lines, torch.randn(45, generator=generator))
 
 
 @needs_integer
-def test_boxes_of_zeros_and_of_subnormal_values_among_others():
+def test_blocks_of_zeros_and_of_subnormal_values_among_others():
     m, k, n = 70, 1100, 45
     generator = torch.Generator().manual_seed(0)
 
@@ -163,7 +167,7 @@ def test_sums_of_the_largest_and_the_smallest_codes_fit():
         if fits(matmul):
             smallest, w = -(2.0 ** (bits[0] - 1)), torch.full((512, 3), -4.0)  # w's codes have no opposite
             largest = torch.full((2, 512), -smallest - 1)
-            largest[:, ::16] = smallest  # a box's value of largest magnitude takes the code that has no opposite
+            largest[:, ::16] = smallest  # a block's value of largest magnitude takes the code that has no opposite
             for x in (torch.full((2, 512), smallest), largest):
                 assert torch.equal(entering(x, matmul.a), x.double())
                 assert (multiplied(matmul, x, w) == x.sum(1, keepdim=True) * -4).all()
@@ -188,7 +192,7 @@ def test_adding_exponents_gives_the_bits_of_multiplying_by_scales():
         a, b = torch.randn(40, 1120, generator=generator) * powers, torch.randn(1120, 45, generator=generator)
         b[16:32, :20] = 0
         got = multiplied(matmul, a, b)
-        a[0] *= 2.0**80  # scales too large for exponents to be added, in this row's and its neighbours' tiles
+        a[0] *= 2.0**80  # scales too large for exponents to be added, in this row's and its neighbors' tiles
         other = multiplied(matmul, a, b)
         other[0] /= 2.0**80
         assert torch.equal(got, other)
@@ -206,8 +210,8 @@ def test_a_nan_shows_in_its_row_or_column_and_no_other():
         for kind in (BFP, SignedNVInt):  # of one tensor scale, all of it
             got = multiplied(along(BFP(a), kind(b)), torch.ones(3, 32), x)
             assert got.isnan().any(0).tolist() == [kind is SignedNVInt or column == 2 for column in range(8)]
-    for a_bits, calm in itertools.product((2, 16), (64, 8)):  # beside boxes of the largest exponents
-        matmul = along(BFP(a_bits, box=8), BFP(2, box=8))
+    for a_bits, calm in itertools.product((2, 16), (64, 8)):  # beside blocks of the largest exponents
+        matmul = along(BFP(a_bits, block_size=8), BFP(2, block_size=8))
         if fits(matmul):
             a, b = torch.full((2, 128), 2.0**-60), torch.full((128, 3), 2.0**124)
             b[64:, :] = 2.0 ** (124 if calm == 64 else 100)

@@ -20,8 +20,8 @@ needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason="the C++ kernels
 @needs_library
 def test_a_library_built_from_another_header_is_refused(tmp_path):
     header, text = tmp_path / "abi.h", HEADER.read_text()
-    swapped = text.replace("int32_t bits;", "int32_t swap;").replace("int32_t box;", "int32_t bits;", 1)
-    for other in (swapped.replace("int32_t swap;", "int32_t box;"), text.replace("int threads,", "int64_t threads,")):
+    swapped = text.replace("int32_t bits;", "int32_t swap;").replace("int32_t block;", "int32_t bits;", 1)
+    for other in (swapped.replace("int32_t swap;", "int32_t block;"), text.replace("int threads,", "int64_t threads,")):
         assert other != text
         header.write_text(other)
         with pytest.raises(

@@ -78,7 +78,7 @@ def test_a_linear_layer_launches_few_kernels(bias, most):
 
 @pytest.mark.parametrize("dim", [-1, 0])
 @pytest.mark.parametrize("fmt", [BFP(8), BFP(4), SignedNVInt(4)], ids=str)
-def test_pack_unpack_and_quantise_move_what_they_have_to(fmt, dim):
+def test_pack_unpack_and_quantize_move_what_they_have_to(fmt, dim):
     x = torch.empty(512, 256, dtype=torch.bfloat16, device=META)
     layout = Layout.of(x.shape, dim)
     shapes = layout.code_shape(fmt.bits), fmt.scale_shape(layout)

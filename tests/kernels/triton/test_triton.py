@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def forward(a, b):
-    """The product of x and w, whose boxes lie along the in-features."""
+    """The product of x and w, whose blocks lie along the in-features."""
     return MatMul(Operand(a, 1), Operand(b, 1, transposed=True))
 
 
@@ -96,7 +96,7 @@ def test_a_process_ends_with_the_call_that_began_it(tmp_path, monkeypatch):
     assert check._lines(tmp_path, "bandwidth") == []
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", ["", "raise", "lost", "kill", "hang"])
 def test_a_rehearsal_of_every_part(tmp_path, fails):
     _, rows = check(tmp_path, "--minutes", "6", "--trials", "3", fails=fails)
@@ -171,12 +171,12 @@ def test_hot_kernels_use_wide_accesses_and_neither_spill_nor_flush(compiled):
 
 @pytest.mark.parametrize("target", ["sm_75", "gfx942"])
 def test_variants_that_the_interpreter_takes_and_a_compiler_did_not(compiled, target):
-    """Offsets of 64 bits along rows; one column; boxes of more rows than a warp has."""
+    """Offsets of 64 bits along rows; one column; blocks of more rows than a warp has."""
     x = torch.empty(1 << 20, 1 << 11, dtype=torch.bfloat16, device="meta"), torch.empty(64, 1, device="meta")
     launches = [
         compiled.KernelCall("wide", lambda: TRITON.pack(x[0], BFP(4), Layout.of(x[0].shape, 0), None)),
         compiled.KernelCall("one column", lambda: TRITON.pack(x[1], FixedPoint(4), Layout.of((64, 1), 0), 3)),
-        compiled.KernelCall("long boxes", lambda: TRITON.pack(x[1], BFP(5, 128), Layout.of((64, 1), 0), None)),
+        compiled.KernelCall("long blocks", lambda: TRITON.pack(x[1], BFP(5, 128), Layout.of((64, 1), 0), None)),
     ]
     rows = list(compiled.compiled_rows(target, launches))
     assert compiled.faults(rows) == []

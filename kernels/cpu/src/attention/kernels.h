@@ -14,7 +14,7 @@ namespace {
 
 // A register tile: as many accumulators as leave room for a row of the right operand and a value of the left.
 constexpr int ROWS = 6, VECTORS = LANES == 16 ? 4 : 2;
-constexpr int MOST_QUERIES = 16 * ROWS;    // of a block; causal attention leaves out keys block by block
+constexpr int MAX_QUERIES = 16 * ROWS;    // of a block; causal attention leaves out keys block by block
 constexpr int64_t BLOCK_SCORES = 1 << 16;  // of a block: 256 KiB
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -236,7 +236,7 @@ struct Blocks {
   int64_t keys, width, queries;
   explicit Blocks(const AttentionDesc& d) : keys(stride_of(d.keys)), width(stride_of(d.width)) {
     const int64_t fitting = BLOCK_SCORES / keys / ROWS * ROWS;
-    queries = fitting < ROWS ? ROWS : fitting < MOST_QUERIES ? fitting : MOST_QUERIES;
+    queries = fitting < ROWS ? ROWS : fitting < MAX_QUERIES ? fitting : MAX_QUERIES;
   }
 };
 
@@ -278,7 +278,7 @@ template <class T> int64_t forward_head(const AttentionDesc& d, const AttentionT
     const int64_t rows = least(d.queries - first, blocks.queries), last = seen(d, first + rows - 1);
     copy_in(q_rows + first * d.q.row, d.q.row, rows, d.width, q);
     multiply(rows, padded(last), d.width, {q, width, 1}, kt, keys, s, keys);
-    float sums[MOST_QUERIES];
+    float sums[MAX_QUERIES];
     for (int64_t i = 0; i < rows; i++) {
       const int64_t query = first + i, end = padded(last);
       float most, *const row = s + i * keys;

@@ -1,4 +1,4 @@
-// Quantising, packing and unpacking a tensor: its own exponent, where it has one, and tasks dealt out to threads.
+// Quantizing, packing and unpacking a tensor: its own exponent, where it has one, and tasks dealt out to threads.
 #include "codec.h"
 
 #include "../threads.h"
@@ -45,23 +45,23 @@ int32_t largest_exponent(const CodecJob& job, int threads) {
 
 // Where the tensor's own exponent lies among its scales, or null.
 uint8_t* tensor_scale(const CodecDesc& p, const uint8_t* scales) {
-  if (p.box == 0) return (uint8_t*)scales;
+  if (p.block_size == 0) return (uint8_t*)scales;
   if (p.scales != SIGNED_E4M3) return nullptr;
-  const int64_t boxes = p.outer * ceil_div(p.along_rows ? p.rows : p.columns, p.box);
-  return (uint8_t*)scales + boxes * (p.along_rows ? p.columns : p.rows);
+  const int64_t blocks = p.outer * ceil_div(p.along_rows ? p.rows : p.columns, p.block_size);
+  return (uint8_t*)scales + blocks * (p.along_rows ? p.columns : p.rows);
 }
 
-// Whether E4M3 holds the scales of these boxes as normal numbers, the tensor's exponent being this or any below, down to
+// Whether E4M3 holds the scales of these blocks as normal numbers, the tensor's exponent being this or any below, down to
 // its own. Then the steps do not depend on which it is.
 bool holds_scales(int32_t exponent, const Magnitudes& found) {
   return (int32_t)(found.most >> 23) <= exponent && (int32_t)(found.least >> 23) >= exponent - 13;
 }
 
-// Where rows hold whole boxes and whole bytes of codes, the tensor can be treated as one long row, unless rounding
+// Where rows hold whole blocks and whole bytes of codes, the tensor can be treated as one long row, unless rounding
 // draws numbers row by row.
 CodecDesc as_one_row(const CodecDesc& p) {
   CodecDesc row = p;
-  const bool whole = p.columns * p.bits % 8 == 0 && (p.box == 0 || (!p.along_rows && p.columns % p.box == 0));
+  const bool whole = p.columns * p.bits % 8 == 0 && (p.block_size == 0 || (!p.along_rows && p.columns % p.block_size == 0));
   if (!whole || p.stochastic) return row;
   row.columns *= p.outer * p.rows;
   row.row_bytes *= p.outer * p.rows;
@@ -106,7 +106,7 @@ Encoding::Encoding(const CodecDesc& desc, const void* x, void* out, int threads,
 Encoding::Encoding(const CodecDesc& desc, const void* x, uint8_t* codes, uint8_t* scales, int threads, uint64_t seed)
     : p_(as_one_row(desc)), kernel_(&IsaKernels::pack), scales_(scales), job_{&p_, x} {
   job_.codes = codes;
-  if (p_.box) job_.exponents = scales;
+  if (p_.block_size) job_.exponents = scales;
   start(threads, seed);
 }
 
@@ -116,7 +116,7 @@ void Encoding::start(int threads, uint64_t seed) {
   find_exponent(threads);
 }
 
-// Where one box holds the whole tensor, or an exponent of the tensor all boxes' scales, it comes first: from a pass of
+// Where one block holds the whole tensor, or an exponent of the tensor all blocks' scales, it comes first: from a pass of
 // its own, or, of SIGNED_E4M3, guessed, somewhat high, from a few values; a static one is known.
 void Encoding::find_exponent(int threads) {
   constexpr int64_t fewest = 1 << 14, places = 16, some = 256;
@@ -136,9 +136,9 @@ void Encoding::find_exponent(int threads) {
       return;
     }
   }
-  if (p_.box == 0 && p_.static_scale >= 0)
+  if (p_.block_size == 0 && p_.static_scale >= 0)
     job_.tensor_exponent = p_.static_scale;
-  else if (p_.box == 0 || of_e4m3)
+  else if (p_.block_size == 0 || of_e4m3)
     job_.tensor_exponent = largest_exponent(job_, threads);
   if (of_e4m3) job_.tensor_exponent = clipped(job_.tensor_exponent);
 }
@@ -151,7 +151,7 @@ void Encoding::run_piece(int64_t piece, int64_t pieces) {
   const IsaKernels& isa = *isa_kernels(p_.isa);
   int64_t begin = tasks.count() * piece / pieces;
   const int64_t end = tasks.count() * (piece + 1) / pieces;
-  const bool is_static = !p_.box && job_.tensor_exponent == p_.static_scale;
+  const bool is_static = !p_.block_size && job_.tensor_exponent == p_.static_scale;
   if (begin < end && !is_static && !job_.found) return (isa.*kernel_)(job_, begin, end);
   auto first_value = [&](int64_t task) { return task / tasks.strips * p_.columns + task % tasks.strips * tasks.width; };
   for (; begin < end && !(job_.found && !holds_scales(job_.tensor_exponent, found_)); begin += few) {

@@ -1,4 +1,4 @@
-// Quantising, packing and unpacking a tensor, and its masks, dealt out to threads.
+// Quantizing, packing and unpacking a tensor, and its masks, dealt out to threads.
 #pragma once
 
 #include "job.h"

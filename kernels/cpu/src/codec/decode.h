@@ -38,18 +38,18 @@ template <class Grid> struct Decoder {
     memcpy(to, waiting, (size_t)((n < TILE ? n : TILE) * item));
   }
 
-  // n columns from (row, column), at most BATCH_COLUMNS; boxes along the columns, or one for the tensor.
+  // n columns from (row, column), at most BATCH_COLUMNS; blocks along the columns, or one for the tensor.
   void batch(int64_t row, int64_t column, int n) const {
     const int32_t dtype = p.dtype;
-    const bool in_groups = p.box % 16 == 0, exact = exact_in_bf16(p);
+    const bool in_groups = p.block_size % 16 == 0, exact = exact_in_bf16(p);
     const bool past_caches = job.past_caches, prefetches = job.prefetch;
-    const uint8_t* exponent = p.box ? job.exponents + row * ceil_div(p.columns, p.box) : nullptr;
+    const uint8_t* exponent = p.block_size ? job.exponents + row * ceil_div(p.columns, p.block_size) : nullptr;
     const int groups = (n + 15) / 16, tile_codes = TILE / 8 * p.bits, tile_bytes = TILE * item;
     const uint8_t* group = exponent + column / 16;
     uint8_t copy[BATCH_COLUMNS / 16];
-    if (p.box != 16 || n < BATCH_COLUMNS) {
-      memset(copy, p.box ? 0 : job.tensor_exponent, sizeof copy);
-      for (int g = 0; p.box && in_groups && g < groups; g++) copy[g] = exponent[(column + 16 * g) / p.box];
+    if (p.block_size != 16 || n < BATCH_COLUMNS) {
+      memset(copy, p.block_size ? 0 : job.tensor_exponent, sizeof copy);
+      for (int g = 0; p.block_size && in_groups && g < groups; g++) copy[g] = exponent[(column + 16 * g) / p.block_size];
       for (int g = groups; g < BATCH_COLUMNS / 16; g++) copy[g] = copy[0];
       group = copy;
     }
@@ -71,7 +71,7 @@ template <class Grid> struct Decoder {
       } else {
         uint8_t each[TILE] = {};
         if (in_groups) each_of_groups(group + at / 16, each);
-        else for (int c = 0; c < TILE && at + c < n; c++) each[c] = exponent[(column + at + c) / p.box];
+        else for (int c = 0; c < TILE && at + c < n; c++) each[c] = exponent[(column + at + c) / p.block_size];
         slow_tile(from, n - (int)at, each, to);
       }
     }
@@ -90,9 +90,9 @@ template <class Grid> struct Decoder {
     }
   }
 
-  // Boxes along the rows, a box's rows in a tile's columns at a time.
+  // Blocks along the rows, a block's rows in a tile's columns at a time.
   void rows(int64_t begin, int64_t end) const {
-    const int64_t tiles = ceil_div(p.columns, TILE), per_outer = ceil_div(p.rows, p.box);
+    const int64_t tiles = ceil_div(p.columns, TILE), per_outer = ceil_div(p.rows, p.block_size);
     const int64_t row_bytes = p.row_bytes, stride = p.columns * item;
     const int32_t dtype = p.dtype;
     const bool past_caches = job.past_caches, prefetches = job.prefetch, exact = exact_in_bf16(p);
@@ -100,8 +100,8 @@ template <class Grid> struct Decoder {
     constexpr int few = 4;  // tiles
     for (; begin < end; begin++) {
       const int64_t block = begin / tiles, column = begin % tiles * TILE;
-      const int64_t outer = block / per_outer, top = outer * p.rows + block % per_outer * p.box;
-      const int64_t last = (outer + 1) * p.rows, bottom = top + p.box < last ? top + p.box : last;
+      const int64_t outer = block / per_outer, top = outer * p.rows + block % per_outer * p.block_size;
+      const int64_t last = (outer + 1) * p.rows, bottom = top + p.block_size < last ? top + p.block_size : last;
       const int n = (int)(p.columns - column < TILE ? p.columns - column : TILE);
       uint8_t each[TILE];
       memset(each, job.exponents[block * p.columns + column], TILE);
@@ -117,7 +117,7 @@ template <class Grid> struct Decoder {
       uint8_t* to = values(top, column);
       alignas(64) uint8_t waiting[TILE * 4];  // a narrow tile
       const bool whole = n == TILE, ordinary = !any(unusual) && inside(codes(bottom - 1, column));
-      const int64_t ahead = column + few * TILE < p.columns ? few * TILE : p.box * p.columns - column;
+      const int64_t ahead = column + few * TILE < p.columns ? few * TILE : p.block_size * p.columns - column;
       for (int64_t row = top; row < bottom; row++, from += row_bytes, to += stride) {
         if (ordinary) {
           F value[VECTORS];

@@ -1,4 +1,4 @@
-// Quantising and packing: exponents, then codes or values on the grid, then where they go (a Sink).
+// Quantizing and packing: exponents, then codes or values on the grid, then where they go (a Sink).
 //
 // Work goes a TILE of columns at a time, through stages over a batch of tiles. Whole tiles with ordinary exponents take
 // the fast path; the others go through copies padded with zeros, which alter neither a largest value nor a code.
@@ -94,9 +94,9 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
     }
   }
 
-  // ---- boxes along the columns ----
+  // ---- blocks along the columns ----
 
-  // The exponents of a batch's boxes of 16, a byte each.
+  // The exponents of a batch's blocks of 16, a byte each.
   INLINE void find_exponents_of_groups(const uint8_t* x, int32_t dtype, int n, uint32_t four[BATCH_COLUMNS / TILE]) {
     const int tiles = (n + TILE - 1) / TILE, tile_bytes = TILE * size_of(dtype);
     const bool prefetches = job.from_memory && !STOCHASTIC;
@@ -122,21 +122,21 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
     }
   }
 
-  // n columns from (row, column) on, at most BATCH_COLUMNS. Boxes of 16 find their exponents here; else
-  // exponent[i / box] is that of column - skipped + i. USUAL: BATCH_COLUMNS of float32 in boxes of 16, known to the compiler.
+  // n columns from (row, column) on, at most BATCH_COLUMNS. Blocks of 16 find their exponents here; else
+  // exponent[i / block] is that of column - skipped + i. USUAL: BATCH_COLUMNS of float32 in blocks of 16, known to the compiler.
   template <bool USUAL> void batch(int64_t row, int64_t column, int n, const uint8_t* exponent, int64_t skipped) {
     if (USUAL) n = BATCH_COLUMNS;
     const int32_t dtype = USUAL ? FLOAT32 : p.dtype;
-    const int tiles = (n + TILE - 1) / TILE, tile_bytes = TILE * size_of(dtype), box = USUAL ? 16 : p.box;
-    const bool in_groups = box % 16 == 0, from_memory = job.from_memory;
+    const int tiles = (n + TILE - 1) / TILE, tile_bytes = TILE * size_of(dtype), block_size = USUAL ? 16 : p.block_size;
+    const bool in_groups = block_size % 16 == 0, from_memory = job.from_memory;
     const uint8_t* x = values(row, column);
     uint32_t four[BATCH_COLUMNS / TILE];  // a group's exponent in each byte
     uint8_t* const group = (uint8_t*)four;
-    if (box == 16) {
+    if (block_size == 16) {
       find_exponents_of_groups(x, dtype, n, four);
     } else if (in_groups) {
       memset(group, job.tensor_exponent, sizeof four);
-      for (int g = 0; box && 16 * g < n; g++) group[g] = exponent[(skipped + 16 * g) / box];
+      for (int g = 0; block_size && 16 * g < n; g++) group[g] = exponent[(skipped + 16 * g) / block_size];
     }
     for (int i = n / TILE; i < BATCH_COLUMNS / TILE; i++) four[i] = i < tiles ? four[i] : four[0];
     FactorsOfGroups<Grid, VALUES> factors;
@@ -165,18 +165,18 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
       } else {
         uint8_t each[TILE] = {};
         if (in_groups) each_of_groups(group + at / 16, each);
-        else for (int c = 0; c < TILE && at + c < n; c++) each[c] = exponent[(skipped + at + c) / box];
+        else for (int c = 0; c < TILE && at + c < n; c++) each[c] = exponent[(skipped + at + c) / block_size];
         slow_tile(x, n - at, each, numbers, to);
       }
     }
-    if (box == 16 && job.exponents) {
+    if (block_size == 16 && job.exponents) {
       uint8_t* const exponents = job.exponents + row * ceil_div(p.columns, 16) + column / 16;
       if (n == BATCH_COLUMNS) memcpy(exponents, four, sizeof four);
       else memcpy(exponents, four, (size_t)ceil_div(n, 16));
     }
   }
 
-  // The exponents of boxes of any size along the columns first..last - 1, which hold whole boxes.
+  // The exponents of blocks of any size along the columns first..last - 1, which hold whole blocks.
   void find_exponents(int64_t row, int64_t first, int64_t last, uint8_t exponent[CHUNK]) {
     alignas(64) uint32_t key[CHUNK] = {};
     for (int64_t column = first; column < last; column += TILE) {
@@ -186,7 +186,7 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
       load_columns(values(row, column), p.dtype, n, value);
       EACH_VECTOR(v) write(found + v * LANES, Grid::key_of(value[v]));
       for (int i = 0; i < n; i++) {
-        uint32_t& most = key[(column - first + i) / p.box];
+        uint32_t& most = key[(column - first + i) / p.block_size];
         most = found[i] > most ? found[i] : most;
       }
     }
@@ -195,8 +195,8 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
 
   void columns(int64_t begin, int64_t end) {
     const Tasks tasks = encode_tasks(p);
-    const bool own_exponents = p.box != 0 && p.box != 16;
-    const bool usual = p.box == 16 && p.dtype == FLOAT32 && p.out_dtype == FLOAT32;
+    const bool own_exponents = p.block_size != 0 && p.block_size != 16;
+    const bool usual = p.block_size == 16 && p.dtype == FLOAT32 && p.out_dtype == FLOAT32;
     uint8_t exponent[CHUNK];
     int64_t row = begin / tasks.strips, strip = begin % tasks.strips;
     while (begin < end) {
@@ -206,8 +206,8 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
       if (own_exponents) {
         find_exponents(row, first, last, exponent);
         if (job.exponents)
-          memcpy(job.exponents + row * ceil_div(p.columns, p.box) + first / p.box, exponent,
-                 (size_t)ceil_div(last - first, p.box));
+          memcpy(job.exponents + row * ceil_div(p.columns, p.block_size) + first / p.block_size, exponent,
+                 (size_t)ceil_div(last - first, p.block_size));
       }
       for (int64_t column = first; column < last; column += BATCH_COLUMNS) {
         const int n = (int)(last - column < BATCH_COLUMNS ? last - column : BATCH_COLUMNS);
@@ -219,7 +219,7 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
     }
   }
 
-  // ---- boxes along the rows ----
+  // ---- blocks along the rows ----
 
   // Whether a whole tile may be read, what follows the columns of a narrow one with it.
   INLINE bool inside(const uint8_t* x) const { return values_end - x >= TILE * item; }
@@ -313,9 +313,9 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
       const int64_t block = begin / tasks.strips, strip = begin % tasks.strips, column = strip * CHUNK;
       int64_t run = tasks.strips - strip < end - begin ? tasks.strips - strip : end - begin;
       if (run > BATCH_OF_ROWS) run = BATCH_OF_ROWS;
-      const int64_t outer = block / tasks.per_outer, box = block % tasks.per_outer;
-      const int64_t top = outer * p.rows + box * p.box, last = (outer + 1) * p.rows;
-      const int64_t bottom = top + p.box < last ? top + p.box : last;
+      const int64_t outer = block / tasks.per_outer, within = block % tasks.per_outer;
+      const int64_t top = outer * p.rows + within * p.block_size, last = (outer + 1) * p.rows;
+      const int64_t bottom = top + p.block_size < last ? top + p.block_size : last;
       const int n = (int)(p.columns - column < run * CHUNK ? p.columns - column : run * CHUNK);
       if (usual) largest_of_columns<true>(top, bottom, column, n, exponent);
       else largest_of_columns<false>(top, bottom, column, n, exponent);
@@ -324,7 +324,7 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
         for (int i = 0; i < n; i++) to[i] = (uint8_t)exponent[i];
       }
       // the hardware prefetcher follows a row, but not the jump to the next rows
-      const int64_t ahead = strip + run < tasks.strips ? run * CHUNK : p.box * p.columns - column;
+      const int64_t ahead = strip + run < tasks.strips ? run * CHUNK : p.block_size * p.columns - column;
       if (usual) batch_of_rows<true>(top, bottom, column, n, exponent, ahead);
       else batch_of_rows<false>(top, bottom, column, n, exponent, ahead);
       begin += run;

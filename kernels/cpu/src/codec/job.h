@@ -15,10 +15,10 @@ constexpr int CHUNK = 128;
 // long chain of dependent instructions, and a processor overlaps only the short chains of one stage well. Values that
 // are read twice are still in the first-level cache.
 constexpr int BATCH = 8, BATCH_COLUMNS = BATCH * CHUNK;
-// The same for boxes along the rows, which are to stay in that cache too.
+// The same for blocks along the rows, which are to stay in that cache too.
 constexpr int BATCH_OF_ROWS = 4;
 
-// The largest magnitudes of boxes, as bits: the largest of all and the smallest that is not 0.
+// The largest magnitudes of blocks, as bits: the largest of all and the smallest that is not 0.
 struct Magnitudes {
   std::atomic<uint32_t> most{0}, least{~0u};
 };
@@ -30,7 +30,7 @@ struct CodecJob {
   uint8_t* codes = nullptr;
   uint8_t* exponents = nullptr;  // the scales
   uint64_t seed = 0;
-  int32_t tensor_exponent = 0;  // with box 0, and of SIGNED_E4M3: the one stored exponent
+  int32_t tensor_exponent = 0;  // with block 0, and of SIGNED_E4M3: the one stored exponent
   bool past_caches = false;     // write values with streaming stores
   bool prefetch = false;        // or prefetch the cache lines they go to
   bool from_memory = false;     // the input is too large to be in a cache
@@ -86,15 +86,15 @@ namespace {
 
 // How a job is cut into tasks: shared by the kernels, which run them, and by codec.cpp, which deals them out.
 struct Tasks {
-  int64_t blocks;   // of rows: single rows, or the boxes of rows
+  int64_t blocks;   // of rows: single rows, or the blocks of rows
   int64_t strips;   // of columns
-  int64_t width;    // columns of a strip: a multiple of CHUNK and, along columns, of the box
+  int64_t width;    // columns of a strip: a multiple of CHUNK and, along columns, of the block
   int64_t height;   // rows of a block
   int64_t per_outer;
   int64_t count() const { return blocks * strips; }
 };
 
-inline bool boxes_along_rows(const CodecDesc& p) { return p.along_rows && p.box != 0; }
+inline bool blocks_along_rows(const CodecDesc& p) { return p.along_rows && p.block_size != 0; }
 
 // Whether bfloat16 holds every value (dsq/formats: significand_bits).
 inline bool exact_in_bf16(const CodecDesc& p) { return p.bits <= (p.scales == SIGNED_E4M3 ? 5 : 9); }
@@ -103,11 +103,11 @@ inline Tasks encode_tasks(const CodecDesc& p) {
   Tasks t;
   t.width = CHUNK;
   t.height = 1;
-  if (boxes_along_rows(p)) {
-    t.height = p.box;
-  } else if (p.box) {
-    const int64_t twos = p.box & -p.box;
-    t.width = p.box / (twos < CHUNK ? twos : CHUNK) * (int64_t)CHUNK;  // the least common multiple
+  if (blocks_along_rows(p)) {
+    t.height = p.block_size;
+  } else if (p.block_size) {
+    const int64_t twos = p.block_size & -p.block_size;
+    t.width = p.block_size / (twos < CHUNK ? twos : CHUNK) * (int64_t)CHUNK;  // the least common multiple
   }
   t.per_outer = ceil_div(p.rows, t.height);
   t.blocks = p.outer * t.per_outer;
@@ -115,9 +115,9 @@ inline Tasks encode_tasks(const CodecDesc& p) {
   return t;
 }
 
-// Tiles of columns, of one row or of a box of rows.
+// Tiles of columns, of one row or of a block of rows.
 inline int64_t decode_tasks(const CodecDesc& p) {
-  return p.outer * ceil_div(p.rows, boxes_along_rows(p) ? p.box : 1) * ceil_div(p.columns, TILE);
+  return p.outer * ceil_div(p.rows, blocks_along_rows(p) ? p.block_size : 1) * ceil_div(p.columns, TILE);
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ uint32_t largest(const CodecJob& job, int64_t begin, int64_t end) {
 
 template <bool STOCHASTIC, class Sink, class Grid> void encode_on(const CodecJob& job, int64_t begin, int64_t end) {
   Encoder<STOCHASTIC, Sink, Grid> encoder{job};
-  boxes_along_rows(*job.desc) ? encoder.rows(begin, end) : encoder.columns(begin, end);
+  blocks_along_rows(*job.desc) ? encoder.rows(begin, end) : encoder.columns(begin, end);
   if constexpr (Grid::SIGNED)
     if (job.found) encoder.grid.report(*job.found);
 }
@@ -46,7 +46,7 @@ void pack(const CodecJob& job, int64_t begin, int64_t end) {
 
 void unpack(const CodecJob& job, int64_t begin, int64_t end) {
   const auto run = [&](const auto& decoder) {
-    boxes_along_rows(*job.desc) ? decoder.rows(begin, end) : decoder.columns(begin, end);
+    blocks_along_rows(*job.desc) ? decoder.rows(begin, end) : decoder.columns(begin, end);
   };
   if (job.desc->scales == POWER) run(Decoder<PowerGrid<false>>{job});
   else run(Decoder<SignedGrid<false>>{job});

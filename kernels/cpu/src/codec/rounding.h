@@ -7,15 +7,15 @@
 
 namespace {
 
-// Stored exponents from least_ordinary to MOST_ORDINARY are ordinary: each number below is one normal float, made from
-// the exponent by integer arithmetic. A box of zeros is not ordinary.
-constexpr int MOST_ORDINARY = 229;
+// Stored exponents from least_ordinary to MAX_ORDINARY are ordinary: each number below is one normal float, made from
+// the exponent by integer arithmetic. A block of zeros is not ordinary.
+constexpr int MAX_ORDINARY = 229;
 INLINE int least_ordinary(int bits, bool stochastic) { return bits - 1 + (stochastic ? 16 : 0); }
 
 // AVX-512 rounds stochastically in units of 2^-16.
 template <bool STOCHASTIC> constexpr int FRACTION_BITS = STOCHASTIC && LANES == 16 ? 16 : 0;
 
-// The factors of a box with an ordinary exponent, which take values to codes (up, with the fraction) and back (step).
+// The factors of a block with an ordinary exponent, which take values to codes (up, with the fraction) and back (step).
 // Where values are rounded to nearest and wanted as values, they give these at once: adding `shift`, whose last bit is
 // the step, rounds as the processor does, subtracting it leaves the rounded value, and `most` is the largest.
 template <bool STOCHASTIC, bool VALUES>
@@ -41,12 +41,12 @@ INLINE void each_of_groups(const uint8_t group[4], uint8_t each[TILE]) {
 
 // Whether four exponents, a byte each, are all ordinary.
 INLINE bool all_ordinary(uint32_t four, int least) {
-  constexpr uint32_t each = 0x01010101, tops = 0x80808080, beyond = 255 - MOST_ORDINARY;
+  constexpr uint32_t each = 0x01010101, tops = 0x80808080, beyond = 255 - MAX_ORDINARY;
   const uint32_t below = (four - each * (uint32_t)least) & ~four, above = (~four - each * beyond) & four;
   return !((below | above) & tops);
 }
 INLINE I not_ordinary(I exponent, int least) {
-  return (I)((U)(exponent - least) > (U{} + (uint32_t)(MOST_ORDINARY - least)));
+  return (I)((U)(exponent - least) > (U{} + (uint32_t)(MAX_ORDINARY - least)));
 }
 
 // Factors of the groups of 16 columns of a batch.
@@ -147,7 +147,7 @@ INLINE I round_to_code(F t, Bounds code, const Numbers& random, int vector) {
 #endif
 }
 
-// Values of codes, and of values, on the grid of an ordinary box.
+// Values of codes, and of values, on the grid of an ordinary block.
 INLINE F value_of(I code, F step) { return __builtin_convertvector(code, F) * step; }
 
 INLINE F to_grid(F x, F shift, F most) { return clamp((x + shift) - shift, most); }
@@ -161,7 +161,7 @@ template <bool STOCHASTIC> struct PowerGrid {
   explicit PowerGrid(const CodecJob& job)
       : bits(job.desc->bits), least(least_ordinary(job.desc->bits, STOCHASTIC)) {}
   SignAndMagnitude codes() const { return {splat((float)((1 << (bits - 1)) - 1))}; }
-  // The key by which values compare: the scale of a box is made of the largest.
+  // The key by which values compare: the scale of a block is made of the largest.
   static INLINE I key_of(F x) { return magnitude_bits(x); }
   INLINE I scales_of(I key) const { return key >> 23; }
   INLINE I not_ordinary(I scale) const { return ::not_ordinary(scale, least); }

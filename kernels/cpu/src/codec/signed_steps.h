@@ -6,7 +6,7 @@
 
 namespace {
 
-// The bit of a scale that says that the step is negative, as the box's largest value is positive.
+// The bit of a scale that says that the step is negative, as the block's largest value is positive.
 constexpr int STEP_IS_NEGATIVE = 128;
 
 // Steps from the scales of one tensor.

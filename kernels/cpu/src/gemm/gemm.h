@@ -1,4 +1,4 @@
-// The GEMMs on quantised operands: c = a b + bias with exact products of values and sums in float32.
+// The GEMMs on quantized operands: c = a b + bias with exact products of values and sums in float32.
 //
 // A vector is a row of a or a column of b: what the contraction runs along. `scratch` has the bytes that the function
 // ..._scratch asks for.
@@ -24,8 +24,8 @@ struct PackedOperand {
   bool across;  // a row of codes holds one index of the contraction, for every vector; else one vector
 };
 
-// Where the sums go, each rounded once to the dtype: rows side by side in memory. `codec`, unless null, quantises them
-// first, float32 to float32, to nearest, in boxes of columns that divide TILE_COLUMNS.
+// Where the sums go, each rounded once to the dtype: rows side by side in memory. `codec`, unless null, quantizes them
+// first, float32 to float32, to nearest, in blocks of columns that divide TILE_COLUMNS.
 struct Result {
   void* to;
   int32_t dtype;
@@ -38,14 +38,14 @@ int64_t gemm_bfloat16_scratch(GemmSize size);
 void gemm_bfloat16(const Bfloat16Operand& a, const Bfloat16Operand& b, const float* bias, const Result& c,
                    GemmSize size, uint32_t* scratch, int threads);
 
-// On packed codes, by some machine's instructions. Boxes of `box` values along the depth, or one scale an operand; a dot
-// product over a box must fit 32 bits.
+// On packed codes, by some machine's instructions. Blocks of `block_size` values along the depth, or one scale an operand; a dot
+// product over a block must fit 32 bits.
 struct IntegerGemm {
   const char* name;
   bool (*usable)();
-  bool (*fits)(int a_bits, int b_bits, int box);  // of boxes that divide 256
-  int64_t (*scratch)(GemmSize size, int a_bits, int b_bits, int box);
-  void (*multiply)(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias,
+  bool (*fits)(int a_bits, int b_bits, int block_size);  // of blocks that divide 256
+  int64_t (*scratch)(GemmSize size, int a_bits, int b_bits, int block_size);
+  void (*multiply)(const PackedOperand& a, const PackedOperand& b, bool one_scale, int block_size, const float* bias,
                    const Result& c, GemmSize size, uint32_t* scratch, int threads);
 };
 extern const IntegerGemm INTEGER_AVX512, INTEGER_AVXVNNI, INTEGER_AVX2, INTEGER_NEON;

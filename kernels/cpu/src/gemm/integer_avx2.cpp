@@ -1,15 +1,15 @@
 // The integer GEMM on AVX2. Products of bytes are summed in 16 bits: narrow codes leave them room for the 8 products of a
 // lane in 16 steps. Products of wider codes take twice the time.
-#include "box_products_256.h"
+#include "block_products_256.h"
 
 namespace {
 
 // The most bits of both codes together: a lane's 8 products in a group of 4 elements, of 2^a - 1 and 2^(b - 1) at most,
 // then fit 16 bits.
-constexpr int MOST_BITS = 13;
+constexpr int MAX_BITS = 13;
 
-bool as_bytes(int a_bits, int b_bits, int box) {
-  return a_bits <= 8 && b_bits <= 8 && a_bits + b_bits <= MOST_BITS && box % STEPS<int8_t> == 0;
+bool as_bytes(int a_bits, int b_bits, int block_size) {
+  return a_bits <= 8 && b_bits <= 8 && a_bits + b_bits <= MAX_BITS && block_size % STEPS<int8_t> == 0;
 }
 
 // Sums the products of GROUP elements of one row and PANEL columns: of bytes in 16 bits, else in 32.
@@ -26,7 +26,7 @@ template <class Code, int GROUP> INLINE void dot(const int8_t* row, const int8_t
 }
 
 template <class Code, int GROUP>
-INLINE void multiply_box(const int8_t* row, const int8_t* columns, int groups, __m256i (&dots)[2]) {
+INLINE void multiply_block(const int8_t* row, const int8_t* columns, int groups, __m256i (&dots)[2]) {
   auto whole = [](__m256i sums) { return sizeof(Code) == 1 ? added_pairs(sums) : sums; };
   __m256i more[2];
   dot<Code, GROUP>(row, columns, dots);

@@ -1,14 +1,14 @@
 // The integer GEMM on AVX-VNNI, which CPUs without AVX-512 may have: a lane's products are summed in 32 bits.
 #include <cpuid.h>
 
-#include "box_products_256.h"
+#include "block_products_256.h"
 
 namespace {
 
-bool as_bytes(int a_bits, int b_bits, int box) { return a_bits <= 8 && b_bits <= 8 && box % STEPS<int8_t> == 0; }
+bool as_bytes(int a_bits, int b_bits, int block_size) { return a_bits <= 8 && b_bits <= 8 && block_size % STEPS<int8_t> == 0; }
 
 template <class Code, int GROUP>
-INLINE void multiply_box(const int8_t* row, const int8_t* columns, int groups, __m256i (&dots)[2]) {
+INLINE void multiply_block(const int8_t* row, const int8_t* columns, int groups, __m256i (&dots)[2]) {
   dots[0] = dots[1] = _mm256_setzero_si256();
   for (int group = 0; group < groups; group++)
 #pragma GCC unroll 8

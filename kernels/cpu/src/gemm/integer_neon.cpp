@@ -4,7 +4,7 @@
 #include <sys/auxv.h>
 #endif
 
-#include "box_products.h"
+#include "block_products.h"
 
 namespace {
 
@@ -16,15 +16,15 @@ INLINE void add_dots(int32x4_t (&dots)[ROWS][2], int8x16_t rows, int8x16_t left,
   if constexpr (row + 1 < ROWS) add_dots<row + 1>(dots, rows, left, right);
 }
 
-// With 8 integer and 8 float accumulators. A box has ELEMENTS elements, or, with 0, as many as the tile says.
-template <int ELEMENTS> void microkernel(const BoxTile& tile) {
+// With 8 integer and 8 float accumulators. A block has ELEMENTS elements, or, with 0, as many as the tile says.
+template <int ELEMENTS> void microkernel(const BlockTile& tile) {
   const int8_t *a = tile.a, *b = tile.b;
   const float *a_scales = tile.a_scales, *b_scales = tile.b_scales;
   float row[PANEL] = {};
   if (tile.bias) memcpy(row, tile.bias, sizeof(float) * (size_t)tile.columns);
   float32x4_t sums[ROWS][2];
   for (int r = 0; r < ROWS; r++) sums[r][0] = vld1q_f32(row), sums[r][1] = vld1q_f32(row + 4);
-  for (int64_t box = 0; box < tile.boxes; box++, a_scales += PANEL, b_scales += PANEL) {
+  for (int64_t index = 0; index < tile.blocks; index++, a_scales += PANEL, b_scales += PANEL) {
     int32x4_t dots[ROWS][2] = {};
     for (int e = 0; e < (ELEMENTS ? ELEMENTS : tile.elements); e++, a += ELEMENTS_SIZE, b += ELEMENTS_SIZE)
       add_dots(dots, vld1q_s8(a), vld1q_s8(b), vld1q_s8(b + 16));
@@ -53,16 +53,16 @@ bool usable() {
 }
 
 // NEON multiplies wider codes no faster than float32.
-bool fits(int a_bits, int b_bits, int box) { return a_bits <= 8 && b_bits <= 8 && box % STEPS<int8_t> == 0; }
+bool fits(int a_bits, int b_bits, int block_size) { return a_bits <= 8 && b_bits <= 8 && block_size % STEPS<int8_t> == 0; }
 
-void gemm(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias, const Result& c,
+void gemm(const PackedOperand& a, const PackedOperand& b, bool one_scale, int block_size, const float* bias, const Result& c,
           GemmSize size, uint32_t* scratch, int threads) {
-  const auto kernel = box / STEPS<int8_t> == 4 ? microkernel<4> : microkernel<0>;
-  multiply<int8_t, false>(a, b, one_scale, box, bias, c, size, scratch, threads, kernel,
+  const auto kernel = block_size / STEPS<int8_t> == 4 ? microkernel<4> : microkernel<0>;
+  multiply<int8_t, false>(a, b, one_scale, block_size, bias, c, size, scratch, threads, kernel,
                           [](int, int, const int8_t*, float*) {});
 }
 
-int64_t scratch_size(GemmSize size, int, int, int box) { return panels_size<int8_t, false>(size, box); }
+int64_t scratch_size(GemmSize size, int, int, int block_size) { return panels_size<int8_t, false>(size, block_size); }
 
 }  // namespace
 

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int PANEL = TILE_COLUMNS;   // vectors of a panel
 constexpr int VECTOR_ELEMENTS = 128;  // of 32 bits: a panel's 16 KiB stay in the first-level cache
-constexpr int RUN = 64;               // steps of a run; else it is all of the vector's, or a box
+constexpr int RUN = 64;               // steps of a run; else it is all of the vector's, or a block
 constexpr int ROWS_AHEAD = 32;        // rows of codes that are prefetched before they are read: the hardware's own
                                       // prefetcher does not follow the jumps from row to row
 
@@ -21,9 +21,9 @@ template <bool int8> constexpr int STEPS = VECTOR_ELEMENTS * PER_ELEMENT<int8>;
 struct IntegerOperand : PackedVectors {
   bool folded = false;  // signs and mantissas of its scales are multiplied into the panels' integers
 
-  // Of a block of `steps` steps, those that the microkernel reads: whole runs, or boxes where these are longer.
+  // Of a block of `steps` steps, those that the microkernel reads: whole runs, or blocks where these are longer.
   int steps_read(int steps) const {
-    const int whole = box < RUN ? RUN : box;
+    const int whole = block_size < RUN ? RUN : block_size;
     return (int)ceil_div(steps, whole) * whole;
   }
   // The bits that a folded panel's integers need: a mantissa is 15 at most, so that the code of largest magnitude may
@@ -133,7 +133,7 @@ template <bool int8> void pack_b(const IntegerOperand& x, int64_t vector, int64_
 // The same for A: one vector after another.
 template <bool int8> void pack_a(const IntegerOperand& x, int64_t vector, int64_t k, int depth, uint32_t* to) {
   constexpr int per_element = PER_ELEMENT<int8>;
-  const int vectors = least(PANEL, x.vectors - vector), used = (int)(ceil_div(depth, x.box) * x.box / per_element);
+  const int vectors = least(PANEL, x.vectors - vector), used = (int)(ceil_div(depth, x.block_size) * x.block_size / per_element);
   if (!x.across) {
     const uint8_t* row = x.codes + vector * x.row_bytes();
     for (int i = 0; i < vectors; i++, row += x.row_bytes(), to += VECTOR_ELEMENTS) {

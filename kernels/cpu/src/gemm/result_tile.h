@@ -1,4 +1,4 @@
-// A tile of C on its way to a result that is narrower than float32, or quantised: sums stay in the first two caches until
+// A tile of C on its way to a result that is narrower than float32, or quantized: sums stay in the first two caches until
 // all of them are complete.
 #pragma once
 
@@ -20,7 +20,7 @@ template <int ROWS> class ResultTile {
   ResultTile(const Result& result, int64_t row, int64_t column, int rows, int columns, int64_t all_columns)
       : result_(result), rows_(rows), columns_(columns), stride_(all_columns), at_(row * all_columns + column),
         direct_(result.dtype == FLOAT32 && !result.codec) {
-    if (!direct_ && columns < TILE_COLUMNS) memset(sums_, 0, sizeof sums_);  // boxes are padded with zeros
+    if (!direct_ && columns < TILE_COLUMNS) memset(sums_, 0, sizeof sums_);  // blocks are padded with zeros
   }
   // Where row `r` of the sums begins, and how far it is to the next.
   float* row(int64_t r) { return direct_ ? (float*)result_.to + at_ + r * stride_ : sums_ + r * TILE_COLUMNS; }

@@ -287,8 +287,8 @@ INLINE U pick(U a, U b, uint32_t mask) {
 #endif
 }
 
-// The stored exponents of four boxes, in the four bytes of each lane, from the lane-wise maxima of their magnitudes, or
-// from their values where a box is one vector.
+// The stored exponents of four blocks, in the four bytes of each lane, from the lane-wise maxima of their magnitudes, or
+// from their values where a block is one vector.
 INLINE U exponent_bytes(I a, I b, I c, I d) {
   const U bytes = pick((U)a >> 23, (U)b >> 15, 0xff);
   return pick(pick(bytes, (U)c >> 7, 0xffff), (U)d << 1, 0xffffff);

@@ -1,4 +1,4 @@
-"""bfp: gradients from tensors quantised as dsq.quantize does, bytes by arithmetic, exact masks, shared codes."""
+"""bfp: gradients from tensors quantized as dsq.quantize does, bytes by arithmetic, exact masks, shared codes."""
 
 import pytest
 import torch
@@ -9,46 +9,46 @@ from analysis.models import encoder
 from dsq.formats import SignedNVInt
 from dsq.stash import apply, measure
 from tests.dsq.gradients import error, gradient
-from tests.dsq.stash.census import kept_bytes
+from tests.dsq.stash.census import saved_bytes
 
 ROWS, WIDTH = 32, 48
-BOX_FORMATS = {"bfp": dsq.BFP, "snvint": SignedNVInt}
+BLOCK_FORMATS = {"bfp": dsq.BFP, "snvint": SignedNVInt}
 ACTIVATION = 2  # bits more of what an activation keeps
 
 
 def quantized(x, fmt):
-    """Neighbours in memory share a scale."""
+    """Neighbors in memory share a scale."""
     return dsq.quantize(x.detach().reshape(-1), fmt).view(x.shape)
 
 
 def packed_bytes(numel, bits=4, format="snvint"):
-    """Codes, a byte a box, and snvint's byte a tensor; above 6 bits it is bfp."""
+    """Codes, a byte a block, and snvint's byte a tensor; above 6 bits it is bfp."""
     return -(-numel * bits // 8) + -(-numel // 16) + (format == "snvint" and bits <= 6)
 
 
 def stash(model, x):
     """Bytes kept; the meter and the census of live storages must agree (numbers become tensors out of its sight)."""
     report = measure(lambda: model(x).sum())
-    assert sum(held.nbytes for held in report.held if held.shape) == kept_bytes(lambda: model(x).sum())
+    assert sum(held.nbytes for held in report.tensors if held.shape) == saved_bytes(lambda: model(x).sum())
     return report.nbytes
 
 
 @pytest.mark.parametrize(("rows", "width"), [(ROWS, WIDTH), (13, 21)])
-@pytest.mark.parametrize("options", [{}, {"box": 5}, *({"format": name} for name in BOX_FORMATS)])
-def test_linear_gradient_is_that_of_the_quantised_input(options, rows, width):
+@pytest.mark.parametrize("options", [{}, {"block_size": 5}, *({"format": name} for name in BLOCK_FORMATS)])
+def test_linear_gradient_is_that_of_the_quantized_input(options, rows, width):
     model, x = nn.Sequential(nn.Linear(width, 8)), torch.randn(rows, width)
     apply(model, "bfp", bits=3, **options)
     y = model(x)
     grad = torch.randn_like(y)
     y.backward(grad)
-    fmt = BOX_FORMATS[options.get("format", "snvint")](3, box=options.get("box", 16))
+    fmt = BLOCK_FORMATS[options.get("format", "snvint")](3, block_size=options.get("block_size", 16))
     assert torch.equal(model[0].weight.grad, grad.t() @ quantized(x, fmt))
     assert torch.equal(model[0].bias.grad, grad.sum(0))
     model.requires_grad_(False)  # as below LoRA's adapters: nobody reads the input again
     assert measure(lambda: model(x.clone().requires_grad_()).sum()).nbytes == 0
 
 
-@pytest.mark.parametrize("format", BOX_FORMATS)
+@pytest.mark.parametrize("format", BLOCK_FORMATS)
 @pytest.mark.parametrize("bits", [2, 3, 4, 8, 16])
 def test_bytes(bits, format):
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
@@ -56,7 +56,7 @@ def test_bytes(bits, format):
     expected = sum(packed_bytes(ROWS * WIDTH, min(width, 16), format) for width in (bits, bits + ACTIVATION))
     assert stash(model, torch.randn(ROWS, WIDTH)) == expected
     summary = controller.report()
-    assert (summary.raw_bytes, summary.kept_bytes) == (2 * 4 * ROWS * WIDTH, expected)
+    assert (summary.raw_bytes, summary.saved_bytes) == (2 * 4 * ROWS * WIDTH, expected)
 
 
 def test_above_16_bits_tensors_stay():
@@ -85,7 +85,7 @@ PLAIN, TURNED, WIDER = lambda x: x, lambda x: x.transpose(0, 1), lambda x: x.res
 
 
 @pytest.mark.parametrize("views", [(PLAIN, PLAIN), (PLAIN, TURNED), (TURNED, PLAIN), (PLAIN, WIDER), (WIDER, PLAIN)])
-def test_quantised_layers_that_read_one_memory_in_other_shapes_or_orders_have_their_own_codes(views):
+def test_quantized_layers_that_read_one_memory_in_other_shapes_or_orders_have_their_own_codes(views):
     model, x = Two(*views), torch.randn(16, 24, 32)
     exact = gradient(model, x)
     dsq.convert(model, dsq.DSQConfig("[16,8,16,16]", stash="all"))
@@ -107,25 +107,25 @@ def test_follows_the_level_of_a_converted_model_and_leaves_its_codes_alone():
     apply(model, "bfp")
     for level, bits in enumerate((2, 4, 6)):
         dsq.set_level(model, config, level)
-        boxes_along_tokens = ROWS * WIDTH * bits // 8 + ROWS // 16 * WIDTH + 1  # snvint's byte
-        assert stash(model, x) == packed_bytes(ROWS * WIDTH, max(4, bits) + ACTIVATION) + boxes_along_tokens
+        blocks_along_tokens = ROWS * WIDTH * bits // 8 + ROWS // 16 * WIDTH + 1  # snvint's byte
+        assert stash(model, x) == packed_bytes(ROWS * WIDTH, max(4, bits) + ACTIVATION) + blocks_along_tokens
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, dsq.BFP(4, box=8)),
-        ({"bits": 9}, dsq.BFP(9, box=8)),
-        ({"bits": 5, "box": 32}, dsq.BFP(5, box=32)),
+        ({}, dsq.BFP(4, block_size=8)),
+        ({"bits": 9}, dsq.BFP(9, block_size=8)),
+        ({"bits": 5, "block_size": 32}, dsq.BFP(5, block_size=32)),
         ({"format": "snvint"}, SignedNVInt(4)),
-        ({"bits": 2, "format": "snvint", "box": 32}, SignedNVInt(2, box=32)),
-        ({"bits": 9, "format": "snvint", "box": 32}, dsq.BFP(9, box=32)),
+        ({"bits": 2, "format": "snvint", "block_size": 32}, SignedNVInt(2, block_size=32)),
+        ({"bits": 9, "format": "snvint", "block_size": 32}, dsq.BFP(9, block_size=32)),
         ({"format": "fixed"}, dsq.FixedPoint(4)),
     ],
 )
 def test_a_converted_model_is_packed_as_its_layers_unless_told(options, expected):
     model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), torch.randn(ROWS, WIDTH)
-    dsq.convert(model, dsq.DSQConfig(levels="[2,2,2,16]", format="bfp", box=8))
+    dsq.convert(model, dsq.DSQConfig(levels="[2,2,2,16]", format="bfp", block_size=8))
     controller = apply(model, "bfp", **options)
     model(x).sum().backward()
     assert f"format {expected}" in str(controller.report())

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from analysis.models import resnet20
-from dsq.kept import MORE
 from dsq.stash import apply, measure
+from dsq.stash_bits import EXTRA_BITS
 from tests.dsq.gradients import all_gradients, error, gradient, same, step
-from tests.dsq.stash.census import kept_bytes
+from tests.dsq.stash.census import saved_bytes
 from tests.dsq.stash.every_policy import small
 from tests.models import transformer
 
@@ -21,7 +21,7 @@ def test_only_segment_inputs_are_kept():
     statistics = 2 * 4 * 2 * 8
     # the second block's input (the first one's is the caller's) and the last norm's
     assert report.nbytes == pytest.approx(2 * x.nbytes + statistics + 2 * random_state, abs=2 * 8)  # and a scale
-    assert kept_bytes(lambda: model(x).sum()) == pytest.approx(report.nbytes - 2 * random_state, abs=2 * 8)
+    assert saved_bytes(lambda: model(x).sum()) == pytest.approx(report.nbytes - 2 * random_state, abs=2 * 8)
 
 
 def test_batch_norm_counts_once_and_frozen_layers_pass_gradients():
@@ -42,9 +42,9 @@ def test_with_bfp_inputs_and_recomputed_stash_are_packed():
     alone, exact = measure(lambda: model(x).sum()), gradient(model, x)
     packed = apply(model, "bfp", bits=4)
     report = measure(lambda: model(x).sum())
-    spared, by_norm = (x.nbytes - (x.numel() * (bits + 0.5) / 8 + 1) for bits in (4, 4 + MORE["layernorm"]))
+    spared, by_norm = (x.nbytes - (x.numel() * (bits + 0.5) / 8 + 1) for bits in (4, 4 + EXTRA_BITS["layernorm"]))
     assert report.nbytes <= alone.nbytes - spared - by_norm  # a block's input and what the last norm keeps
-    assert packed.report().kept_bytes >= 2 * x.nbytes - spared - by_norm
+    assert packed.report().saved_bytes >= 2 * x.nbytes - spared - by_norm
     assert 0.01 < error(gradient(model, x), exact) < 0.2
 
 

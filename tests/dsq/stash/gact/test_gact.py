@@ -52,7 +52,7 @@ def tokens(seed: int = 0, length: int = 12) -> Tensor:
     return torch.randint(50, (4, length), generator=torch.Generator().manual_seed(seed))
 
 
-def bits_used(report: stash.Summary) -> float:
+def bits_used(report: stash.PolicyStatus) -> float:
     return float(report.details[0].split()[0])
 
 
@@ -116,7 +116,7 @@ def test_kept_bytes_of_an_encoder_with_dropout() -> None:
         return n // 2 + n // 256 * 8
 
     # input; q (scaled), k, v; the map, from which dropout's result is made again; attention's output; two masks
-    assert controller.report().kept_bytes == codes(width) * 5 + codes(maps) + width // 8 + maps // 8
+    assert controller.report().saved_bytes == codes(width) * 5 + codes(maps) + width // 8 + maps // 8
 
 
 def test_outputs_of_which_one_is_made_of_another() -> None:
@@ -182,7 +182,7 @@ def test_checkpointing_levels(level: str) -> None:
         controller = stash.apply(model, "gact", bits=8, level=policy_level, adapt_interval=2)
         for number in range(4):
             assert error(gradient(model, tokens(number)), gradient(plain, tokens(number))) < 0.05
-        kept.append(controller.report().kept_bytes)
+        kept.append(controller.report().saved_bytes)
         controller.remove()
     assert kept[1] < kept[0] / 4
     assert (maps[-1] is None) == (level == "CB2")  # attention in one call makes no map

@@ -36,7 +36,7 @@ def gradient(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def test_the_kept_map_decodes_by_head_within_a_step() -> None:
-    """A head 1000 times larger than its neighbours does not coarsen their ranges."""
+    """A head 1000 times larger than its neighbors does not coarsen their ranges."""
     scale = torch.tensor([1.0, 1000.0, 1.0, 1.0]).view(1, 4, 1, 1)
     q, k = (torch.rand(2, 4, 8, 8, requires_grad=True) for _ in range(2))
     model = Of(lambda q, k: torch.matmul(q * scale, k))
@@ -95,8 +95,8 @@ def test_fused_attention_has_no_map() -> None:
     controller = stash.apply(model, "mesa")
     peak, kept = peak_bytes(lambda: model(q, k, v)), measure(lambda: model(q, k, v))
     one = q.nbytes
-    assert controller.report().kept_bytes == 3 * (one // 4 + 8 * HEADS)
-    assert kept.nbytes <= controller.report().kept_bytes + 3 * 8  # the products' numbers
+    assert controller.report().saved_bytes == 3 * (one // 4 + 8 * HEADS)
+    assert kept.nbytes <= controller.report().saved_bytes + 3 * 8  # the products' numbers
     assert peak < HEADS * tokens * tokens * 4  # the map, in float32
     assert controller.report().raw_bytes == 3 * one
 

@@ -95,7 +95,7 @@ def test_an_estimate_is_the_sum_over_the_kept_rows():
     rows, scale = index_2k[0].long(), index_2k[1].view(torch.float32)
     torch.testing.assert_close(h_kK, x.reshape(-1, 16)[rows])
     torch.testing.assert_close(layer[0].weight.grad, (dz.reshape(-1, 8)[rows] * scale[:, None]).T @ h_kK)
-    assert controller.report().kept_bytes == h_kK.nbytes + index_2k.nbytes
+    assert controller.report().saved_bytes == h_kK.nbytes + index_2k.nbytes
 
 
 def test_the_cache_holds_the_root_mean_square_of_each_samples_gradient_and_rows_are_drawn_by_it():
@@ -258,14 +258,14 @@ def test_another_policy_packs_the_rows_once_and_gives_the_gradient_of_their_draw
     model, x = attention(), tokens(1, 8, 40)
     alone = dsq.stash.apply(model, "wtacrs")
     exact = gradients(model, x)
-    rows = alone.report().kept_bytes
+    rows = alone.report().saved_bytes
     alone.remove()
     for name in order:
         dsq.stash.apply(model, name, **({"bits": 4, "format": "bfp"} if name == "bfp" else {}))
     packed = gradients(model, x)  # of the same draw
     assert all(error(packed[name], exact[name]) < 0.15 for name in exact)
     report = dsq.stash.measure(lambda: model(x))
-    linears = [h for h in report.held if "SampledLinear" in h.op]
+    linears = [h for h in report.tensors if "SampledLinear" in h.op]
     assert not [h for h in linears if h.dtype == "float32"]
     codes = sum(h.nbytes for h in linears if h.dtype == "uint8")
     index = sum(h.nbytes for h in linears if h.dtype == "int32")
@@ -302,7 +302,7 @@ def optimal(h_TK: torch.Tensor, dz_TN: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("spread", [0.0, 0.5, 1.5, 3.0])
 @pytest.mark.parametrize("k", [1, 29, 95])
-def test_winners_minimise_the_bound_of_theorem_2(spread, k):
+def test_winners_minimize_the_bound_of_theorem_2(spread, k):
     p_T = optimal(*product(1, spread))
     rows_k, scale_k = sample_rows(p_T, k, torch.rand(k, dtype=torch.float64))
     p = np.sort(p_T.numpy())[::-1]

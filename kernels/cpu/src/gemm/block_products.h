@@ -1,4 +1,4 @@
-// C = A B from packed codes, boxes along the contraction: an exact integer dot product over each box, times the two boxes'
+// C = A B from packed codes, blocks along the contraction: an exact integer dot product over each block, times the two blocks'
 // scale factors, summed in float32. Panels, of bytes or of integers of 16 bits (Code), and the order of tiles; the dot
 // products are the includer's.
 #pragma once
@@ -22,22 +22,22 @@ static_assert(PANEL % ROWS == 0 && TASK_ROWS % PANEL == 0, "tiles fill panels, a
 
 int least(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
 
-// An operand's panels. A panel holds PANEL vectors: an element of every vector, then the next; the scale factors of a box
-// of every vector, then of the next; and likewise the boxes' offsets, where they have any.
+// An operand's panels. A panel holds PANEL vectors: an element of every vector, then the next; the scale factors of a block
+// of every vector, then of the next; and likewise the blocks' offsets, where they have any.
 struct Panels {
-  int64_t count, boxes, size;  // `size`: bytes of a panel's codes
+  int64_t count, blocks, size;  // `size`: bytes of a panel's codes
   int8_t* codes;
   float* scales;
   float* offsets;
   void* end;
 
-  Panels(int64_t vectors, int64_t depth, int box, int steps, bool has_offsets, void* memory)
-      : count(ceil_div(vectors, PANEL)), boxes(ceil_div(depth, box)), size(boxes * (box / steps) * ELEMENTS_SIZE),
-        codes((int8_t*)memory), scales((float*)(codes + count * size)), offsets(scales + count * boxes * PANEL),
-        end(offsets + (has_offsets ? count * boxes * PANEL : 0)) {}
+  Panels(int64_t vectors, int64_t depth, int block_size, int steps, bool has_offsets, void* memory)
+      : count(ceil_div(vectors, PANEL)), blocks(ceil_div(depth, block_size)), size(blocks * (block_size / steps) * ELEMENTS_SIZE),
+        codes((int8_t*)memory), scales((float*)(codes + count * size)), offsets(scales + count * blocks * PANEL),
+        end(offsets + (has_offsets ? count * blocks * PANEL : 0)) {}
   int8_t* codes_of(int64_t panel) const { return codes + panel * size; }
-  float* scales_of(int64_t panel) const { return scales + panel * boxes * PANEL; }
-  float* offsets_of(int64_t panel) const { return offsets + panel * boxes * PANEL; }
+  float* scales_of(int64_t panel) const { return scales + panel * blocks * PANEL; }
+  float* offsets_of(int64_t panel) const { return offsets + panel * blocks * PANEL; }
 };
 
 // The codes of an element in each lane.
@@ -97,13 +97,13 @@ template <class Code> void pack_codes(const PackedVectors& x, int64_t vector, in
 }
 
 // The scale factors of a panel; any number where there is no vector.
-void fill_scales(const PackedVectors& x, int64_t vector, int64_t boxes, float* scales) {
+void fill_scales(const PackedVectors& x, int64_t vector, int64_t blocks, float* scales) {
   const SignedSteps steps(x.bits, x.tensor_exponent());
   const int vectors = least(PANEL, x.vectors - vector);
-  for (int64_t box = 0; box < boxes; box++)
+  for (int64_t index = 0; index < blocks; index++)
     for (int first = 0; first < PANEL; first += LANES, scales += LANES) {
       uint8_t stored[LANES] = {};
-      const uint8_t* from = x.exponents + box * x.to_next_box() + (vector + first) * x.to_next_vector();
+      const uint8_t* from = x.exponents + index * x.to_next_block() + (vector + first) * x.to_next_vector();
       for (int i = 0; i < LANES && first + i < vectors; i++) stored[i] = from[i * x.to_next_vector()];
       const I scale = widened(stored);
       write(scales, x.kind == POWER ? AnyFactors(scale, x.bits).values_of(splat(1.0f)) : steps.of(scale));
@@ -111,14 +111,14 @@ void fill_scales(const PackedVectors& x, int64_t vector, int64_t boxes, float* s
 }
 
 // What a microkernel multiplies: some rows of A's panel, from `a` and `a_scales` on, by B's panel. It writes `rows` by
-// `columns` of the tile of C, which begin with the bias. A box has `elements` elements.
-struct BoxTile {
+// `columns` of the tile of C, which begin with the bias. A block has `elements` elements.
+struct BlockTile {
   const int8_t* a;
   const float* a_scales;
   const int8_t* b;
   const float* b_scales;
   const float* b_offsets;
-  int64_t boxes;
+  int64_t blocks;
   int elements;
   const float* bias;
   float* c;
@@ -127,34 +127,34 @@ struct BoxTile {
 };
 
 // Bytes of the panels of both operands.
-template <class Code, bool OFFSETS> int64_t panels_size(GemmSize size, int box) {
-  const Panels a(size.rows, size.depth, box, STEPS<Code>, false, nullptr);
-  return (int64_t)Panels(size.columns, size.depth, box, STEPS<Code>, OFFSETS, a.end).end;
+template <class Code, bool OFFSETS> int64_t panels_size(GemmSize size, int block_size) {
+  const Panels a(size.rows, size.depth, block_size, STEPS<Code>, false, nullptr);
+  return (int64_t)Panels(size.columns, size.depth, block_size, STEPS<Code>, OFFSETS, a.end).end;
 }
 
-// With OFFSETS, A's codes grow by half their range, `more`, which takes their signs away: offset(more, elements, a box's
-// codes in a panel of B, to) says by how much that changes the box's dot products, and b_offsets has that times B's scale
+// With OFFSETS, A's codes grow by half their range, `more`, which takes their signs away: offset(more, elements, a block's
+// codes in a panel of B, to) says by how much that changes the block's dot products, and b_offsets has that times B's scale
 // factors.
 template <class Code, bool OFFSETS, class Offset>
-void multiply(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias,
-              const Result& c, GemmSize size, void* scratch, int threads, void (*microkernel)(const BoxTile&),
+void multiply(const PackedOperand& a, const PackedOperand& b, bool one_scale, int block_size, const float* bias,
+              const Result& c, GemmSize size, void* scratch, int threads, void (*microkernel)(const BlockTile&),
               const Offset& offset) {
-  const PackedVectors A = packed(a, box, one_scale, size.rows, size.depth);
-  const PackedVectors B = packed(b, box, one_scale, size.columns, size.depth);
-  const Panels left(size.rows, size.depth, box, STEPS<Code>, false, scratch);
-  const Panels right(size.columns, size.depth, box, STEPS<Code>, OFFSETS, left.end);
+  const PackedVectors A = packed(a, block_size, one_scale, size.rows, size.depth);
+  const PackedVectors B = packed(b, block_size, one_scale, size.columns, size.depth);
+  const Panels left(size.rows, size.depth, block_size, STEPS<Code>, false, scratch);
+  const Panels right(size.columns, size.depth, block_size, STEPS<Code>, OFFSETS, left.end);
   if (size.rows * size.columns * size.depth < 1 << 20) threads = 1;
-  const int elements = box / STEPS<Code>, more = OFFSETS ? 1 << (a.bits - 1) : 0;
+  const int elements = block_size / STEPS<Code>, more = OFFSETS ? 1 << (a.bits - 1) : 0;
 
   parallel_for(left.count + right.count, threads, [&](int64_t i) {
     const bool of_a = i < left.count;
     const PackedVectors& x = of_a ? A : B;
     const Panels& panels = of_a ? left : right;
     const int64_t panel = of_a ? i : i - left.count;
-    pack_codes<Code>(x, panel * PANEL, panels.boxes * box, of_a ? more : 0, panels.codes_of(panel));
-    fill_scales(x, panel * PANEL, panels.boxes, panels.scales_of(panel));
+    pack_codes<Code>(x, panel * PANEL, panels.blocks * block_size, of_a ? more : 0, panels.codes_of(panel));
+    fill_scales(x, panel * PANEL, panels.blocks, panels.scales_of(panel));
     if constexpr (OFFSETS)
-      for (int64_t n = 0; !of_a && n < right.boxes; n++) {
+      for (int64_t n = 0; !of_a && n < right.blocks; n++) {
         const float* scales = right.scales_of(panel) + n * PANEL;
         float* to = right.offsets_of(panel) + n * PANEL;
         offset(more, elements, right.codes_of(panel) + n * elements * ELEMENTS_SIZE, to);
@@ -172,7 +172,7 @@ void multiply(const PackedOperand& a, const PackedOperand& b, bool one_scale, in
         if (column == 0) tile.prefetch(row, least(ROWS, height - row));
         const int64_t i = (top + row) / PANEL, j = (first + column) / PANEL, below = (top + row) % PANEL;
         microkernel({left.codes_of(i) + below * ELEMENT, left.scales_of(i) + below, right.codes_of(j),
-                     right.scales_of(j), right.offsets_of(j), left.boxes, elements,
+                     right.scales_of(j), right.offsets_of(j), left.blocks, elements,
                      bias ? bias + first + column : nullptr, tile.row(row) + column, tile.stride(),
                      least(ROWS, height - row), least(PANEL, width - column)});
       }

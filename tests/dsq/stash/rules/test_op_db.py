@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dsq.stash import codes
-from tests.dsq.stash.table.exactly import under_the_table
+from tests.dsq.stash.rules.exactly import under_the_table
 
 if find_spec("expecttest") is None:  # PyTorch's own tests want it for what is not used here
     sys.modules["expecttest"] = SimpleNamespace(TestCase=unittest.TestCase)  # type: ignore[assignment]
@@ -56,7 +56,7 @@ def differences(op, sample):
     except Exception as error:
         yield f"{type(error).__name__}: {error}"
         return
-    no_row_ran_or_kept = stash.raw_bytes == stash.kept_bytes == 0
+    no_row_ran_or_kept = stash.raw_bytes == stash.saved_bytes == 0
     slack = {"rtol": 0, "atol": 0} if no_row_ran_or_kept else {"rtol": 1e-6, "atol": 1e-7}
     try:
         torch.testing.assert_close(result, y, rtol=0, atol=0, equal_nan=True)
@@ -75,11 +75,11 @@ def samples(op, count):
 
 @pytest.fixture(autouse=True)
 def _samples_are_coded_however_few_values_they_have(monkeypatch):
-    monkeypatch.setattr(codes, "FEW", 0)
+    monkeypatch.setattr(codes, "MAX_EXACT_NUMEL", 0)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("count", [2, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [2, pytest.param(1000, marks=pytest.mark.slow)])
 def test_an_operation_under_the_table_is_pytorchs(count):
     pairs = ((op, sample) for op in op_db for sample in samples(op, count))
     assert not [(op.full_name, text) for op, sample in pairs for text in differences(op, sample)]

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from dsq.stash import codes
 from tests.dsq.gradients import same
-from tests.dsq.stash.table.exactly import Exactly, under_the_table
+from tests.dsq.stash.rules.exactly import Exactly, under_the_table
 
 SHAPE = (4, 24, 24)
 LEAVES = (SHAPE, (24, 24), (24,), (24,))

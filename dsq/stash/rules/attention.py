@@ -1,7 +1,7 @@
 """Rows of attention: softmax, and attention in one call.
 
 Both follow the first principle of the table. A softmax is kept by the roots of its result, which is unpacked as one: no
-value below 0, rows that sum to 1. In a linear code of 6 bits what was under 1/64 of its box's largest was 0, and so
+value below 0, rows that sum to 1. In a linear code of 6 bits what was under 1/64 of its block's largest was 0, and so
 was the gradient of -log of it where a model ends in a softmax; by roots 1/4096 is. Attention in one call keeps q, k and
 v alone: its result and the logarithms of its rows' sums are made again of the rounded q and k in the backward. Kept
 exact beside rounded q and k, as PyTorch's backward wants them, exp(q k - lse) would not sum to 1, and the gradient of a
@@ -58,8 +58,8 @@ class Softmax(torch.autograd.Function):
 
 
 def _roots(y: Tensor) -> Tensor:
-    """Return what is coded of a softmax. A row that is masked as a whole is NaN, which would spread over a box to rows
-    beside it: it is kept as zeros."""
+    """Return what is coded of a softmax. A row that is masked as a whole is NaN, which would spread over a block to
+    rows beside it: it is kept as zeros."""
     return y.sqrt().nan_to_num_(0.0)
 
 

@@ -8,8 +8,8 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
-from dsq.linear import of_another_quantisation
-from dsq.quantizers import Quantised
+from dsq.linear import of_another_quantization
+from dsq.quantizers import Quantized
 
 #: matrices of these are tables or scales, no operands of a product
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -19,42 +19,42 @@ _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
 
 
 @dataclass(frozen=True)
-class Unquantised:
-    """A module with parameters of two dimensions or more that is not quantised."""
+class SkippedModule:
+    """A module with parameters of two dimensions or more that is not quantized."""
 
     name: str
     kind: str  #: its class
     parameters: int  #: values of those parameters that no converted layer has too
-    why: str
+    reason: str
 
 
-def unquantised(model: nn.Module) -> tuple[Unquantised, ...]:
-    """Return what of ``model`` is not quantised, in its order; a parameter counts once."""
-    seen = {id(p) for m in model.modules() if _quantises(m) for p in matrices(m)}
+def skipped_modules(model: nn.Module) -> tuple[SkippedModule, ...]:
+    """Return what of ``model`` is not quantized, in its order; a parameter counts once."""
+    seen = {id(p) for m in model.modules() if _quantizes(m) for p in matrices(m)}
     tables = embedded(model)
     found = []
     for name, module in model.named_modules():
-        if isinstance(module, _NO_PRODUCT) or _quantises(module):
+        if isinstance(module, _NO_PRODUCT) or _quantizes(module):
             continue
         if any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False)):
-            found.append(Unquantised(name, _kind(module).__name__, 0, "lazy: convert after its first forward"))
+            found.append(SkippedModule(name, _kind(module).__name__, 0, "lazy: convert after its first forward"))
         own = [p for p in matrices(module) if id(p) not in seen and not _added(module, p)]
         if not own:
             continue
         seen |= {id(p) for p in own}
         tied = all(id(p) in tables for p in own)
-        found.append(Unquantised(name, _kind(module).__name__, sum(p.numel() for p in own), _why(module, own, tied)))
+        found.append(SkippedModule(name, _kind(module).__name__, sum(p.numel() for p in own), _why(module, own, tied)))
     return tuple(found)
 
 
 def _kind(module: nn.Module) -> type[nn.Module]:
     """Return the class of ``module``, as it was before the conversion if its forward was seen to multiply by none."""
-    return module.plain if isinstance(module, Quantised) else type(module)
+    return module.plain if isinstance(module, Quantized) else type(module)
 
 
-def _quantises(module: nn.Module) -> bool:
+def _quantizes(module: nn.Module) -> bool:
     """Return whether ``module`` is converted, and was not seen to multiply by none of its matrices."""
-    return isinstance(module, Quantised) and not getattr(module, "idle", False)
+    return isinstance(module, Quantized) and not getattr(module, "idle", False)
 
 
 def _added(module: nn.Module, parameter: nn.Parameter) -> bool:
@@ -86,14 +86,14 @@ def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
     kind = _kind(module)
     if any(p.is_complex() for p in own):
         return "its parameters are complex"
-    if any(map(of_another_quantisation, own)):
-        return "its weight is of another quantisation"
+    if any(map(of_another_quantization, own)):
+        return "its weight is of another quantization"
     if kind is nn.Linear and tied:
         return "its weight is an embedding's too, which few bits keep from learning; DSQConfig(tied=True) converts it"
     if kind in _CONVERTED or kind.__name__ == "Conv1D":
         return "excluded, an adapter (adapters=True converts it), or added after the conversion"
     if isinstance(module, nn.Linear):
-        return f"a subclass of nn.Linear, {kind.__name__}, whose weight is of another quantisation"
+        return f"a subclass of nn.Linear, {kind.__name__}, whose weight is of another quantization"
     if isinstance(module, nn.MultiheadAttention):
         return f"a subclass of nn.MultiheadAttention, {kind.__name__}, may multiply otherwise"
     if isinstance(module, _CONVOLUTIONS):
@@ -107,7 +107,7 @@ def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
     return f"{kind.__name__} holds matrices itself, and its forward calls no product by them that dsq knows"
 
 
-def quantised_parameters(model: nn.Module) -> int:
+def quantized_parameters(model: nn.Module) -> int:
     """Return how many values the matrices hold that converted layers multiply; tied ones count once."""
-    found = {id(p): p.numel() for module in model.modules() if _quantises(module) for p in matrices(module)}
+    found = {id(p): p.numel() for module in model.modules() if _quantizes(module) for p in matrices(module)}
     return sum(found.values())

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.stash.codes import Stash, keep, kept, spare
-from dsq.stash.table.norms import channels
+from dsq.stash.rules.norms import channels
 
 aten = torch.ops.aten
 #: an input at which what saturates has all but the gradient of an infinite one: 1e-7 of a sigmoid, 0 of a tanh
@@ -173,7 +173,7 @@ def mul(stash: Stash, input: Any, other: Any) -> Tensor:
 
 
 def addcmul(stash: Stash, input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
-    """Run torch.addcmul, as ConvNeXt V2 scales what it normalises by."""
+    """Run torch.addcmul, as ConvNeXt V2 scales what it normalizes by."""
     if not all(x.is_floating_point() for x in (input, tensor1, tensor2)):
         return torch.addcmul(input, tensor1, tensor2, value=value)
     return Mul.apply(stash, tensor1, tensor2, input, value)  # type: ignore[no-any-return, no-untyped-call]

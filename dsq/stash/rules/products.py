@@ -52,7 +52,7 @@ def addmm(stash: Stash, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: floa
     return plain_linear(stash, mat1, mat2.t(), input)
 
 
-def quantised_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | None, precision: Any) -> Tensor:
+def quantized_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | None, precision: Any) -> Tensor:
     """Run dsq.functional.linear: Q1(x) in its own bits, unless what x was made of is kept already, or x itself."""
     if not isinstance(x, Tensor):
         return linear(x, weight, bias, precision)  # which refuses it
@@ -64,10 +64,10 @@ def quantised_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | Non
     if plan.fused is None:  # a compiler, or a mode, sees products
         return linear(x, weight, bias, quantizers)
     seed = None if nearest else quantizers.seed()
-    return QuantisedLinear.apply(stash, x, weight, bias, plan, seed)  # type: ignore[no-any-return, no-untyped-call]
+    return QuantizedLinear.apply(stash, x, weight, bias, plan, seed)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class QuantisedLinear(torch.autograd.Function):
+class QuantizedLinear(torch.autograd.Function):
     """dsq.linear's function with its stash in the table's: three ways to keep x, by what is kept already."""
 
     @staticmethod
@@ -92,7 +92,7 @@ class QuantisedLinear(torch.autograd.Function):
         if not ctx.as_codes:
             plan = linear_passes.other_formats(plan, _read_wide(plan.matmuls))
             assert plan.stash.format is not None
-            # the product could quantise the values itself, but would hold them until its end: 16 of a GPT's 260 MiB
+            # the product could quantize the values itself, but would hold them until its end: 16 of a GPT's 260 MiB
             x1 = pack(linear_passes.matrix(x1), plan.stash.format, plan.stash.axis)
         dx, dw_NK = linear_passes.backward(plan, dy, w_NK, x1, ctx.seed)
         return None, dx, dw_NK, linear_passes.matrix(dy).sum(0) if ctx.biased else None, None, None

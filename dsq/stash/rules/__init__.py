@@ -46,17 +46,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.linear import linear
-from dsq.stash.table import attention, masks, norms, pointwise, products
+from dsq.stash.rules import attention, masks, norms, pointwise, products
 
-Row = Callable[..., Any]
+Rule = Callable[..., Any]
 aten = torch.ops.aten
 _OUTER = (torch.where, torch.add, Tensor.add, Tensor.__add__)
 #: functions whose rows run without a gradient too: masks want none, and are kept
-OF_MASKS = frozenset((*_OUTER, Tensor.contiguous))
+MASK_RULES = frozenset((*_OUTER, Tensor.contiguous))
 #: the functions that each row runs for
-_FUNCTIONS: dict[Row, tuple[Any, ...]] = {
+_FUNCTIONS: dict[Rule, tuple[Any, ...]] = {
     products.plain_linear: (F.linear,),
-    products.quantised_linear: (linear,),
+    products.quantized_linear: (linear,),
     products.addmm: (torch.addmm,),
     products.matmul: (torch.matmul, Tensor.matmul, Tensor.__matmul__),
     products.bmm: (torch.bmm, Tensor.bmm, torch.mm, Tensor.mm),
@@ -96,7 +96,7 @@ _FUNCTIONS: dict[Row, tuple[Any, ...]] = {
     pointwise.index_add: (torch.index_add, Tensor.index_add),
     pointwise.index_add_in_place: (Tensor.index_add_,),
 }
-TABLE: dict[Callable[..., Any], Row] = {
+RULES: dict[Callable[..., Any], Rule] = {
     **products.CONVOLUTIONS,
     **pointwise.ACTIVATIONS,
     **masks.POOLS,

@@ -1,4 +1,4 @@
-"""How much of a model is quantised: its GEMMs counted as they run, its layers by name, its stash in bytes, its time."""
+"""How much of a model is quantized: its GEMMs counted as they run, its layers by name, its stash in bytes, its time."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -14,11 +14,11 @@ from dsq.arguments import as_called
 from dsq.command import table
 from dsq.conversion import as_plain, converted
 from dsq.gradient_check import GradientCheck, compare, undisturbed, without_gradients
-from dsq.left_plain import Unquantised, unquantised
 from dsq.linear import Linear
 from dsq.ops.linear_passes import matrix
 from dsq.packing import quantize
 from dsq.process_memory import resident
+from dsq.skipped import SkippedModule, skipped_modules
 from dsq.stash.controller import applied
 from dsq.stash.meter import measure, reachable
 from dsq.stash.policy import run_eagerly
@@ -31,34 +31,34 @@ ROUNDS = 3
 class Flops:
     """FLOPs of matrix products, two to a multiply-accumulate."""
 
-    quantised: int
+    quantized: int
     plain: dict[str, int]  #: the others by operator: "aten.bmm"
 
     @property
     def total(self) -> int:
-        return self.quantised + sum(self.plain.values())
+        return self.quantized + sum(self.plain.values())
 
     @property
     def share(self) -> float:
-        """Return the quantised share of all FLOPs; NaN where there are none."""
-        return self.quantised / self.total if self.total else float("nan")
+        """Return the quantized share of all FLOPs; NaN where there are none."""
+        return self.quantized / self.total if self.total else float("nan")
 
 
 @dataclass(frozen=True)
-class Coverage:
+class ConversionReport:
     """The findings of ``dsq.report``; ``print`` shows a table, ``as_dict`` gives plain data."""
 
     forward: Flops
     backward: Flops | None  #: None: nothing needs a gradient
     layers: int  #: converted
     uncalled: tuple[str, ...]  #: converted layers whose forward never ran: something reads their weights past them
-    unlike: tuple[str, ...]  #: converted layers that read most of their features as noise: others in a box are larger
-    left: tuple[Unquantised, ...]  #: modules with matrices that are not quantised, and why
+    mixed_scale: tuple[str, ...]  #: converted layers whose features mix scales: most round to noise
+    skipped: tuple[SkippedModule, ...]  #: modules with matrices that are not quantized, and why
     stash_bytes: int | None  #: kept for the backward; None: nothing needs a gradient
-    plain_stash_bytes: int | None  #: the same before conversion
+    unconverted_stash_bytes: int | None  #: the same before conversion
     seconds: float  #: of a forward, and its backward where anything needs a gradient, on this machine
-    plain_seconds: float  #: the same before conversion
-    gradient: GradientCheck | None  #: against the unquantised one; None: no parameter needs one
+    unconverted_seconds: float  #: the same before conversion
+    gradient: GradientCheck | None  #: against the unquantized one; None: no parameter needs one
     small: int = 0  #: FLOPs of the forward left plain, as few bits are slower: products of several small matrices
     exact: dict[str, int] = field(default_factory=dict)  #: under a policy, bytes of operations that it leaves exact
     process: dict[str, int] = field(default_factory=resident)  #: bytes "resident" and "peak" after it; Linux's alone
@@ -69,14 +69,14 @@ class Coverage:
 
     def __str__(self) -> str:
         rows = [
-            {"pass": name, "GFLOP": flops.total / 1e9, "quantised": flops.share, "others": _others(flops)}
+            {"pass": name, "GFLOP": flops.total / 1e9, "quantized": flops.share, "others": _others(flops)}
             for name, flops in (("forward", self.forward), ("backward", self.backward))
             if flops is not None
         ]
-        lines = [table(rows, {"pass": "", "GFLOP": ".3f", "quantised": ".1%", "others": ""})]
-        if self.stash_bytes is not None and self.plain_stash_bytes:
-            share = self.stash_bytes / self.plain_stash_bytes
-            before, after = self.plain_stash_bytes / 2**20, self.stash_bytes / 2**20
+        lines = [table(rows, {"pass": "", "GFLOP": ".3f", "quantized": ".1%", "others": ""})]
+        if self.stash_bytes is not None and self.unconverted_stash_bytes:
+            share = self.stash_bytes / self.unconverted_stash_bytes
+            before, after = self.unconverted_stash_bytes / 2**20, self.stash_bytes / 2**20
             lines.append(f"stash: {before:.2f} MiB before, {after:.2f} MiB now ({share:.0%})")
             large = [f"{op} {n / self.stash_bytes:.0%}" for op, n in self.exact.items() if n > self.stash_bytes / 10]
             if large:
@@ -84,16 +84,16 @@ class Coverage:
         if self.process:
             now, peak = (self.process[name] / 2**20 for name in ("resident", "peak"))
             lines.append(f"process: {now:.0f} MiB resident, {peak:.0f} MiB at its peak, the model as it was included")
-        before, after = 1e3 * self.plain_seconds, 1e3 * self.seconds
+        before, after = 1e3 * self.unconverted_seconds, 1e3 * self.seconds
         lines.append(f"time here: {before:.4g} ms before, {after:.4g} ms now ({after / before:.2f} x)")
         lines += [] if self.gradient is None else [str(self.gradient)]
         lines.append(f"layers: {self.layers} converted, {len(self.uncalled)} of them never called")
         if not self.layers:
             lines.append("  if it was to be converted: dsq.convert(model) or dsq.DynamicPrecision(model) comes before")
         lines += [f"  never called: {name}" for name in self.uncalled]
-        if self.unlike:
-            lines.append("  features of unlike scales share boxes: standardise them, or give q0 more bits, in")
-            lines.append(f"    {', '.join(self.unlike)}")
+        if self.mixed_scale:
+            lines.append("  features of mixed_scale scales share blocks: standardize them, or give q0 more bits, in")
+            lines.append(f"    {', '.join(self.mixed_scale)}")
         if self.small:
             share = self.small / self.forward.total
             lines.append(f"  left plain: {share:.1%} of the forward, products of several small matrices: faster so")
@@ -101,8 +101,8 @@ class Coverage:
             lines.append("  bmm: attention's products, perhaps: DSQConfig(attention=True), or dsq.functional.matmul in")
             lines.append("    the place of @ and bmm in functions that no module's class holds")
         names: dict[str, list[str]] = {}
-        for entry in self.left:
-            names.setdefault(entry.why, []).append(entry.name or "(the model)")
+        for entry in self.skipped:
+            names.setdefault(entry.reason, []).append(entry.name or "(the model)")
         return "\n".join([*lines, *(f"  left: {_named(left)}: {why}" for why, left in names.items())])
 
 
@@ -111,8 +111,10 @@ def _named(modules: list[str]) -> str:
     return ", ".join(modules) if len(modules) < 4 else f"{modules[0]} to {modules[-1]}, {len(modules)} modules"
 
 
-def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **keywords: Any) -> Coverage:
-    """Run ``model(*inputs, **keywords)`` and say how much of it is quantised, and how far that moves its gradient.
+def report(
+    model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **keywords: Any
+) -> ConversionReport:
+    """Run ``model(*inputs, **keywords)`` and say how much of it is quantized, and how far that moves its gradient.
 
     The model runs at most ten times as it is and nine times as it was before conversion, with its backward where
     anything needs a gradient. The backward begins at ``loss(result)`` where that is given, else at ``result.loss``
@@ -137,7 +139,7 @@ def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None 
         return _loss(result, total) if loss is None else loss(result)
 
     with undisturbed(model):
-        uncalled, unlike, forward, backward = _counted(layers, run, list(model.parameters()))
+        uncalled, mixed_scale, forward, backward = _counted(layers, run, list(model.parameters()))
     stash_bytes = plain_bytes = None
     exact: dict[str, int] = {}
     if backward is not None:
@@ -150,7 +152,7 @@ def report(model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None 
     gradient = compare(model, lambda: run(_randomly_weighted)) if trained else None
     small = sum(getattr(layer, "small", 0) for layer in layers.values())
     found = stash_bytes, plain_bytes, *_best_seconds(model, run), gradient, small, exact
-    return Coverage(forward, backward, len(layers), uncalled, unlike, unquantised(model), *found)
+    return ConversionReport(forward, backward, len(layers), uncalled, mixed_scale, skipped_modules(model), *found)
 
 
 def _counted(
@@ -176,8 +178,8 @@ def _counted(
         for hook in hooks:
             hook.remove()
     uncalled = tuple(name for name, layer in layers.items() if layer not in called)
-    unlike = tuple(name for name, layer in layers.items() if layer in losing)
-    return uncalled, unlike, forward, backward
+    mixed_scale = tuple(name for name, layer in layers.items() if layer in losing)
+    return uncalled, mixed_scale, forward, backward
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import dsq
 from analysis.models import attach, encoder
-from analysis.timing import Call, Race, race
+from analysis.timing import Call, Comparison, compare
 from dsq.formats import BFP, FixedPoint, Format, Layout, SignedNVInt
 from dsq.kernels.cpu.backend import backend as cpu_backend
 from dsq.kernels.cpu.library import library
@@ -26,7 +26,7 @@ SIZES = (1 << 18, 1 << 22, 1 << 24)  #: values of a layer's tensor, in cache and
 AXES = {"columns": -1, "rows": 0}
 
 
-def against_copies(rounds: int) -> Iterator[Race]:
+def against_copies(rounds: int) -> Iterator[Comparison]:
     """Against cloning the same values: by each instruction set at 4 bits, then other formats by the best of them.
 
     Raises ValueError without the kernels.
@@ -40,11 +40,11 @@ def against_copies(rounds: int) -> Iterator[Race]:
         x = torch.randn(size // COLUMNS, COLUMNS)
         for isa, fmt in (*((isa, BFP(4)) for isa in sets), *((sets[0], fmt) for fmt in others)):
             title = f"{fmt} by {isa}, {size:,} float32 values, {torch.get_num_threads()} threads"
-            yield race(title, ("clone", x.clone), operations(isa, x, fmt), rounds)
+            yield compare(title, ("clone", x.clone), operations(isa, x, fmt), rounds)
 
 
 def operations(isa: str, x: Tensor, fmt: Format) -> dict[str, Call]:
-    """Pack, unpack and quantise on both axes, their outputs allocated, as clone's are."""
+    """Pack, unpack and quantize on both axes, their outputs allocated, as clone's are."""
     calls = dict[str, Call]()
     backend = cpu_backend(isa)
     for axis, dim in AXES.items():
@@ -53,8 +53,8 @@ def operations(isa: str, x: Tensor, fmt: Format) -> dict[str, Call]:
         calls[f"pack, {axis}"] = partial(backend.pack, x, fmt, layout, None)
         calls[f"pack stochastic, {axis}"] = partial(backend.pack, x, fmt, layout, 1)
         calls[f"unpack, {axis}"] = partial(backend.unpack, *codes, fmt, layout, x.dtype)
-        calls[f"quantise, {axis}"] = partial(backend.quantize, x, fmt, layout, None, x.dtype)
-        calls[f"quantise stochastic, {axis}"] = partial(backend.quantize, x, fmt, layout, 1, x.dtype)
+        calls[f"quantize, {axis}"] = partial(backend.quantize, x, fmt, layout, None, x.dtype)
+        calls[f"quantize stochastic, {axis}"] = partial(backend.quantize, x, fmt, layout, 1, x.dtype)
     return calls
 
 
@@ -95,16 +95,16 @@ def _squares(x: Tensor, model: nn.Module) -> Tensor:
     return model(x).float().square().mean()
 
 
-def _race(title: str, training: Training, names: Sequence[str], rounds: int, warm: int = 0) -> Race:
+def _race(title: str, training: Training, names: Sequence[str], rounds: int, warm: int = 0) -> Comparison:
     """The first name is the baseline."""
     keep_freed_memory()
     calls = {name: step(name, copy.deepcopy(training), warm) for name in names}
     gc.freeze()  # a full collection goes through all that transformers made: a seventh of the step in which it falls
     first = names[0]
-    return race(f"{title}, {torch.get_num_threads()} threads", (first, calls.pop(first)), calls, rounds)
+    return compare(f"{title}, {torch.get_num_threads()} threads", (first, calls.pop(first)), calls, rounds)
 
 
-def six_blocks(rounds: int) -> Iterator[Race]:
+def six_blocks(rounds: int) -> Iterator[Comparison]:
     """Six blocks against fp32 at two widths, with the whole stash and under autocast."""
     names = ["fp32", AUTOCAST, f"{AUTOCAST} + fused", *LEVELS, f"{LEVELS[-1]} + fused"]
     names += [f"{levels} whole" for levels in LEVELS[1:]]
@@ -114,8 +114,8 @@ def six_blocks(rounds: int) -> Iterator[Race]:
     yield _race("six blocks, d 128, 1024 tokens", blocks(128, 16, 64), names, rounds)
 
 
-def policies(rounds: int) -> Iterator[Race]:
-    """Race the policies that keep a whole model's stash in codes; at width 128 a policy weighs more."""
+def policies(rounds: int) -> Iterator[Comparison]:
+    """Compare the policies that keep a whole model's stash in codes; at width 128 a policy weighs more."""
     default = str(DEFAULT_LEVELS[0])
     names = ["fp32", default, f"{default} whole", "bfp 4", "mesa", "gact 4 uniform"]
     yield _race("six blocks, d 512, 1024 tokens", blocks(), names, rounds, warm=2)

@@ -8,10 +8,10 @@ import torch
 from torch.nn import functional as F
 
 from dsq.stash import measure
-from dsq.stash.table import TABLE
-from dsq.stash.table.masks import Clamp
+from dsq.stash.rules import RULES
+from dsq.stash.rules.masks import Clamp
 from tests.dsq.gradients import same
-from tests.dsq.stash.table.exactly import under_the_table
+from tests.dsq.stash.rules.exactly import under_the_table
 
 
 def drawn(*shape, seed=0, scale=1.0, offset=0.0):
@@ -185,7 +185,7 @@ def test_a_row_is_the_plain_operation(case):
     y, plain, _ = run(function, inputs, row=False)
     result, ours, stash = run(function, inputs, row=True)
     # a row ran: something is kept in its stash, or the node is an autograd function (PyTorch's end with a digit)
-    ran = stash.kept_bytes > 0 or not result.grad_fn.name()[-1].isdigit()
+    ran = stash.saved_bytes > 0 or not result.grad_fn.name()[-1].isdigit()
     assert ran, "no row ran: is the key the very function that is called? Tensor.gather is not torch.gather"
     torch.testing.assert_close(result, y, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(ours, plain, rtol=1e-8, atol=1e-8)
@@ -193,7 +193,7 @@ def test_a_row_is_the_plain_operation(case):
 
 def test_no_key_is_a_method_that_pytorch_wrote_in_python():
     """A compiler finds none in a dict: dsq/stash/interception.py looks up torch's own function in its place."""
-    written = [it for it in TABLE if isinstance(it, FunctionType) and it.__qualname__.startswith("Tensor.")]
+    written = [it for it in RULES if isinstance(it, FunctionType) and it.__qualname__.startswith("Tensor.")]
     assert not written
 
 
@@ -202,7 +202,7 @@ def test_grouped_products_of_experts():
     inputs = [drawn(36, 32).float(), drawn(3, 32, 24).float()]  # the operation takes no float64
     y, plain, _ = run(lambda x, w: F.grouped_mm(x, w, offs=ends), inputs, row=False)
     result, ours, stash = run(lambda x, w: F.grouped_mm(x, w, offs=ends), inputs, row=True)
-    assert stash.kept_bytes > 0
+    assert stash.saved_bytes > 0
     assert same([result, *ours], [y, *plain])
 
 
@@ -210,7 +210,7 @@ def test_grouped_products_of_experts():
 def test_a_bias_under_masks_is_made_again_of_both(case):
     function, shapes = CASES[case]
     leaves = [drawn(*shape).float().requires_grad_() for shape in shapes]
-    held = measure(lambda: under_the_table(function, *leaves)[0]).held
+    held = measure(lambda: under_the_table(function, *leaves)[0]).tensors
     assert (3, 4, 16, 16) not in {it.shape for it in held}
 
 
@@ -218,7 +218,7 @@ def test_a_bias_under_masks_is_made_again_of_both(case):
 def test_index_add_keeps_no_summand(case):
     function, shapes = CASES[case]
     _, _, stash = run(function, [drawn(*shape) for shape in shapes], row=True)
-    assert stash.kept_bytes <= 3 * 8 + 8
+    assert stash.saved_bytes <= 3 * 8 + 8
 
 
 #: what sums up in another order than PyTorch
@@ -245,7 +245,7 @@ def test_a_form_in_place_keeps_what_the_other_does(function):
     x, w = drawn(64, 32).float().requires_grad_(), drawn(32, 32).float().requires_grad_()
     _, in_place = under_the_table(lambda: F.linear(function(x + 0, inplace=True), w))
     _, other = under_the_table(lambda: F.linear(function(x + 0), w))
-    assert in_place.kept_bytes == other.kept_bytes
+    assert in_place.saved_bytes == other.saved_bytes
 
 
 def test_the_gradient_of_a_clamp_has_the_dtype_of_its_result():

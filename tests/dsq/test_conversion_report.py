@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dsq
-from dsq.left_plain import unquantised
+from dsq.skipped import skipped_modules
 
 CONFIG = dsq.DSQConfig(levels="[4,4,4,16]")
 
@@ -38,26 +38,26 @@ def test_a_report_of_a_plain_model_says_that_nothing_was_converted():
     assert "left: self_attn to linear2, 4 modules: excluded, an adapter" in text
 
 
-def test_a_report_counts_quantised_products_names_the_rest_and_changes_nothing():
+def test_a_report_counts_quantized_products_names_the_rest_and_changes_nothing():
     net = dsq.convert(Odd(), dsq.DSQConfig(levels="[4,4,4,16]", exclude="head"))
     net.called.weight.grad = gradient = torch.ones(64, 64)
     before, state = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
     found = dsq.report(net, torch.randn(32, 64, generator=torch.Generator().manual_seed(0)))
     product = 2 * 32 * 64 * 64
-    assert (found.forward.quantised, found.forward.total) == (product, 5 * product)
-    assert (found.backward.quantised, found.backward.total) == (product, 9 * product)  # x needs no gradient
+    assert (found.forward.quantized, found.forward.total) == (product, 5 * product)
+    assert (found.backward.quantized, found.backward.total) == (product, 9 * product)  # x needs no gradient
     assert found.uncalled == ("bypassed",)
-    whys = {entry.name: entry.why for entry in found.left}
+    whys = {entry.name: entry.reason for entry in found.skipped}
     assert set(whys) == {"", "head", "conv"}
     assert "three dimensions" in whys[""]
     assert "convolution" in whys["conv"]
     assert "excluded" in whys["head"]
     # the batch is the caller's and no stash, but its packed form is: codes, scales and that of the tensor
-    assert found.stash_bytes == found.plain_stash_bytes + 32 * 64 * 4.5 / 8 + 1
+    assert found.stash_bytes == found.unconverted_stash_bytes + 32 * 64 * 4.5 / 8 + 1
     text = str(found)
     assert "20.0%" in text
     assert "never called: bypassed" in text
-    assert json.loads(json.dumps(found.as_dict()))["forward"]["quantised"] == product
+    assert json.loads(json.dumps(found.as_dict()))["forward"]["quantized"] == product
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     assert net.called.weight.grad is gradient
     assert torch.equal(torch.get_rng_state(), state)
@@ -68,7 +68,7 @@ def test_tokens_positions_and_gains_of_vision_models_are_no_products_that_were_l
     net = nn.Sequential(nn.Linear(16, 16), nn.Conv1d(16, 1, 3))
     for at, shape in enumerate([(1, 1, 16), (1, 5, 16), (1, 16, 1, 1), (16, 1, 1)]):
         net.register_parameter(f"added{at}", nn.Parameter(torch.randn(shape)))
-    assert [entry.name for entry in unquantised(dsq.convert(net))] == ["1"]
+    assert [entry.name for entry in skipped_modules(dsq.convert(net))] == ["1"]
 
 
 class Named(nn.Module):
@@ -89,10 +89,10 @@ def test_a_batch_of_the_forwards_names_is_given_as_keywords():
     with pytest.warns(UserWarning, match="of the parameters that are multiplied were converted"):
         dsq.DynamicPrecision(net)
     found = dsq.report(net, batch)
-    assert found.forward.quantised == 2 * 32 * 64 * 64
+    assert found.forward.quantized == 2 * 32 * 64 * 64
     assert [it["op"] for it in entry["operations"]].count("gemm") > 0
-    (left,) = found.left
-    assert (left.name, left.why.split(",")[0]) == ("lstm", "its products are inside of one operation of PyTorch's")
+    (left,) = found.skipped
+    assert (left.name, left.reason.split(",")[0]) == ("lstm", "its products are inside of one operation of PyTorch's")
     with pytest.raises(AttributeError, match="dict"):  # of another key: it is the first argument, as it stands
         dsq.report(net, {"x": batch["values"]})
 
@@ -107,9 +107,9 @@ def test_seconds_are_of_the_model_as_it_is_and_as_it_was(monkeypatch):
 
     for layer in net:
         layer.register_forward_pre_hook(work)
-    monkeypatch.setattr("dsq.coverage.wall_clock", lambda: now + next(first))
+    monkeypatch.setattr("dsq.conversion_report.wall_clock", lambda: now + next(first))
     found = dsq.report(net, torch.randn(4, 16))
-    assert (found.seconds, found.plain_seconds) == (6, 4)
+    assert (found.seconds, found.unconverted_seconds) == (6, 4)
     assert "4000 ms before, 6000 ms now (1.50 x)" in str(found)
 
 
@@ -129,7 +129,7 @@ def test_blocks_compiled_by_themselves_are_counted_as_eager_ones():
     dsq.stash.apply(net, "bfp")
     found = dsq.report(net, x)
     assert found.forward == eager.forward
-    assert found.backward.quantised == eager.backward.quantised
+    assert found.backward.quantized == eager.backward.quantized
     assert found.backward.plain["aten.bmm"] > eager.backward.plain["aten.bmm"]  # attention is made again
     assert isinstance(found.stash_bytes, int)
     assert found.stash_bytes < eager.stash_bytes
@@ -140,5 +140,5 @@ def test_blocks_compiled_by_themselves_are_counted_as_eager_ones():
 def test_layers_that_read_features_of_unlike_scales_are_named(largest, unlike):
     net = dsq.convert(nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1)))
     found = dsq.report(net, torch.rand(64, 10) * torch.tensor([1.0] * 9 + [largest]))
-    assert found.unlike == unlike
+    assert found.mixed_scale == unlike
     assert ("unlike scales" in str(found)) == bool(unlike)

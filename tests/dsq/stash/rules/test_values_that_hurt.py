@@ -69,7 +69,7 @@ IMAGES = drawn(4, 8, 16, 16)
 CHANNELS = torch.ones(8), torch.zeros(8)
 FEATURES = torch.ones(64), torch.zeros(64)
 ROWS = 10.0 ** torch.linspace(-3, 3, 64)[:, None]  # of very different size
-WHOLE = torch.arange(40)[:, None] == 3  # a row that is NaN, which the model takes away; rows of 40 share boxes with it
+WHOLE = torch.arange(40)[:, None] == 3  # a row that is NaN, which the model takes away; rows of 40 share blocks with it
 
 CASES = {
     "mask of -inf": (lambda x, w: F.scaled_dot_product_attention(x @ w, x, x, _mask(-torch.inf)), X, W),
@@ -204,7 +204,7 @@ def test_infinite_inputs_of_functions_that_saturate(policy, least, function):
         assert cosine(ours, true) > least
 
 
-def test_a_weight_that_is_standardised_costs_nothing():
+def test_a_weight_that_is_standardized_costs_nothing():
     """As in a network without norms: batch_norm of a weight keeps the weight, which exists anyway."""
     function = lambda x, w: x @ F.batch_norm(w[None], None, None, training=True)[0].T  # noqa: E731
     model = Of(function, drawn(64, 64, seed=1))
@@ -212,14 +212,14 @@ def test_a_weight_that_is_standardised_costs_nothing():
     exact = gradients(model, drawn(32, 64))
     controller = apply(model, "bfp", bits=4)
     assert measure(lambda: model(drawn(32, 64)).sum()).nbytes <= before
-    assert controller.report().kept_bytes > 0
+    assert controller.report().saved_bytes > 0
     for ours, true in zip(gradients(model, drawn(32, 64)), exact, strict=True):
         assert cosine(ours, true) > 0.99
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_of_no_rows(training):
-    """As of a step in which a head has no box: PyTorch's backward by itself ends the process there."""
+    """As of a step in which a head has no block: PyTorch's backward by itself ends the process there."""
     function = lambda x, w: F.batch_norm(x * w, torch.zeros(8), torch.ones(8), w, None, training)  # noqa: E731
     model, x = Of(function, torch.ones(8)), torch.empty(0, 8)
     apply(model, "bfp")

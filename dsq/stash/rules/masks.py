@@ -12,8 +12,8 @@ from dsq.kernels.dispatch import apply_mask
 from dsq.kernels.dispatch import relu as masked_relu
 from dsq.stash.codes import Stash, keep, kept
 from dsq.stash.memory import MemoryOrder
-from dsq.stash.table.pointwise import in_place
-from dsq.stash.table.products import as_tuple
+from dsq.stash.rules.pointwise import in_place
+from dsq.stash.rules.products import as_tuple
 
 aten = torch.ops.aten
 _compiling = torch.compiler.is_compiling

@@ -1,7 +1,7 @@
-"""Rows of the normalisations: one code of x^ = (x - mean) / deviation, which serves whoever reads the result too.
+"""Rows of the normalizations: one code of x^ = (x - mean) / deviation, which serves whoever reads the result too.
 
 x itself may lie far from 0, where codes are coarse; x^ never does. The deviations stay exact, a float a row. Unpacked,
-x^ is normalised once more, so that the backward is that of a state the norm could have been in; the result is made
+x^ is normalized once more, so that the backward is that of a state the norm could have been in; the result is made
 again as x^ weight + bias, so a linear layer behind a norm keeps nothing of its own.
 """
 
@@ -134,7 +134,7 @@ def batch_norm(
     running = running_mean, running_var
     # an empty batch ends PyTorch's backward, called by itself, with the process
     too_few = input.dim() < 2 or input.numel() <= training * input.shape[1]
-    if too_few or is_weight(input):  # weights are standardised by it: they exist anyway
+    if too_few or is_weight(input):  # weights are standardized by it: they exist anyway
         return F.batch_norm(input, *running, weight, bias, training, momentum, eps)
     return BatchNorm.apply(stash, input, weight, bias, running, training, momentum, eps)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -150,8 +150,8 @@ class BatchNorm(torch.autograd.Function):
         y, *batch = aten.native_batch_norm(x, weight, bias, *running, training, *options)
         scales = channels(weight, x), channels(bias, x)
         if training:
-            centre, inverse = (channels(t, x) for t in batch)
-            unit, deviations = (x - centre).mul_(inverse).to(y.dtype), stash.exact(inverse)
+            center, inverse = (channels(t, x) for t in batch)
+            unit, deviations = (x - center).mul_(inverse).to(y.dtype), stash.exact(inverse)
             again = partial(_unit, axes=tuple(axis for axis in range(x.dim()) if axis != 1), eps=ctx.eps)
             form = stash.restored(unit, "batchnorm", again, deviations)
             _keep(ctx, stash, y, (form, deviations), weight, *scales)

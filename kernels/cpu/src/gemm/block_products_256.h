@@ -1,8 +1,8 @@
-// The integer GEMM on 256-bit vectors. What includes this says how the codes of a box are multiplied.
+// The integer GEMM on 256-bit vectors. What includes this says how the codes of a block are multiplied.
 #pragma once
 
 #define LANES 8
-#include "box_products.h"
+#include "block_products.h"
 
 namespace {
 
@@ -17,26 +17,26 @@ INLINE __m256i added_pairs(__m256i sums, int16_t times = 1) {
 }
 
 // Whether codes multiply as bytes, A's grown by half their range; else as integers of 16 bits.
-bool as_bytes(int a_bits, int b_bits, int box);
+bool as_bytes(int a_bits, int b_bits, int block_size);
 
-// The dot products of one row and PANEL columns over a box, which has `groups` groups of GROUP elements.
+// The dot products of one row and PANEL columns over a block, which has `groups` groups of GROUP elements.
 template <class Code, int GROUP>
-void multiply_box(const int8_t* row, const int8_t* columns, int groups, __m256i (&dots)[2]);
+void multiply_block(const int8_t* row, const int8_t* columns, int groups, __m256i (&dots)[2]);
 
-// A box has a group of GROUP elements, or, unless ONE, several.
-template <class Code, int GROUP, bool ONE> void microkernel(const BoxTile& tile) {
+// A block has a group of GROUP elements, or, unless ONE, several.
+template <class Code, int GROUP, bool ONE> void microkernel(const BlockTile& tile) {
   const int8_t *a = tile.a, *b = tile.b;
   const float *a_scales = tile.a_scales, *b_scales = tile.b_scales, *b_offsets = tile.b_offsets;
-  const int groups = ONE ? 1 : tile.elements / GROUP, box_size = groups * GROUP * ELEMENTS_SIZE;
+  const int groups = ONE ? 1 : tile.elements / GROUP, block_size = groups * GROUP * ELEMENTS_SIZE;
   float row[PANEL] = {};
   if (tile.bias) memcpy(row, tile.bias, sizeof(float) * (size_t)tile.columns);
   __m256 sums[ROWS][2];
   for (int r = 0; r < ROWS; r++) sums[r][0] = _mm256_loadu_ps(row), sums[r][1] = _mm256_loadu_ps(row + 8);
-  for (int64_t box = 0; box < tile.boxes; box++) {
+  for (int64_t index = 0; index < tile.blocks; index++) {
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; r++) {
       __m256i dots[2];
-      multiply_box<Code, GROUP>(a + r * ELEMENT, b, groups, dots);
+      multiply_block<Code, GROUP>(a + r * ELEMENT, b, groups, dots);
       const __m256 scale = _mm256_broadcast_ss(a_scales + r);
       for (int half = 0; half < 2; half++) {
         const __m256 dot = _mm256_cvtepi32_ps(dots[half]), b_scale = _mm256_loadu_ps(b_scales + half * 8);
@@ -45,7 +45,7 @@ template <class Code, int GROUP, bool ONE> void microkernel(const BoxTile& tile)
         sums[r][half] = _mm256_fmadd_ps(scaled, scale, sums[r][half]);
       }
     }
-    a += box_size, b += box_size, a_scales += PANEL, b_scales += PANEL, b_offsets += PANEL;
+    a += block_size, b += block_size, a_scales += PANEL, b_scales += PANEL, b_offsets += PANEL;
   }
   float* c = tile.c;
 #pragma GCC unroll 4
@@ -58,7 +58,7 @@ template <class Code, int GROUP, bool ONE> void microkernel(const BoxTile& tile)
   }
 }
 
-// The microkernel for boxes of so many elements; a box of 16 codes has one of its own.
+// The microkernel for blocks of so many elements; a block of 16 codes has one of its own.
 template <class Code> auto microkernel_for(int elements) {
   return elements == 16 / STEPS<Code> ? microkernel<Code, 16 / STEPS<Code>, true>
          : elements % 4 == 0          ? microkernel<Code, 4, false>
@@ -66,7 +66,7 @@ template <class Code> auto microkernel_for(int elements) {
                                       : microkernel<Code, 1, false>;
 }
 
-// The change of a box's dot products: `more`, by which A's codes have grown, times the sum of B's.
+// The change of a block's dot products: `more`, by which A's codes have grown, times the sum of B's.
 void offset(int more, int elements, const int8_t* codes, float* to) {
   __m256i sums[2] = {};
   for (int e = 0; e < 2 * elements; e++, codes += 32) {
@@ -76,20 +76,20 @@ void offset(int more, int elements, const int8_t* codes, float* to) {
   for (int half = 0; half < 2; half++) _mm256_storeu_ps(to + half * 8, _mm256_cvtepi32_ps(sums[half]));
 }
 
-bool fits(int, int, int box) { return box % STEPS<int16_t> == 0; }
+bool fits(int, int, int block_size) { return block_size % STEPS<int16_t> == 0; }
 
-int64_t scratch_size(GemmSize size, int a_bits, int b_bits, int box) {
-  return as_bytes(a_bits, b_bits, box) ? panels_size<int8_t, true>(size, box) : panels_size<int16_t, false>(size, box);
+int64_t scratch_size(GemmSize size, int a_bits, int b_bits, int block_size) {
+  return as_bytes(a_bits, b_bits, block_size) ? panels_size<int8_t, true>(size, block_size) : panels_size<int16_t, false>(size, block_size);
 }
 
-void gemm(const PackedOperand& a, const PackedOperand& b, bool one_scale, int box, const float* bias, const Result& c,
+void gemm(const PackedOperand& a, const PackedOperand& b, bool one_scale, int block_size, const float* bias, const Result& c,
           GemmSize size, uint32_t* scratch, int threads) {
-  if (as_bytes(a.bits, b.bits, box))
-    multiply<int8_t, true>(a, b, one_scale, box, bias, c, size, scratch, threads,
-                           microkernel_for<int8_t>(box / STEPS<int8_t>), offset);
+  if (as_bytes(a.bits, b.bits, block_size))
+    multiply<int8_t, true>(a, b, one_scale, block_size, bias, c, size, scratch, threads,
+                           microkernel_for<int8_t>(block_size / STEPS<int8_t>), offset);
   else
-    multiply<int16_t, false>(a, b, one_scale, box, bias, c, size, scratch, threads,
-                             microkernel_for<int16_t>(box / STEPS<int16_t>), offset);
+    multiply<int16_t, false>(a, b, one_scale, block_size, bias, c, size, scratch, threads,
+                             microkernel_for<int16_t>(block_size / STEPS<int16_t>), offset);
 }
 
 }  // namespace

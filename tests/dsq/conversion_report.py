@@ -1,4 +1,4 @@
-"""The share of GEMM FLOPs that dsq.convert quantises in the models people train: python -m tests.dsq.coverage
+"""The share of GEMM FLOPs that dsq.convert quantizes in the models people train: python -m tests.dsq.conversion_report
 
 Small configurations, so that it takes seconds; shares depend on the ratio of sequence to width, here 64 to 128.
 """
@@ -65,13 +65,13 @@ def shares(name: str, **options: Any) -> dict[str, Any]:
         "others": ", ".join(f"{op} {n / found.forward.total:.1%}" for op, n in found.forward.plain.items() if n),
         "uncalled": len(found.uncalled),
         "parameters left": left,
-        "stash": (found.stash_bytes or 0) / (found.plain_stash_bytes or 1),
+        "stash": (found.stash_bytes or 0) / (found.unconverted_stash_bytes or 1),
     }
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = OneLineParser(prog="python -m tests.dsq.coverage", description=__doc__)
-    parser.add_argument("--attention", action="store_true", help="quantise attention's two products too")
+    parser = OneLineParser(prog="python -m tests.dsq.conversion_report", description=__doc__)
+    parser.add_argument("--attention", action="store_true", help="quantize attention's two products too")
     given = parser.parse_args(argv)
 
     def work() -> None:

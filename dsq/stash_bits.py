@@ -1,6 +1,6 @@
 """How many bits of a value the policies of dsq.stash keep: read by the policies and by dsq-cost. Imports no torch.
 
-Which operations keep what is the table's (dsq/stash/table); dsq-cost's ledger (costmodel/model/ledger.py) names the
+Which operations keep what is the table's (dsq/stash/rules); dsq-cost's ledger (costmodel/model/ledger.py) names the
 same tensors by the same words, and tests/costmodel/model/running.py holds it against running models.
 """
 
@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Literal
 
 #: a tensor that an operation keeps: a policy gives bits by this word
-What = Literal[
+Role = Literal[
     "linear",
     "product",
     "convolution",
@@ -23,11 +23,11 @@ What = Literal[
     "boundary",
 ]
 
-FEW = 256  #: values up to which a tensor is kept exact
+MAX_EXACT_NUMEL = 256  #: values up to which a tensor is kept exact
 #: bits that policy bfp gives to some tensors beside q1's (docs/stash-policies.md has the measurements)
-MORE: Mapping[What, int] = MappingProxyType(
+EXTRA_BITS: Mapping[Role, int] = MappingProxyType(
     dict.fromkeys(("attention", "softmax", "activation", "layernorm", "groupnorm", "batchnorm"), 2)
 )
-LEAST_BITS = 4  #: of policy bfp, whatever q1: with 3 the generated corpus lost 2 BLEU, with 4 none
+MIN_BITS = 4  #: of policy bfp, whatever q1: with 3 the generated corpus lost 2 BLEU, with 4 none
 MESA_BITS = 8
 GACT_GROUP = 256  #: values that share a low and a step, two floats of 32 bits
