@@ -5,7 +5,7 @@
 A page's comments name its tables (analysis/tables.py): these, or those of docs/evidence.md (evidence/comparison.py).
 
     <!-- table: evidence fp32 "[8,4,4,8]" -->   settings of the suite, over its tasks; "over=sst2,vit": over these
-    <!-- table: beside gact gcn-cora,sst2 gact "gact 2" -->   scores minus fp32's by task, and by how much less is held
+    <!-- table: beside gact gcn-cora,sst2 gact "gact 2" -->   scores minus fp32's by task, and by how much less is saved
                                                                    (in brackets): the suite's; those of a paper
     <!-- table: file format_errors.csv bits=4 format error:.4f -->   columns of a file; "bits=4": of such rows
     <!-- table: gpu-tasks "[8,4,8,8] all" -->   what settings lost on a GPU, by task (evidence_gpu.csv)
@@ -71,8 +71,8 @@ def _beside(evidence: Evidence, paper: str, tasks: str, *settings: str) -> str:
     heads = {task: f"{task}; paper: {one['model']}, {one['data']}" for (task, _), one in printed.items()}
     rows: list[dict[str, Any]] = [{"setting": name} for name in settings]
     for row, task in product(rows, tasks.split(",")):
-        held = evidence.held(task, row["setting"])
-        here = _less(evidence.scores(task, row["setting"]).text("+.2f"), 1 / held.mean if held.values else None)
+        saved = evidence.saved(task, row["setting"])
+        here = _less(evidence.scores(task, row["setting"]).text("+.2f"), 1 / saved.mean if saved.values else None)
         if one := printed.get((task, row["setting"])):
             difference = f"{float(one['score']) - float(one['fp32']):+.2f}"
             here = f"{here or '-'}; {_less(difference, _read(one['times'], '.2f'))}"

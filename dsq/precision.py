@@ -41,7 +41,7 @@ class Precision:
         body = re.fullmatch(r"\s*(?:\[([^\[\]]*)\]|([^\[\]]*))\s*", text) if isinstance(text, str) else None
         widths = re.split(r"[\s,]+", (body[1] or body[2] or "").strip(" ,")) if body else []
         if len(widths) != 4 or not all(width.isdecimal() for width in widths):
-            whole = '; stash="all", or in dsq-cost by plan "[8,4,8,8] all"'
+            whole = '; the whole stash is asked for by stash="all", or in dsq-cost by plan "[8,4,8,8] all"'
             raise ValueError(f"precision must be {ACCEPTED}, got {text!r}{whole * str(text).endswith('all')}")
         return Precision(*map(int, widths))
 

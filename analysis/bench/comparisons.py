@@ -115,7 +115,7 @@ def six_blocks(rounds: int) -> Iterator[Comparison]:
 
 
 def policies(rounds: int) -> Iterator[Comparison]:
-    """Compare the policies that keep a whole model's stash in codes; at width 128 a policy weighs more."""
+    """Comparison the policies that keep a whole model's stash in codes; at width 128 a policy weighs more."""
     default = str(DEFAULT_LEVELS[0])
     names = ["fp32", default, f"{default} whole", "bfp 4", "mesa", "gact 4 uniform"]
     yield _race("six blocks, d 512, 1024 tokens", blocks(), names, rounds, warm=2)

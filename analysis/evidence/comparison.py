@@ -70,8 +70,8 @@ class Evidence:
         pairs = self._pairs(task, setting).values()
         return Mean(tuple(float(row["score"]) - float(fp32["score"]) for row, fp32 in pairs))
 
-    def held(self, task: str, setting: str) -> Mean:
-        """Ratios of the bytes held to fp32's of the same seed."""
+    def saved(self, task: str, setting: str) -> Mean:
+        """Ratios of the saved bytes to fp32's of the same seed."""
         known = [(a.get("saved_mib"), b.get("saved_mib")) for a, b in self._pairs(task, setting).values()]
         return Mean(tuple(float(ours) / float(theirs) for ours, theirs in known if ours and theirs))
 
@@ -156,12 +156,12 @@ def over_tasks(evidence: Evidence, settings: Iterable[str], tasks: Sequence[str]
         losses = over(partial(evidence.losses, setting=name))
         above = over(partial(evidence.losses, setting=name, other=YARDSTICK))
         scores = over(partial(evidence.scores, setting=name))
-        held = over(partial(evidence.held, setting=name))
+        saved = over(partial(evidence.saved, setting=name))
         record = {"setting": name, "tasks": len(losses.values), "loss minus fp32": losses.text("+.3f")}
         record["loss minus bf16 autocast"] = None if name == YARDSTICK else above.text("+.3f")
         record["score minus fp32"] = scores.text("+.2f")
-        fewer = f" ({len(held.values)})" if len(held.values) < len(losses.values) else ""
-        record["held / fp32"] = f"{held.mean:.2f}{fewer}" if held.values else None
+        fewer = f" ({len(saved.values)})" if len(saved.values) < len(losses.values) else ""
+        record["saved / fp32"] = f"{saved.mean:.2f}{fewer}" if saved.values else None
         if timed:
             times = evidence.over_tasks(partial(evidence.time, setting=name), timed)
             record[f"time / fp32 ({len(timed)} tasks)"] = f"{times.mean:.2f}"
@@ -179,7 +179,7 @@ def _regressions(evidence: Evidence) -> str:
 
 
 def _by_task(evidence: Evidence, *settings: str) -> str:
-    """Losses and scores over fp32's, and what is held, a row a task. If the suite has none of ``settings`` (a suite of
+    """Losses and scores over fp32's, and the saved bytes, a row per task. If the suite has none of ``settings`` (a suite of
     your own), of all that tier 2 asks for."""
     names = [name for name in settings if name in evidence.suite.settings]
     names = names or [name for name in _asked(evidence.suite, 2) if name != FP32]
@@ -190,8 +190,8 @@ def _by_task(evidence: Evidence, *settings: str) -> str:
             record[f"{what}: {FP32}"] = f"{fmean(evidence.column(task, FP32, what)):{spec}}"
             record |= {f"{what}: {name}": found(task, name).text(f"+{spec}") for name in names}
         for name in names:
-            shares = [f"{one.mean:.2f}" for one in (evidence.held(task, name), evidence.time(task, name)) if one.values]
-            record[f"held, time: {name}"] = ", ".join(shares) or None
+            shares = [f"{one.mean:.2f}" for one in (evidence.saved(task, name), evidence.time(task, name)) if one.values]
+            record[f"saved, time: {name}"] = ", ".join(shares) or None
         records.append(record)
     return table(records, markdown=True) if records else "No run yet."
 

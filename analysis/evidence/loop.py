@@ -52,9 +52,9 @@ def train(problem: Problem, task: Task, setting: Setting) -> Result:
         step()
     predict = under(setting, problem)
     batch = next(problem.batches)
-    held = dsq.stash.measure(lambda: F.cross_entropy(*predict(batch))).nbytes
+    saved = dsq.stash.measure(lambda: F.cross_entropy(*predict(batch))).nbytes
     loss, score = judge(problem.model, predict, problem.held_out)
-    return Result(loss, score, round(held / 2**20, 2))
+    return Result(loss, score, round(saved / 2**20, 2))
 
 
 def steps(problem: Problem, task: Task, setting: Setting) -> Callable[[], None]:

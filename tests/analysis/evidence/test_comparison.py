@@ -101,7 +101,7 @@ def test_what_dsq_cost_advises_is_supported(setting: str) -> None:
 def test_bytes_held_are_a_share_of_fp32s_of_the_same_seed() -> None:
     held = {(FP32, 1): "8", (FP32, 2): "", ("schedule", 1): "2", ("schedule", 2): "2"}
     found = {("sst2", *run): {"loss": "1", "score": "1", "saved_mib": mib} for run, mib in held.items()}
-    assert Evidence(SUITE, found).held("sst2", "schedule").values == (0.25,)
+    assert Evidence(SUITE, found).saved("sst2", "schedule").values == (0.25,)
 
 
 # ---- damage
