@@ -3,7 +3,7 @@ random weights. ``attach`` puts a setup on one by its name.
 
 A name has parts with " + " between them, in the order of applying. A part is
 
-    [4,4,4,8] WORDS     dsq.convert; words: "whole" (every other saved tensor packed too), a format, "stochastic",
+    [4,4,4,8] WORDS     dsq.convert; words: "all" (every other saved tensor packed too), a format, "stochastic",
                         "float32" (its products in float32), "tied" (also a tied output projection), "headless" (the
                         layer called head stays plain)
     bfp 4, snvint 4     policy bfp, that format
@@ -178,7 +178,7 @@ def resnet20(widths: tuple[int, int, int] = (32, 64, 128), classes: int = 10, ch
 # ---- what a setup's name puts on a model
 
 _CONFIG: dict[str, dict[str, Any]] = {
-    "whole": {"stash": "all"},
+    "all": {"stash": "all"},
     "stochastic": {"rounding": "stochastic"},
     "float32": {"gemm": "float32"},
     "tied": {"tied": True},
@@ -196,7 +196,7 @@ def attach(model: nn.Module, name: str) -> list[Any]:
         first, *words = part.split()
         if first.startswith("["):
             options = {key: value for word in words for key, value in _CONFIG[word].items()}
-            dsq.convert(model, dsq.DSQConfig(levels=first, **options))  # type: ignore[arg-type]
+            dsq.convert(model, dsq.DSQConfig(**{"levels": first, "stash": "linears"} | options))
         elif first == "around":
             around: Any = partial(checkpoint, use_reentrant=False)
             if words != ["checkpoint"]:

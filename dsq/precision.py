@@ -41,8 +41,8 @@ class Precision:
         body = re.fullmatch(r"\s*(?:\[([^\[\]]*)\]|([^\[\]]*))\s*", text) if isinstance(text, str) else None
         widths = re.split(r"[\s,]+", (body[1] or body[2] or "").strip(" ,")) if body else []
         if len(widths) != 4 or not all(width.isdecimal() for width in widths):
-            whole = '; the whole stash is asked for by stash="all", or in dsq-cost by plan "[8,4,8,8] all"'
-            raise ValueError(f"precision must be {ACCEPTED}, got {text!r}{whole * str(text).endswith('all')}")
+            hint = '; stash="all" packs all saved tensors, in dsq-cost: plan "[8,4,8,8] all"'
+            raise ValueError(f"precision must be {ACCEPTED}, got {text!r}{hint * str(text).endswith('all')}")
         return Precision(*map(int, widths))
 
 

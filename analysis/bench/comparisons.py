@@ -105,9 +105,9 @@ def _race(title: str, training: Training, names: Sequence[str], rounds: int, war
 
 
 def six_blocks(rounds: int) -> Iterator[Comparison]:
-    """Six blocks against fp32 at two widths, with the whole stash and under autocast."""
+    """Six blocks against fp32 at two widths, under stash="all" and autocast."""
     names = ["fp32", AUTOCAST, f"{AUTOCAST} + fused", *LEVELS, f"{LEVELS[-1]} + fused"]
-    names += [f"{levels} whole" for levels in LEVELS[1:]]
+    names += [f"{levels} all" for levels in LEVELS[1:]]
     names += [f"{levels} + autocast" for levels in ("[4,4,4,16]", "[4,4,4,8]", "[8,4,4,8]")]
     more = ["[4,4,4,16] bfp", "[4,4,4,8] bfp", "[4,4,4,16] fixed", "[2,2,2,16] stochastic", "[2,2,2,16] float32"]
     yield _race("six blocks, d 512, 1024 tokens", blocks(), names + more, rounds)
@@ -115,8 +115,8 @@ def six_blocks(rounds: int) -> Iterator[Comparison]:
 
 
 def policies(rounds: int) -> Iterator[Comparison]:
-    """Comparison the policies that keep a whole model's stash in codes; at width 128 a policy weighs more."""
+    """Compare the policies that pack all saved tensors of a model; at width 128 a policy weighs more."""
     default = str(DEFAULT_LEVELS[0])
-    names = ["fp32", default, f"{default} whole", "bfp 4", "mesa", "gact 4 uniform"]
+    names = ["fp32", default, f"{default} all", "bfp 4", "mesa", "gact 4 uniform"]
     yield _race("six blocks, d 512, 1024 tokens", blocks(), names, rounds, warm=2)
     yield _race("six blocks, d 128, 1024 tokens", blocks(128, 16, 64), names, rounds, warm=25)

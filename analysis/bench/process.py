@@ -1,8 +1,8 @@
 """Memory of the process and time of a training step of a GPT, a fresh process a row.
 
     python -m analysis.bench process                                       # an hour and more on one core
-    python -m analysis.bench process --only "^whole, in chunks" --batches 16    # rows measured before stay in the CSV
-    python -m analysis.bench process --largest 4 --only "^(fp32, usual|whole, in chunks), first"
+    python -m analysis.bench process --only "^all, in chunks" --batches 16    # rows measured before stay in the CSV
+    python -m analysis.bench process --largest 4 --only "^(fp32, usual|all, in chunks), first"
 
 A row is called by its setup, the loss, and what the process gives back: as it is under DSQ_ALLOCATOR=0 ("none"), as
 dsq.convert and dsq.stash.apply leave it ("own"), or after dsq.release_memory ("first").
@@ -44,9 +44,9 @@ SETUPS = {
     "checkpoint": "around checkpoint",
     "checkpoint + autocast": "around checkpoint + autocast",
     "linears": f"{DEFAULT_LEVELS[0]} headless",
-    "whole": f"{DEFAULT_LEVELS[0]} whole headless",
-    "whole + autocast": f"{DEFAULT_LEVELS[0]} whole headless + autocast",
-    "whole + packed checkpoints": f"{DEFAULT_LEVELS[0]} whole headless + around snvint 4",
+    "all": f"{DEFAULT_LEVELS[0]} all headless",
+    "all + autocast": f"{DEFAULT_LEVELS[0]} all headless + autocast",
+    "all + packed checkpoints": f"{DEFAULT_LEVELS[0]} all headless + around snvint 4",
     "mesa": "mesa",
     "gact": "gact",
     "wtacrs + bfp": "wtacrs 0.3 + bfp 4",
@@ -165,7 +165,7 @@ DRAWN = {
     "autocast": ("bf16 autocast", GREY, 9),
     "checkpoint + autocast": ("bf16 autocast, checkpointing", GREY, 14),
     "linears": ("dsq, the linears' stash packed", BLUE, -5),
-    "whole": ("dsq, everything packed", ORANGE, -8),
+    "all": ("dsq, everything packed", ORANGE, -8),
 }
 
 

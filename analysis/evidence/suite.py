@@ -25,7 +25,7 @@ class Setting:
 
     name: str
     levels: str = ""  #: of DSQConfig; "": not converted
-    stash: str = "linears"  #: of DSQConfig
+    stash: str = "all"  #: of DSQConfig
     rise_at: float | None = None  #: of DSQConfig
     format: str = DEFAULT  #: of DSQConfig
     rounding: str = "nearest"  #: of DSQConfig

@@ -47,8 +47,8 @@ def setups(machine: Machine) -> dict[str, str]:
     found = {"fp32": "fp32", "bf16": "autocast", "bf16, checkpoints": "around checkpoint + autocast"}
     for level in LEVELS if machine.is_gpu else LEVELS[:1]:
         found[f"dsq {level}, linears"] = f"{level} + autocast"
-        found[f"dsq {level}, whole"] = f"{level} whole + autocast"
-    found[f"dsq {LEVELS[0]}, whole, checkpoints"] = f"{LEVELS[0]} whole + around checkpoint + autocast"
+        found[f"dsq {level}, all"] = f"{level} all + autocast"
+    found[f"dsq {LEVELS[0]}, all, checkpoints"] = f"{LEVELS[0]} all + around checkpoint + autocast"
     if machine.is_gpu and importlib.util.find_spec("torchao") and torch.cuda.get_device_capability() >= (8, 9):
         found[FLOAT8] = "autocast"
     return found

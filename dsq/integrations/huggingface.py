@@ -2,7 +2,7 @@
 
     trainer = Trainer(model, args, ..., callbacks=[PrecisionCallback()])
 
-That is [8,4,8,8] with the whole stash packed; ``PrecisionCallback("[4,3,3,8] [8,4,4,8]", rise_at=0.8)`` has a schedule.
+That is [8,4,8,8] with stash="all"; ``PrecisionCallback("[4,3,3,8] [8,4,4,8]", rise_at=0.8)`` has a schedule.
 The model is converted when training begins, every evaluation's ``eval_loss`` goes to the scheduler, and the level is in
 the checkpoints: ``trainer.train(resume_from_checkpoint=True)`` goes on where it was. A saved model says in config.json
 how it was trained:

@@ -2,7 +2,7 @@
 
     trainer = lightning.Trainer(..., callbacks=[PrecisionCallback()])
 
-That is [8,4,8,8] with the whole stash packed; ``PrecisionCallback("[4,3,3,8] [8,4,4,8]", rise_at=0.8)`` has a schedule.
+That is [8,4,8,8] with stash="all"; ``PrecisionCallback("[4,3,3,8] [8,4,4,8]", rise_at=0.8)`` has a schedule.
 The module is converted when fitting is set up, the monitored loss of each validation goes to the scheduler, and the
 level is in the checkpoints: ``trainer.fit(module, ckpt_path="last")`` goes on where it was.
 

@@ -11,11 +11,11 @@ TINY = ["process", "--size", "1", "64", "32", "100", "--batches", "2", "--steps"
 
 
 def test_rows_a_picture_and_rows_that_are_kept(tmp_path, monkeypatch):
-    assert main([*TINY, "--only", "^whole . packed checkpoints, in chunks, first", "--out", str(tmp_path)]) == 0
+    assert main([*TINY, "--only", "^all . packed checkpoints, in chunks, first", "--out", str(tmp_path)]) == 0
     monkeypatch.setattr(process, "measured", lambda case: {"above MiB": 1.0, "process MiB": 2.0, "seconds": 3.0})
     assert main([*TINY, "--only", "^fp32, usual, none", "--out", str(tmp_path)]) == 0
     rows = pd.read_csv(tmp_path / "process.csv")
-    assert list(rows["setup"]) == ["whole + packed checkpoints", "fp32"]
+    assert list(rows["setup"]) == ["all + packed checkpoints", "fp32"]
     assert (rows[["above MiB", "process MiB", "seconds"]] > 0).all(axis=None)
     assert (rows["above MiB"] < rows["process MiB"]).all()
     assert (tmp_path / "front.png").stat().st_size > 1000
