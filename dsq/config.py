@@ -69,7 +69,7 @@ class DSQConfig:
         "exact", "each GEMM on the fastest gemm that hold its products exactly, or all in float32", words=Gemm
     )
     stash: StashScope = _option(
-        "linears",
+        "all",
         "stashed at q1: the layers' inputs, or all that operations of dsq.stash's table keep, at 4 bits or more",
         words=StashScope,
     )
@@ -148,14 +148,14 @@ class DSQConfig:
         """Return the config that a trainer's one line asks for: the way in is the same in every trainer.
 
         ``config`` is a DSQConfig, what its ``as_dict`` gave, or the schedule as text, ``"[4,3,3,8] [8,4,4,8]"``;
-        ``options`` are its other fields. Without ``stash`` everything is packed, "all". Raises TypeError where
+        ``options`` are its other fields. Raises TypeError where
         ``config`` is something else, options stand beside a whole config, or are none of its fields.
         """
         names = [it.name for it in fields(DSQConfig)]
         if unknown := [name for name in options if name not in names]:
             raise TypeError(f"DSQConfig has no option {unknown[0]!r}; it takes {', '.join(names)}")
         if config is None or isinstance(config, str):
-            return DSQConfig(**{"stash": "all", **({} if config is None else {"levels": config}), **options})
+            return DSQConfig(**({} if config is None else {"levels": config}), **options)
         if options:
             raise TypeError(f"config is whole already: put {', '.join(options)} into it, or give its levels as text")
         if isinstance(config, dict):
