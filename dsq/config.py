@@ -11,7 +11,7 @@ from dsq import formats
 from dsq.arguments import choice, flag, pattern
 from dsq.packing import Rounding
 from dsq.precision import DEFAULT_LEVELS, Level, Precision, RiseAt, damage, parse_levels, parse_rise_at
-from dsq.quantizers import Gemm, Quantizers
+from dsq.quantizers import MIN_WEIGHT_BITS, Gemm, Quantizers
 from dsq.scheduler import PrecisionScheduler, check_plateau
 
 StashScope = Literal["linears", "all"]
@@ -68,6 +68,9 @@ class DSQConfig:
     gemm: Gemm = _option(
         "exact", "each GEMM on the fastest gemm that hold its products exactly, or all in float32", words=Gemm
     )
+    min_weight_bits: int = _option(
+        MIN_WEIGHT_BITS, "least bits of the weight in the backward, up to q0; 0 reads it at q1, as the paper does", "N"
+    )
     stash: StashScope = _option(
         "all",
         "stashed at q1: the layers' inputs, or all that operations of dsq.stash's table keep, at 4 bits or more",
@@ -111,7 +114,7 @@ class DSQConfig:
     def at(self, level: int) -> Quantizers:
         """Return the quantizers of every converted layer at ``level`` (0 is the first)."""
         q0, q1, q2, q3 = (self._format(bits) for bits in self.levels[level])
-        return Quantizers(q0, q1, q2, q3, self.rounding, self.gemm)
+        return Quantizers(q0, q1, q2, q3, self.rounding, self.gemm, self.min_weight_bits)
 
     @property
     def follows_validation(self) -> bool:

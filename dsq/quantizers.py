@@ -9,17 +9,17 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import nn
 
-from dsq.arguments import choice
-from dsq.formats import DEFAULT, Format, named, parse_format
+from dsq.arguments import choice, whole_number
+from dsq.formats import DEFAULT, WIDEST, Format, named, parse_format
 from dsq.kernels.backend import LinearMatMuls, MatMul, Operand
 from dsq.ops.products import ProductMatMuls, product_matmuls
 from dsq.packing import Rounding
 from dsq.precision import Precision
 
-#: bits of w in the backward, whatever q1: w is no stash, so that they cost no memory, and its rounding is the same for
-#: all tokens, so that no batch averages it out. A GPT's gradient is 9 % nearer with 5 than with 4, 18 % with the whole
-#: stash; with 8, 13 and 27 %. AVX2 multiplies codes of 13 bits together: 8 of dy leave 5, and 8 of w cost a tenth of a
-#: step there. In eleven translations under the whole stash 8 gained nothing (-.007 nats +- .018, 2026-11-28).
+#: least bits of w in the backward. The weight is not stashed, so these bits cost no memory, and all tokens share its
+#: rounding error, so no batch averages it out. With 5 bits instead of 4 a GPT's gradient error falls by 9 %, by 18 %
+#: under stash="all"; with 8 by 13 and 27 %. AVX2 multiplies codes of 13 bits together: 8 of dy leave 5, and 8 of w cost
+#: a tenth of a step there. In eleven translations under stash="all" 8 gained nothing (-.007 nats +- .018, 2026-11-28).
 MIN_WEIGHT_BITS = 5
 Gemm = Literal["exact", "float32"]
 
@@ -41,6 +41,7 @@ class Quantizers:
     q3: Format  #: the gradient dy entering the product for dw, and dx leaving the layer
     rounding: Rounding = "nearest"
     gemm: Gemm = "exact"
+    min_weight_bits: int = MIN_WEIGHT_BITS  #: of w in the product for dx; 0: w is read at q1, as the paper's Q1
     matmuls: LinearMatMuls = field(init=False, repr=False, compare=False)
     products: ProductMatMuls = field(init=False, repr=False, compare=False)  #: of two activations
     text: str = field(init=False, repr=False, compare=False)  #: all of the above
@@ -48,6 +49,7 @@ class Quantizers:
     def __post_init__(self) -> None:
         choice("rounding", self.rounding, get_args(Rounding))
         choice("gemm", self.gemm, get_args(Gemm))
+        whole_number("min_weight_bits", self.min_weight_bits, 0, WIDEST)
         for q in (self.q0, self.q1, self.q2, self.q3):
             if not isinstance(q, Format):
                 raise TypeError(f"q0, q1, q2 and q3 must be formats, as dsq.BFP(4), got {q!r}")
@@ -61,7 +63,7 @@ class Quantizers:
         )
         object.__setattr__(self, "matmuls", matmuls)
         object.__setattr__(self, "products", product_matmuls(self.q0, self.q1, self.q2))
-        named = *map(str, (self.q0, self.q1, self.q2, self.q3)), self.rounding, self.gemm
+        named = *map(str, (self.q0, self.q1, self.q2, self.q3)), self.rounding, self.gemm, str(self.min_weight_bits)
         object.__setattr__(self, "text", " ".join(named))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Quantizers":
@@ -73,8 +75,8 @@ class Quantizers:
 
     @property
     def backward_weight(self) -> Format:
-        """Return the format of w in dx: q1's, in no fewer than MIN_WEIGHT_BITS bits where the forward has as many."""
-        return self.q1.at(max(self.q1.bits, min(self.q0.bits, MIN_WEIGHT_BITS)))
+        """Return the format of w in dx: q1's, in at least ``min_weight_bits`` bits if the forward has as many."""
+        return self.q1.at(max(self.q1.bits, min(self.q0.bits, self.min_weight_bits)))
 
     def seed(self) -> int | None:
         """Draw the seed of one call from torch's default generator; None if rounding is to nearest."""
@@ -86,9 +88,9 @@ class Quantizers:
     @staticmethod
     def parse(text: str) -> "Quantizers":
         """Return the quantizers whose ``text`` this is."""
-        q0, q1, q2, q3, *words = text.split()
-        options: Any = words
-        return Quantizers(parse_format(q0), parse_format(q1), parse_format(q2), parse_format(q3), *options)
+        *formats, rounding, gemm, bits = text.split()
+        words: Any = rounding, gemm
+        return Quantizers(*map(parse_format, formats), *words, int(bits))
 
     @staticmethod
     def of(precision: "Precision | str | Quantizers") -> "Quantizers":

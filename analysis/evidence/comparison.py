@@ -190,7 +190,9 @@ def _by_task(evidence: Evidence, *settings: str) -> str:
             record[f"{what}: {FP32}"] = f"{fmean(evidence.column(task, FP32, what)):{spec}}"
             record |= {f"{what}: {name}": found(task, name).text(f"+{spec}") for name in names}
         for name in names:
-            shares = [f"{one.mean:.2f}" for one in (evidence.saved(task, name), evidence.time(task, name)) if one.values]
+            shares = [
+                f"{one.mean:.2f}" for one in (evidence.saved(task, name), evidence.time(task, name)) if one.values
+            ]
             record[f"saved, time: {name}"] = ", ".join(shares) or None
         records.append(record)
     return table(records, markdown=True) if records else "No run yet."

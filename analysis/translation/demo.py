@@ -27,7 +27,7 @@ FLAGS = """--cpu --encoder-layers 2 --decoder-layers 2 --max-tokens 1024 --lr 0.
 #: a training -> its levels, and further flags
 TRAININGS = {"fp32": ("", ""), "DSQ": (levels_text(DEFAULT_LEVELS), "--dsq-stash all")}
 #: a training -> what the picture calls it, and its color
-_NAMES = {"fp32": ("full precision (fp32)", GREY), "DSQ": (f"DSQ, {TRAININGS['DSQ'][0]}, stash=\"all\"", BLUE)}
+_NAMES = {"fp32": ("full precision (fp32)", GREY), "DSQ": (f'DSQ, {TRAININGS["DSQ"][0]}, stash="all"', BLUE)}
 _NOTE = "loss: in bits per subword, on held-out sentences; saved: activation memory of a training step"
 _COLUMNS = {"run": "", "BLEU": ".1f", "loss": ".3f", "saved, MiB": ".2f", "train, s": ".0f"}
 

@@ -51,6 +51,8 @@ def test_quantizers_of_a_level_and_by_default_snvint_alone_where_bfp_is_not_as_g
     assert q.precision == dsq.Precision(16, 4, 4, 16)
     assert q.q1 == dsq.FixedPoint(4, 4)
     assert (q.rounding, q.gemm) == ("stochastic", "float32")
+    assert q.backward_weight.bits == 5
+    assert dsq.DSQConfig("[16,4,4,16]", format="bfp", min_weight_bits=0).at(0).backward_weight == dsq.BFP(4)  # Q1
     assert dsq.DSQConfig(levels="[8,8,8,16]", block_size=32).at(0).q0 == dsq.BFP(8, block_size=32)
     q = dsq.DSQConfig().at(0)
     assert dsq.DSQConfig().format == "snvint"

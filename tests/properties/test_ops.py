@@ -1,6 +1,7 @@
 """The quantized linear layer and product of any shapes and widths against their equations in float64."""
 
 import warnings
+from typing import Literal
 
 import torch
 from hypothesis import given
@@ -30,11 +31,21 @@ def agrees(got: Tensor, a: Tensor, b: Tensor) -> bool:
     blocks,
     st.sampled_from(["bfp", "snvint", "fixed"]),
     st.sampled_from(["exact", "float32"]),
+    st.sampled_from([0, 5, 8]),
     st.booleans(),
     st.integers(0, 2**32),
 )
 def test_linear(
-    T: int, K: int, N: int, precision: dsq.Precision, block_size: int, name: str, units: str, biased: bool, seed: int
+    T: int,
+    K: int,
+    N: int,
+    precision: dsq.Precision,
+    block_size: int,
+    name: str,
+    gemm: Literal["exact", "float32"],
+    min_weight_bits: int,
+    biased: bool,
+    seed: int,
 ) -> None:
     draw = torch.Generator().manual_seed(seed)
     x, w = torch.randn(T, K, generator=draw).requires_grad_(), torch.randn(N, K, generator=draw).requires_grad_()
@@ -42,7 +53,9 @@ def test_linear(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         options: dict[str, int] = {} if name == "fixed" else {"block_size": block_size}
-        q: Quantizers = dsq.DSQConfig([precision], format=name, units=units, **options).at(0)
+        q: Quantizers = dsq.DSQConfig(
+            [precision], format=name, gemm=gemm, min_weight_bits=min_weight_bits, **options
+        ).at(0)
     y = linear(x, w, b if biased else None, q)
     y.backward(dy)
 
@@ -52,7 +65,7 @@ def test_linear(
     x_and_1 = torch.cat([rounded(x, q.q0, 1), torch.ones(T, 1)], 1)
     assert agrees(y.detach(), x_and_1, torch.cat([rounded(w, q.q0, 1).T, biased * b.detach()[None]]))
     assert agrees(w.grad, rounded(dy, q.q3, 0).T, rounded(x, q.q1, 0))
-    assert q.backward_weight == q.q1.at(max(precision.q1, min(precision.q0, 5)))  # w takes no bytes of the stash
+    assert q.backward_weight == q.q1.at(max(precision.q1, min(precision.q0, min_weight_bits)))
     q2_dy, q_w = rounded(dy, q.q2, 1), rounded(w, q.backward_weight, 0)
     if precision.q3 > 16:
         assert agrees(x.grad, q2_dy, q_w)
