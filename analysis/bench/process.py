@@ -158,14 +158,16 @@ def largest(case: ProcessCase, limit: float) -> int:
     return fits
 
 
+#: of the README's picture
+TITLE = "CPU (one thread of an AMD EPYC, Zen 5), without parameters and optimizer state"
 #: setups of the README's picture: what a stranger calls each, its color, and how far below its point the name begins
 DRAWN = {
     "fp32": ("fp32", GREY, 6),
     "checkpoint": ("fp32, activation checkpointing", GREY, 6),
     "autocast": ("bf16 autocast", GREY, 9),
     "checkpoint + autocast": ("bf16 autocast, checkpointing", GREY, 14),
-    "linears": ("dsq, the linears' stash packed", BLUE, -5),
-    "all": ("dsq, everything packed", ORANGE, -8),
+    "linears": ('dsq, stash="linears"', BLUE, -5),
+    "all": ('dsq, stash="all"', ORANGE, -8),
 }
 
 
@@ -180,8 +182,9 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         place = float(row["seconds"]), float(row["above MiB"])
         axes.plot(*place, "o", color=color, markersize=9)
         axes.annotate(label, place, (9, -below), textcoords="offset points", color=color)
-    axes.set(xlim=(0, 1.4 * axes.get_xlim()[1]), xlabel="seconds a training step")  # room for the last name
-    axes.set(ylim=(0, 1.1 * axes.get_ylim()[1]), ylabel="memory of the step, MiB")
+    axes.set_title(TITLE, loc="left", fontsize=10)
+    axes.set(xlim=(0, 1.4 * axes.get_xlim()[1]), xlabel="seconds per training step")  # room for the last name
+    axes.set(ylim=(0, 1.1 * axes.get_ylim()[1]), ylabel="memory of a step, MiB")
     axes.text(0.01, 0.05, "better: down and left", color=GREY, style="italic", transform=axes.transAxes)
     save(figure, path)
 
