@@ -40,7 +40,7 @@ def convert(model: Model, config: DSQConfig | str | None = None, **options: Any)
     embedding's too (unless ``config.tied``), routers of experts and PEFT's adapters are left alone. Fused paths that
     would read the weights past the layers are switched off. Warns where nothing was converted, where under half of the
     parameters that are multiplied were (``dsq.report`` says what was left, and why), or where ``config.exclude``
-    matches nothing that would have been. With ``config.stash`` "all" dsq.stash's policy "bfp" is applied too, also to a
+    matches nothing that would have been. With ``config.stash`` "all", the default, dsq.stash's policy "bfp" is applied too, also to a
     model of which nothing else is converted, and where there are huge pages ``dsq.release_memory`` is called.
 
     A layer that later takes the place of a converted one is plain: transformers' ``resize_token_embeddings`` comes
@@ -51,8 +51,6 @@ def convert(model: Model, config: DSQConfig | str | None = None, **options: Any)
     Returns ``model``. Raises TypeError where ``model`` is no module, or for what ``DSQConfig.of`` refuses; ValueError
     where the model has been converted before.
     """
-    if config is None or isinstance(config, str):
-        options = {"stash": "linears", **options}  # where trainers' one line packs all
     config = DSQConfig.of(config, **options)
     if is_converted(model):
         known = "use dsq.set_level to change its precision, or dsq.unconvert first"

@@ -94,7 +94,7 @@ class ConversionReport:
             lines.append("  if it was to be converted: dsq.convert(model) or dsq.DynamicPrecision(model) comes before")
         lines += [f"  never called: {name}" for name in self.uncalled]
         if self.mixed_scale:
-            lines.append("  features of mixed_scale scales share blocks: standardize them, or give q0 more bits, in")
+            lines.append("  features of mixed scale share blocks: standardize them, or give q0 more bits, in")
             lines.append(f"    {', '.join(self.mixed_scale)}")
         if self.small:
             share = self.small / self.forward.total

@@ -12,8 +12,8 @@ from torch.distributed.fsdp import fully_shard
 import dsq
 from tests.dsq.gradients import error
 
-CONFIG = dsq.DSQConfig(levels=("[4,4,4,16]", "[16,4,4,16]"))
-STOCHASTIC = dsq.DSQConfig(levels="[4,4,4,16]", rounding="stochastic")
+CONFIG = dsq.DSQConfig(levels=("[4,4,4,16]", "[16,4,4,16]"), stash="linears")
+STOCHASTIC = dsq.DSQConfig(levels="[4,4,4,16]", rounding="stochastic", stash="linears")
 
 
 class SharedInput(nn.Module):

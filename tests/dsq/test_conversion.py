@@ -17,7 +17,7 @@ def model():
 
 def test_conversion_is_in_place_and_changes_only_classes():
     net, before = model(), model().state_dict()
-    assert dsq.convert(net, dsq.DSQConfig(tied=True)) is net
+    assert dsq.convert(net, dsq.DSQConfig(tied=True, stash="linears")) is net
     assert type(net[1]) is dsq.Linear
     assert type(net[3]) is dsq.Linear
     assert net[3].weight is net[0].weight
@@ -29,14 +29,16 @@ def test_conversion_is_in_place_and_changes_only_classes():
 
 
 def test_exclude_is_a_pattern_on_names():
-    net = dsq.convert(model(), dsq.DSQConfig(exclude=r"^3$", tied=True))
+    net = dsq.convert(model(), dsq.DSQConfig(exclude=r"^3$", tied=True, stash="linears"))
     assert list(dsq.converted(net)) == ["1"]
     with pytest.warns(UserWarning, match="exclude='lm_head' matches no layer"):
-        assert list(dsq.converted(dsq.convert(model(), dsq.DSQConfig(exclude="lm_head", tied=True)))) == ["1", "3"]
+        assert list(
+            dsq.converted(dsq.convert(model(), dsq.DSQConfig(exclude="lm_head", tied=True, stash="linears")))
+        ) == ["1", "3"]
 
 
 def test_a_layer_of_an_embeddings_weight_is_left_unless_asked(recwarn):
-    net = dsq.convert(model())
+    net = dsq.convert(model(), stash="linears")
     assert list(dsq.converted(net)) == ["1"]
     assert not recwarn.list  # of few parameters converted: it was the default's choice
     found = dsq.report(net, torch.randint(10, (3,)))
@@ -45,7 +47,7 @@ def test_a_layer_of_an_embeddings_weight_is_left_unless_asked(recwarn):
     assert "DSQConfig(tied=True)" in str(found)
     untied = model()
     untied[3].weight = nn.Parameter(untied[3].weight.detach().clone())
-    assert list(dsq.converted(dsq.convert(untied))) == ["1", "3"]
+    assert list(dsq.converted(dsq.convert(untied, stash="linears"))) == ["1", "3"]
 
 
 WARNINGS = [
@@ -145,7 +147,10 @@ def test_a_parametrized_layer_is_converted_and_taken_back(first, stash):
 
 
 def test_evaluation_runs_at_q0_and_stashes_nothing():
-    net, full = (dsq.convert(nn.Linear(16, 16), "[4,4,4,16]", eval_full_precision=it).eval() for it in (False, True))
+    net, full = (
+        dsq.convert(nn.Linear(16, 16), "[4,4,4,16]", eval_full_precision=it, stash="linears").eval()
+        for it in (False, True)
+    )
     x = torch.randn(4, 16)
     with torch.no_grad():
         y = net(x)
@@ -162,4 +167,4 @@ def test_a_model_whose_policy_forbids_the_whole_stash_stays_as_it_was():
     with pytest.raises(ValueError, match="policy 'bfp' cannot share a model with 'mesa'"):
         dsq.convert(model, dsq.DSQConfig(stash="all"))
     assert type(model[0]) is nn.Linear
-    assert list(dsq.converted(dsq.convert(model))) == ["0"]
+    assert list(dsq.converted(dsq.convert(model, stash="linears"))) == ["0"]

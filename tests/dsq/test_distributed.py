@@ -15,7 +15,7 @@ from tests.dsq.gradients import all_gradients, error
 from tests.dsq.stash.every_policy import small
 
 TOKENS, WIDTH, UPDATES = 128, 64, 4  # tokens a rank, features a rank: multiples of 16 up to 4 ranks
-CONFIG = dsq.DSQConfig(levels="[4,4,4,16] [16,4,4,16]", patience=1)
+CONFIG = dsq.DSQConfig(levels="[4,4,4,16] [16,4,4,16]", patience=1, stash="linears")
 
 
 def net():

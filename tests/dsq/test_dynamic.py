@@ -13,11 +13,13 @@ from torch import nn
 import dsq
 from dsq.stash.controller import applied
 
-CONFIG = dsq.DSQConfig(levels=("[2,2,2,16]", "[8,4,4,16]"), patience=1, exclude="head", attention=True)
+CONFIG = dsq.DSQConfig(levels=("[2,2,2,16]", "[8,4,4,16]"), patience=1, exclude="head", attention=True, stash="linears")
 
 
 def one_layer(*levels, **options):
-    return dsq.DynamicPrecision(nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig(*levels, **options))
+    return dsq.DynamicPrecision(
+        nn.Sequential(nn.Linear(8, 8)), dsq.DSQConfig(*levels, **{"stash": "linears", **options})
+    )
 
 
 def test_a_run_comes_back_from_json():
@@ -125,7 +127,7 @@ def test_a_loss_in_another_method_is_told_that_the_stash_does_not_see_it(monkeyp
 
 
 def test_a_resumed_run_rises_where_the_unbroken_one_does():
-    config = dsq.DSQConfig("[4,3,3,8] [8,4,8,8]", rise_at=0.5)
+    config = dsq.DSQConfig("[4,3,3,8] [8,4,8,8]", rise_at=0.5, stash="linears")
     first, resumed = (dsq.DynamicPrecision(nn.Linear(8, 8), config, total_updates=8) for _ in range(2))
     first.record(3)
     resumed.load_state_dict(first.state_dict())

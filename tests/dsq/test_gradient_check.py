@@ -23,7 +23,7 @@ def blocks(dropout=0.1):
 
 
 def exact(dropout=0.1):
-    return dsq.convert(blocks(dropout), dsq.DSQConfig("[32,32,32,32]"))
+    return dsq.convert(blocks(dropout), dsq.DSQConfig("[32,32,32,32]", stash="linears"))
 
 
 def loss_of(net, x):
@@ -54,7 +54,7 @@ def test_eight_bits_are_fine_and_two_are_not(rounding):
     grades = {}
     for levels in ("[8,8,8,8]", "[2,2,2,2]"):
         torch.manual_seed(0)
-        net = dsq.convert(blocks(), dsq.DSQConfig(levels, rounding=rounding))
+        net = dsq.convert(blocks(), dsq.DSQConfig(levels, rounding=rounding, stash="linears"))
         found = compare(net, loss_of(net, X))
         grades[levels] = found.grade
         assert 0 < found.of_stash < found.error
@@ -130,7 +130,7 @@ class Changed(nn.Module):
         self.first, self.second = nn.Parameter(torch.randn(512)), nn.Parameter(torch.randn(512))
         self.layer = nn.Linear(512, 512)
         self.change, self.scale = change, scale
-        dsq.convert(self, dsq.DSQConfig("[16,16,16,16]"))
+        dsq.convert(self, dsq.DSQConfig("[16,16,16,16]", stash="linears"))
 
     def forward(self, x):
         first = self.change(self.first) if self.layer.quantizers.q0.bits == 16 else self.first
@@ -162,7 +162,7 @@ def test_a_gradient_that_is_not_finite_anyway_and_a_loss_of_other_data_at_each_c
     net = nn.Linear(8, 1)
     found = compare(net, lambda: (net(torch.ones(2, 8)) * math.inf).sum())
     assert found.verdict.endswith("is not finite without quantization either")
-    net = dsq.convert(blocks(), dsq.DSQConfig("[8,8,8,8]"))
+    net = dsq.convert(blocks(), dsq.DSQConfig("[8,8,8,8]", stash="linears"))
     batches = iter(torch.randn(8, 4, 24, 32))
     found = compare(net, lambda: loss_of(net, next(batches))())
     assert re.search(r"^gradient \w+: .*; loss\(\) itself moves it by \S+: let it run the same batch", found.verdict)
@@ -170,7 +170,7 @@ def test_a_gradient_that_is_not_finite_anyway_and_a_loss_of_other_data_at_each_c
 
 def test_a_gradient_that_bfloat16_would_move_as_far_is_told_apart():
     """As of a deep network with initial weights: there the gradient is no sign of what training loses."""
-    net = dsq.convert(nn.Linear(32, 8), dsq.DSQConfig("[8,8,8,8]"))
+    net = dsq.convert(nn.Linear(32, 8), dsq.DSQConfig("[8,8,8,8]", stash="linears"))
     net.packed = nn.Parameter(torch.tensor([2**24 + 1], dtype=torch.int32), requires_grad=False)  # no weights
     before, seen = net.weight.clone(), []
     loss = (net(X).requires_grad_() @ net.weight).sum()
@@ -227,7 +227,7 @@ def test_parameters_of_few_values_are_not_judged():
     net, x = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1)), torch.randn(256, 32)
     y = net(x).detach() + torch.randn(256, 1)
     y -= (y - net(x).detach()).mean() - 1e-4
-    dsq.convert(net, dsq.DSQConfig())
+    dsq.convert(net, dsq.DSQConfig(stash="linears"))
     found = compare(net, lambda: F.mse_loss(net(x), y))
     assert found.of_stash > 0.06  # a gradient that is noise, as in every model that has trained
     last = next(p for p in found.parameters if p.name == "2.bias")
@@ -238,7 +238,7 @@ def test_parameters_of_few_values_are_not_judged():
 
 
 def test_report_shows_the_gradient():
-    net = dsq.convert(nn.Sequential(blocks(), nn.LayerNorm(32)), dsq.DSQConfig("[8,4,4,8]"))
+    net = dsq.convert(nn.Sequential(blocks(), nn.LayerNorm(32)), dsq.DSQConfig("[8,4,4,8]", stash="linears"))
     found = dsq.report(net, X)  # the gradient of a plain sum would end at the norm
     assert 0.01 < found.gradient.error < 0.3
     text = str(found)

@@ -118,7 +118,7 @@ def lost(setting: str) -> float:
 def warns(setting: Setting) -> bool:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        dsq.DSQConfig(setting.levels, format=setting.format, rounding=setting.rounding)
+        dsq.DSQConfig(setting.levels, format=setting.format, rounding=setting.rounding, stash="linears")
     return any("may damage training" in str(warning.message) for warning in caught)
 
 

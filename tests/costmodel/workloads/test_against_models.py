@@ -63,7 +63,7 @@ def test_torch_transformer_traced():
     assert 2 * workload.macs == flops(model, *inputs)
     assert workload.parameters == sum(parameter.numel() for parameter in model.parameters())
     names = {g.name.removesuffix(".weight").removesuffix(".in_proj_weight") for g in workload.gemms if g.quantized}
-    assert names == set(dsq.converted(dsq.convert(model)))
+    assert names == set(dsq.converted(dsq.convert(model, stash="linears")))
 
 
 def test_frozen_layers_and_frozen_inputs():
@@ -72,7 +72,7 @@ def test_frozen_layers_and_frozen_inputs():
     model[2].weight.requires_grad_(False)
     x = torch.randn(5, 24)
     assert 2 * traced(model, x).macs == flops(model, x)
-    dsq.convert(model, dsq.DSQConfig(levels="[16,4,4,16]"))
+    dsq.convert(model, dsq.DSQConfig(levels="[16,4,4,16]", stash="linears"))
     workload = traced(model, x)
     total = total_stash_bytes(workload, Setup(DSQ, Precision(16, 4, 4, 16)))
     assert total == measured_stash(model, x)
@@ -139,7 +139,7 @@ def test_quantized_attention_stores_its_scores_though_plain_attention_was_fused(
     one = 3 * 4 * 37 * 37 * 8
     assert plain.macs == 2 * 3 * 37 * 32 * 96 + 7 * one  # forward 2; backward: scores again, two for each product
     assert not [op for op in plain.operations if op.kind == "softmax"]
-    dsq.convert(model, dsq.DSQConfig(levels=level, format="bfp", attention=True))
+    dsq.convert(model, dsq.DSQConfig(levels=level, format="bfp", attention=True, stash="linears"))
     workload = workload_file.parse(dsq.workload.trace(model, x), "converted")
     assert workload.operations == quantizing_attention(plain).operations
     setup = Setup(BFP(32), Precision.parse(level), container=32)
@@ -191,6 +191,6 @@ def test_parameters_products_and_stash_of_fairseqs_transformer(of_fairseq, preci
     model, inputs, workload = of_fairseq
     assert workload.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert 2 * workload.macs == flops(model, *inputs)
-    dsq.convert(model, dsq.DSQConfig(levels=precision, tied=True))
+    dsq.convert(model, dsq.DSQConfig(levels=precision, tied=True, stash="linears"))
     predicted = total_stash_bytes(workload, Setup(DSQ, Precision.parse(precision)))
     assert predicted == measured_stash(model, *inputs)

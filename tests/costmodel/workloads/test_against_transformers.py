@@ -127,7 +127,7 @@ def test_a_trace_of_the_converted_model_has_the_named_products(case, tmp_path):
 
 
 def converted(model, **options):
-    return dsq.convert(model, dsq.DSQConfig("[4,4,4,16]", format="bfp", tied=True, **options))
+    return dsq.convert(model, dsq.DSQConfig("[4,4,4,16]", format="bfp", tied=True, **{"stash": "linears", **options}))
 
 
 def traced(case, folder, **options):

@@ -109,7 +109,9 @@ def loss(model):
 
 
 def test_adapters_stay_plain_unless_asked():
-    plain, asked = (dsq.convert(with_lora(llama()), dsq.DSQConfig(adapters=adapters)) for adapters in (False, True))
+    plain, asked = (
+        dsq.convert(with_lora(llama()), dsq.DSQConfig(adapters=adapters, stash="linears")) for adapters in (False, True)
+    )
     assert not [name for name in dsq.converted(plain) if "lora" in name]
     assert len([name for name in dsq.converted(plain) if name.endswith("q_proj.base_layer")]) == 2
     assert len([name for name in dsq.converted(asked) if "lora" in name]) == 8

@@ -9,7 +9,7 @@ from torch import nn
 import dsq
 
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched")
-FLOAT = dsq.DSQConfig(levels="[32,32,32,32]")
+FLOAT = dsq.DSQConfig(levels="[32,32,32,32]", stash="linears")
 
 
 def pair(**options):
@@ -65,7 +65,7 @@ def test_unbatched_and_averaged_as_the_plain_one():
 
 def test_an_excluded_attention_keeps_its_projection_too():
     net = nn.TransformerEncoderLayer(32, 4, 64)
-    dsq.convert(net, dsq.DSQConfig(exclude="self_attn$"))
+    dsq.convert(net, dsq.DSQConfig(exclude="self_attn$", stash="linears"))
     assert list(dsq.converted(net)) == ["linear1", "linear2"]
     assert type(net.self_attn.out_proj) is nn.modules.linear.NonDynamicallyQuantizableLinear
 

@@ -16,13 +16,13 @@ def quantize_small_matrices(monkeypatch):
     monkeypatch.setattr("dsq.layers.own_products.SMALL", 0)
 
 
-CONFIG = dsq.DSQConfig(levels="[4,4,4,16]", attention=True)
+CONFIG = dsq.DSQConfig(levels="[4,4,4,16]", attention=True, stash="linears")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_full_width_it_is_the_plain_layer_and_becomes_that_again(kind):
     net, plain, inputs = made(kind), made(kind), KINDS[kind][1]()
-    dsq.convert(net, dsq.DSQConfig(levels="[32,32,32,32]", attention=True))
+    dsq.convert(net, dsq.DSQConfig(levels="[32,32,32,32]", attention=True, stash="linears"))
     assert dsq.converted(net) or type(net[0]) is not type(plain[0])
     torch.testing.assert_close(step(net, *inputs), step(plain, *inputs), rtol=1e-4, atol=1e-4)
     assert list(net.state_dict()) == list(plain.state_dict())

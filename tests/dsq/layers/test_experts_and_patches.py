@@ -13,7 +13,7 @@ from tests.dsq.layers.kinds import EXPERTS, TOKENS, WIDTH, batch, drawn, made
 
 def test_quantized_it_is_the_linear_layer_of_its_patches():
     torch.manual_seed(0)
-    net = dsq.convert(nn.Conv2d(3, 20, 4, stride=4), dsq.DSQConfig(levels="[4,4,4,16]"))
+    net = dsq.convert(nn.Conv2d(3, 20, 4, stride=4), dsq.DSQConfig(levels="[4,4,4,16]", stash="linears"))
     x = drawn(2, 3, 16, 16)
     patches = nn.functional.unfold(x, 4, stride=4).mT  # (B, patches, values)
     y = dsq.functional.linear(patches, net.weight.flatten(1), net.bias, "[4,4,4,16]")
@@ -27,7 +27,7 @@ def test_the_result_is_laid_out_as_that_of_the_convolution():
     x = torch.randn(2, 3, 8, 8)
     for given in (x, x.to(memory_format=torch.channels_last), x[0]):
         strides = net(given).stride()
-        dsq.convert(net)
+        dsq.convert(net, stash="linears")
         assert net(given).stride() == strides
         dsq.unconvert(net)
 
@@ -35,7 +35,7 @@ def test_the_result_is_laid_out_as_that_of_the_convolution():
 def test_a_map_of_one_place_stays_plain():
     net, x = nn.Conv2d(32, 24, 1), torch.randn(4, 32, 1, 2)
     pooled, wider = net(x[..., :1]), net(x)
-    dsq.convert(net)
+    dsq.convert(net, stash="linears")
     assert torch.equal(net(x[..., :1]), pooled)
     assert not torch.equal(net(x), wider)
 
@@ -46,11 +46,11 @@ def test_a_map_of_one_place_stays_plain():
 def test_other_convolutions_stay(options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        net = dsq.convert(nn.Conv2d(4, 20, 4, **options))
+        net = dsq.convert(nn.Conv2d(4, 20, 4, **options), stash="linears")
     assert type(net) is nn.Conv2d
 
 
-CONFIG = dsq.DSQConfig(levels="[4,4,4,16]")
+CONFIG = dsq.DSQConfig(levels="[4,4,4,16]", stash="linears")
 
 
 def test_tokens_of_other_ranks_experts_give_nothing_and_the_last_products_are_kept_once():
@@ -68,7 +68,7 @@ def test_tokens_of_other_ranks_experts_give_nothing_and_the_last_products_are_ke
 
 @pytest.mark.filterwarnings("ignore:q3 is under 16")
 def test_each_expert_is_the_linear_layers_of_its_tokens():
-    config = dsq.DSQConfig(levels="[5,4,3,8]", format="bfp")
+    config = dsq.DSQConfig(levels="[5,4,3,8]", format="bfp", stash="linears")
     net, (x, chosen, weights), y = dsq.convert(made("mixtral"), config), batch(), 0
     for e in range(EXPERTS):
         tokens, place = (chosen == e).nonzero(as_tuple=True)

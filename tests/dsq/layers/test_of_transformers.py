@@ -17,7 +17,7 @@ from tests.dsq.gradients import same, step
 
 @pytest.mark.parametrize("levels", ["[4,4,4,16]", "[4,4,4,8]", "[2,2,2,8]"])
 def test_conv1d_is_a_linear_layer_of_the_transposed_weight(levels):
-    config = dsq.DSQConfig(levels=levels)
+    config = dsq.DSQConfig(levels=levels, stash="linears")
     net, linear = Conv1D(48, 32), torch.nn.Linear(32, 48)
     linear.weight.data, linear.bias.data = net.weight.data.t().contiguous(), net.bias.data
     dsq.convert(net, config), dsq.convert(linear, config)
@@ -28,7 +28,7 @@ def test_conv1d_is_a_linear_layer_of_the_transposed_weight(levels):
 
 
 def test_at_8_bits_the_weight_s_gradient_is_not_copied():
-    net, made = dsq.convert(Conv1D(48, 32), dsq.DSQConfig(levels="[4,4,4,8]")), []
+    net, made = dsq.convert(Conv1D(48, 32), dsq.DSQConfig(levels="[4,4,4,8]", stash="linears")), []
     net.weight.register_hook(lambda gradient: made.append(gradient.data_ptr()))
     net(torch.randn(16, 32, requires_grad=True)).sum().backward()
     assert made == [net.weight.grad.data_ptr()]
@@ -38,7 +38,7 @@ def test_at_8_bits_the_weight_s_gradient_is_not_copied():
 def test_at_full_width_it_is_sdpa(name):
     model, inputs = MODELS[name]()
     plain = copy.deepcopy(model.eval())
-    dsq.convert(model, dsq.DSQConfig(levels="[32,32,32,32]", attention=True))
+    dsq.convert(model, dsq.DSQConfig(levels="[32,32,32,32]", attention=True, stash="linears"))
     assert model.config._attn_implementation == "dsq"
     if "input_ids" in inputs:
         inputs["attention_mask"] = (torch.arange(64) < torch.tensor([[64], [40]])).long()

@@ -13,7 +13,7 @@ from dsq.skipped import skipped_modules
 from tests.dsq.gradients import saving
 from tests.dsq.layers.kinds import Own, drawn, made
 
-CONFIG = dsq.DSQConfig(levels="[4,4,4,16]", attention=True)
+CONFIG = dsq.DSQConfig(levels="[4,4,4,16]", attention=True, stash="linears")
 X, IMAGE = drawn(2, 24, 32), drawn(2, 48, 32)
 
 
@@ -25,8 +25,10 @@ def test_attentions_products_are_those_of_quantized_attention():
 
 
 def test_attention_stays_plain_where_it_is_not_asked_for_or_evaluates_plain():
-    assert type(dsq.convert(made("own attention"), dsq.DSQConfig(levels="[4,4,4,16]"))[0]) is Own
-    net = dsq.convert(made("own attention"), dsq.DSQConfig("[4,4,4,16]", attention=True, eval_full_precision=True))
+    assert type(dsq.convert(made("own attention"), dsq.DSQConfig(levels="[4,4,4,16]", stash="linears"))[0]) is Own
+    net = dsq.convert(
+        made("own attention"), dsq.DSQConfig("[4,4,4,16]", attention=True, eval_full_precision=True, stash="linears")
+    )
     assert torch.equal(net.eval()(X), made("own attention").eval()(X))
 
 
@@ -39,7 +41,7 @@ def test_the_products_of_fairseqs_attention():
 
 
 def test_products_with_parameters_are_linear_layers_of_the_same_bits_with_a_packed_stash():
-    config = dsq.DSQConfig(levels="[4,4,4,16]")
+    config = dsq.DSQConfig(levels="[4,4,4,16]", stash="linears")
     net = dsq.convert(made("linear of a parameter"), config)
     y = dsq.functional.linear(IMAGE, net.a, torch.ones(64), config.at(0))
     y = dsq.functional.linear(y, net.b.t(), None, config.at(0))
@@ -85,7 +87,7 @@ class Scaled(nn.Module):
 
 
 def test_after_a_forward_without_own_products_no_mode_is_entered():
-    net = dsq.convert(Scaled(), dsq.DSQConfig(levels="[4,4,4,16]"))
+    net = dsq.convert(Scaled(), dsq.DSQConfig(levels="[4,4,4,16]", stash="linears"))
     first = net(X)
     assert net.idle
     assert torch.equal(net(X), first)

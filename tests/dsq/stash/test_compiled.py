@@ -69,7 +69,7 @@ MODELS = {
     "fused attention": lambda: Stack(encoder(1, 32, 4, 64, sdpa=True)[:1]),
     "two blocks": lambda: Stack(encoder(2, 32, 4, 64, sdpa=True)[:2]),
     "written attention": lambda: Stack(encoder(1, 32, 4, 64)[:1]),
-    "converted": lambda: Stack(dsq.convert(encoder(1, 32, 4, 64, sdpa=True)[:1])),
+    "converted": lambda: Stack(dsq.convert(encoder(1, 32, 4, 64, sdpa=True)[:1], stash="linears")),
     "two layers": lambda: Stack([nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))]),
     "rotations": lambda: Stack([Rotated()], torch.zeros(24, 24).triu(1) * -4.0),
     "graph breaks": lambda: Stack([Broken()]),

@@ -102,7 +102,7 @@ def test_encoder_is_close_to_its_smallest_possible_size():
 
 def test_follows_the_level_of_a_converted_model_and_leaves_its_codes_alone():
     model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), torch.randn(ROWS, WIDTH)
-    config = dsq.DSQConfig(levels=("[2,2,2,16]", "[16,4,4,16]", "[16,6,4,16]"))
+    config = dsq.DSQConfig(levels=("[2,2,2,16]", "[16,4,4,16]", "[16,6,4,16]"), stash="linears")
     dsq.convert(model, config)
     apply(model, "bfp")
     for level, bits in enumerate((2, 4, 6)):
@@ -125,7 +125,7 @@ def test_follows_the_level_of_a_converted_model_and_leaves_its_codes_alone():
 )
 def test_a_converted_model_is_packed_as_its_layers_unless_told(options, expected):
     model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), torch.randn(ROWS, WIDTH)
-    dsq.convert(model, dsq.DSQConfig(levels="[2,2,2,16]", format="bfp", block_size=8))
+    dsq.convert(model, dsq.DSQConfig(levels="[2,2,2,16]", format="bfp", block_size=8, stash="linears"))
     controller = apply(model, "bfp", **options)
     model(x).sum().backward()
     assert f"format {expected}" in str(controller.report())
