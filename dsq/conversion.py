@@ -40,8 +40,9 @@ def convert(model: Model, config: DSQConfig | str | None = None, **options: Any)
     embedding's too (unless ``config.tied``), routers of experts and PEFT's adapters are left alone. Fused paths that
     would read the weights past the layers are switched off. Warns where nothing was converted, where under half of the
     parameters that are multiplied were (``dsq.report`` says what was left, and why), or where ``config.exclude``
-    matches nothing that would have been. With ``config.stash`` "all", the default, dsq.stash's policy "bfp" is applied too, also to a
-    model of which nothing else is converted, and where there are huge pages ``dsq.release_memory`` is called.
+    matches nothing that would have been. With ``config.stash`` "all", the default, dsq.stash's policy "bfp" is applied
+    too, also to a model of which nothing else is converted, and where there are huge pages ``dsq.release_memory`` is
+    called.
 
     A layer that later takes the place of a converted one is plain: transformers' ``resize_token_embeddings`` comes
     first.

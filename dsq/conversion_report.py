@@ -52,9 +52,7 @@ class ConversionReport:
     backward: Flops | None  #: None: nothing needs a gradient
     layers: int  #: converted
     uncalled: tuple[str, ...]  #: converted layers whose forward never ran: something reads their weights past them
-    mixed_scale: tuple[
-        str, ...
-    ]  #: converted layers that read most of their features as noise: others in a block are larger
+    mixed_scale: tuple[str, ...]  #: converted layers whose features mix scales: most round to noise
     skipped: tuple[SkippedModule, ...]  #: modules with matrices that are not quantized, and why
     stash_bytes: int | None  #: kept for the backward; None: nothing needs a gradient
     unconverted_stash_bytes: int | None  #: the same before conversion

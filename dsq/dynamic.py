@@ -132,11 +132,11 @@ class DynamicPrecision:
         return self._check
 
     def metrics(self) -> dict[str, float]:
-        """Return figures for a logger: "dsq/level", "dsq/stash_bits" (q1, at which it stashes), "dsq/mean_bits" (their mean
-        over the updates so far), "dsq/validations_without_improvement" (validations without improvement); under ``stash="all"`` "dsq/stash_mib",
-        what the latest forward kept. On Linux also MiB of the process, "dsq/process_resident_mib" and
-        "dsq/process_peak_mib"; after ``check`` "dsq/gradient_error", "dsq/gradient_error_of_stash" and
-        "dsq/gradient_cosine", the worst of a parameter.
+        """Return figures for a logger: "dsq/level", "dsq/stash_bits" (q1, at which it stashes), "dsq/mean_bits" (their
+        mean over the updates so far), "dsq/validations_without_improvement" (validations without improvement); under
+        ``stash="all"`` "dsq/stash_mib", what the latest forward kept. On Linux also MiB of the process,
+        "dsq/process_resident_mib" and "dsq/process_peak_mib"; after ``check`` "dsq/gradient_error",
+        "dsq/gradient_error_of_stash" and "dsq/gradient_cosine", the worst of a parameter.
         """
         now = self.scheduler
         spent = sum(level.q1 * work.updates for level, work in zip(now.levels, now.work, strict=True))

@@ -179,8 +179,8 @@ def _regressions(evidence: Evidence) -> str:
 
 
 def _by_task(evidence: Evidence, *settings: str) -> str:
-    """Losses and scores over fp32's, and the saved bytes, a row per task. If the suite has none of ``settings`` (a suite of
-    your own), of all that tier 2 asks for."""
+    """Losses and scores over fp32's, and the saved bytes, a row per task. If the suite has none of ``settings`` (a
+    suite of your own), of all that tier 2 asks for."""
     names = [name for name in settings if name in evidence.suite.settings]
     names = names or [name for name in _asked(evidence.suite, 2) if name != FP32]
     records: list[Record] = []

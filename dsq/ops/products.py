@@ -4,9 +4,10 @@
                        da = Q2(dy) Q1(b)^T           db = Q1(a)^T Q2(dy)
     attention          S  = scale Q0(q) Q0(k)^T + mask      P = dropout(softmax(S))      y = Q0(P) Q0(v)
 
-``multiply`` is a registered operator too, which is what compilers, modes and counters of FLOPs see. Blocks run along the
-contraction of the product that consumes the tensor. Shape suffixes: M rows, K the contraction, N columns; L queries, S
-keys, D features, E features of a value. Leading dimensions are batches and broadcast; an operand is stashed as it came.
+``multiply`` is a registered operator too, which is what compilers, modes and counters of FLOPs see. Blocks run along
+the contraction of the product that consumes the tensor. Shape suffixes: M rows, K the contraction, N columns; L
+queries, S keys, D features, E features of a value. Leading dimensions are batches and broadcast; an operand is stashed
+as it came.
 """
 
 import math

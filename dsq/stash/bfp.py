@@ -4,8 +4,9 @@ The policy has the name of the paper's format, block floating point. Blocks run 
 memory, so all views of a tensor share one code: 4.5 bits a value at q1 = 4. What has no row is as PyTorch keeps it
 (dsq/stash/rules).
 
-Some operations keep more bits than q1 (EXTRA_BITS), by the error of the whole gradient (docs/stash-policies.md): attention
-is where few bits hurt most, the more the longer a model has trained; a norm's x^ serves the linear layer behind it too.
+Some operations keep more bits than q1 (EXTRA_BITS), by the error of the whole gradient (docs/stash-policies.md):
+attention is where few bits hurt most, the more the longer a model has trained; a norm's x^ serves the linear layer
+behind it too.
 """
 
 from collections.abc import Callable, Mapping

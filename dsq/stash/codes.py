@@ -90,7 +90,8 @@ class _Entry(NamedTuple):
 
 
 def _is_small(x: Tensor) -> bool:
-    """Return whether ``x`` has MAX_EXACT_NUMEL values; one whose size depends on data, as experts' tokens in a graph, has not."""
+    """Return whether ``x`` has MAX_EXACT_NUMEL values; one whose size depends on data, as experts' tokens in a graph,
+    has not."""
     if _compiling():
         from torch.fx.experimental.symbolic_shapes import guard_or_false
 

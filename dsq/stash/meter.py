@@ -67,8 +67,8 @@ def measure(fn: Callable[[], Any]) -> StashProfile:
         fn: a forward without arguments, ``lambda: model(x).sum()``; whatever it returns (a tensor, or tensors in lists,
             tuples, dicts and dataclasses) must need a gradient.
     Returns:
-        StashProfile. Bytes are those at the end of the forward; weights, and tensors that were there before it (the caller's
-        batch), are not among them, nor are sparse ones.
+        StashProfile. Bytes are those at the end of the forward; weights, and tensors that were there before it (the
+        caller's batch), are not among them, nor are sparse ones.
     Raises:
         TypeError: ``fn`` cannot be called. ValueError: nothing it returned needs a gradient.
     """

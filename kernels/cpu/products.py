@@ -1,8 +1,8 @@
 """Products of quantized operands by the compiled kernels (src/gemm): products of values exact, sums in float32.
 
 bfloat16 takes operands that bfloat16 holds exactly (AVX512_BF16): of bfloat16 tensors BFP of any width. integer takes
-packed operands with blocks along the contraction: an exact integer dot product a block, then the blocks' scale factors, as
-hardware for the format computes it (AVX512_VNNI; AVX-VNNI; AVX2; NEON's sdot, codes of at most 8 bits). Codes of at
+packed operands with blocks along the contraction: an exact integer dot product a block, then the blocks' scale factors,
+as hardware for the format computes it (AVX512_VNNI; AVX-VNNI; AVX2; NEON's sdot, codes of at most 8 bits). Codes of at
 most 8 bits multiply as bytes, on AVX2 those of at most 13 bits together, others as 16 bits. With AVX512_VNNI, where a
 byte has room to shift narrower codes to one exponent, one dot product takes 64 or 512 values of the contraction. The
 sums of 256 products of codes, shifted or not, times the scale factors of either operand or both, have to be within

@@ -32,7 +32,8 @@ def scaling_of(fmt: Format) -> Scaling:
 
 
 def _block_reduce(x_ORC: Tensor, fmt: Format, layout: Layout, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """``reduce(values of a block, dim)`` of every block, in ``layout.block_shape``; a short last block is filled with zeros."""
+    """``reduce(values of a block, dim)`` of every block, in ``layout.block_shape``; a short last block is filled with
+    zeros."""
     if fmt.block_size == 0:
         return reduce(x_ORC.flatten(), 0).view(1) if x_ORC.numel() else x_ORC.new_zeros(1)
     dim = 1 if layout.along_rows else 2

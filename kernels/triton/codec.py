@@ -20,8 +20,8 @@ from dsq.kernels.triton.tiles import POWER, SIGNED_E4M3, Grid, Target
 GRIDS: dict[type[Format], Grid] = {BFP: POWER, FixedPoint: POWER, SignedNVInt: SIGNED_E4M3}
 #: a tile of 32 x 128 values: 16 KiB of float32, eight 16-byte loads a thread
 TILE = {"T": 32, "C": BLOCK, "num_warps": 4}
-#: blocks along rows: block x 128 values, a warp for so many rows: up to 32 a thread holds whole blocks, whose maximum then
-#: needs no exchange
+#: blocks along rows: block x 128 values, a warp for so many rows: up to 32 a thread holds whole blocks, whose maximum
+#: then needs no exchange
 ROWS_OF_WARP = 32
 #: a tile holds whole blocks of these lengths
 BLOCKS = frozenset((0, 1, 2, 4, 8, 16, 32, 64, 128))
@@ -166,7 +166,8 @@ class _Rounding:
         self.sizes = *how.sizes, first.layout.columns
         to, to_2 = self.outputs[0].target, self.outputs[1].target if others else None
         self.launch = Launch(
-            kernels.encode, how.programs, TO=to, TO_2=to_2, BLOCK_SIZE_2=others[0].fmt.block_size if others else None, PARTS=parts,
+            kernels.encode, how.programs, TO=to, TO_2=to_2, PARTS=parts,
+            BLOCK_SIZE_2=others[0].fmt.block_size if others else None,
             STOCHASTIC=first.draws is not None, **how.options,
         )  # fmt: skip
 

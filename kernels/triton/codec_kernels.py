@@ -6,14 +6,15 @@ A program works on a tile of T rows by C columns, in one of three ways:
     blocks along columns       T stretches of C columns, numbered through all the rows
     blocks along rows          the T rows of one block (of one block of rows) by C columns
 
-A tile holds whole blocks, so each value is read once. GRID is the format's, TO what is made (tiles.py). BLOCK_SIZE 0 is one block
-for the tensor, for which ALONG_ROWS is false. A format with one exponent for the whole tensor is given the tensor's
-largest value, which ``largest`` finds before: two readings of the tensor, as the code of a value depends on all others.
+A tile holds whole blocks, so each value is read once. GRID is the format's, TO what is made (tiles.py). BLOCK_SIZE 0 is
+one block for the tensor, for which ALONG_ROWS is false. A format with one exponent for the whole tensor is given the
+tensor's largest value, which ``largest`` finds before: two readings of the tensor, as the code of a value depends on
+all others.
 
 Masks have one bit a value, as kernels/reference/stash.py defines them.
 
-Suffixes: T tile rows, C tile columns, B blocks of a tile row, X values of a block; of a mask B bytes of a program, V the
-eight values of a byte.
+Suffixes: T tile rows, C tile columns, B blocks of a tile row, X values of a block; of a mask B bytes of a program, V
+the eight values of a byte.
 """
 
 import triton
@@ -122,12 +123,12 @@ def encode(
     x_pointer, largest_pointer, out_pointer, scales_pointer, seed_pointer,
     out_pointer_2, scales_pointer_2, seed_pointer_2,
     lines, rows, columns, width, last, row_words, seed: tl.int64, last_2, row_words_2, seed_2: tl.int64,
-    TO: tl.constexpr, TO_2: tl.constexpr, BLOCK_SIZE_2: tl.constexpr, BLOCK_SIZE: tl.constexpr, ALONG_ROWS: tl.constexpr,
-    FLAT: tl.constexpr, STOCHASTIC: tl.constexpr, PARTS: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
-    WIDE: tl.constexpr,
+    TO: tl.constexpr, TO_2: tl.constexpr, BLOCK_SIZE_2: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    ALONG_ROWS: tl.constexpr, FLAT: tl.constexpr, STOCHASTIC: tl.constexpr, PARTS: tl.constexpr,
+    T: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Round a tile of ``x``; if ``out_pointer_2`` is given, of blocks along rows, round it with blocks along columns too:
-    the tile is read once. ``last`` is the place of the tensor's exponent among the scales."""
+    """Round a tile of ``x``; if ``out_pointer_2`` is given, of blocks along rows, round it with blocks along columns
+    too: the tile is read once. ``last`` is the place of the tensor's exponent among the scales."""
     row_T, col0_T, valid_T, block, col0 = _tile(lines, rows, columns, ALONG_ROWS, FLAT, T, C, WIDE)
     col_TC = col0_T[:, None] + tl.arange(0, C)[None, :]
     mask_TC = valid_T[:, None] & (col_TC < columns)

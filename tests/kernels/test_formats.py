@@ -160,8 +160,9 @@ def check(fmt: Format, x_BX: Tensor, backends: Sequence[Backend] = BACKENDS) -> 
 
 
 def every_bfloat16(exponents: range, seed: int) -> Iterator[Tensor]:
-    """Tensors of blocks (B, BLOCK_SIZE): each bfloat16 with these exponents in each place of a block, among values of nearly its
-    size, in three tensors whose largest values differ; NaN and infinities, in tensors of a block each, once."""
+    """Tensors of blocks (B, BLOCK_SIZE): each bfloat16 with these exponents in each place of a block, among values of
+    nearly its size, in three tensors whose largest values differ; NaN and infinities, in tensors of a block each,
+    once."""
     generator = np.random.default_rng(seed)
 
     def some(exponent: int, number: int) -> np.ndarray:

@@ -58,8 +58,8 @@ class Softmax(torch.autograd.Function):
 
 
 def _roots(y: Tensor) -> Tensor:
-    """Return what is coded of a softmax. A row that is masked as a whole is NaN, which would spread over a block to rows
-    beside it: it is kept as zeros."""
+    """Return what is coded of a softmax. A row that is masked as a whole is NaN, which would spread over a block to
+    rows beside it: it is kept as zeros."""
     return y.sqrt().nan_to_num_(0.0)
 
 

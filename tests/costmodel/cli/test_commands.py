@@ -181,8 +181,8 @@ def test_an_answer_is_the_pages(question, stated):
 
 @pytest.fixture
 def ask(capsys, tmp_path):
-    """The first record of the answer about one layer of 64 tokens, 64 in, 64 out, while there is a format with blocks of
-    32, four bytes a tensor, a law of its own, a magnitude one bit under BFP's."""
+    """The first record of the answer about one layer of 64 tokens, 64 in, 64 out, while there is a format with blocks
+    of 32, four bytes a tensor, a law of its own, a magnitude one bit under BFP's."""
 
     @register
     @dataclass(frozen=True, slots=True)
