@@ -65,7 +65,7 @@ WARNINGS = [
 @pytest.mark.parametrize(("make", "options", "said"), WARNINGS)
 def test_a_conversion_of_little_or_nothing_is_warned_of(make, options, said):
     with pytest.warns(UserWarning, match=said):
-        dsq.convert(make(), **options)
+        dsq.convert(make(), **{"stash": "linears", **options})
 
 
 def test_the_stash_of_a_model_without_products_follows_the_level():
