@@ -16,6 +16,7 @@ from dsq.config import DSQConfig
 from dsq.layers import mixed
 from dsq.layers.attention import MultiheadAttention, OutProjection
 from dsq.layers.experts_and_patches import Experts, PatchConv2d, cuts_patches, is_experts
+from dsq.layers.forwards import bound_forwards, free_forwards
 from dsq.layers.own_products import OwnAttention, OwnProducts, calls_attention, multiplies
 from dsq.linear import Linear, of_another_quantization
 from dsq.process_memory import suit_a_packed_stash
@@ -65,6 +66,7 @@ def convert(model: Model, config: DSQConfig | str | None = None, **options: Any)
         layer.conversion = {name: getattr(config, name) for name in _OF_CONVERSION}
     if layers:
         set_level(model, config, 0)
+        bound_forwards(model)
         if config.attention:
             quantize_attention(model)
     if config.stash == "all":
@@ -97,6 +99,7 @@ def unconvert(model: Model) -> Model:
         for name in FIELDS:
             layer.__dict__.pop(name, None)
         set_class(layer, layer.plain)
+    free_forwards(model)
     for module in list(model.modules()):
         for name, value in module.__dict__.pop(_BEFORE, {}).items():
             _set(module, name, value)
@@ -120,6 +123,7 @@ def as_plain(model: nn.Module) -> Iterator[None]:
         for layer, kind, fields in own:
             layer.__class__ = kind
             layer.__dict__.update({name: fields[name] for name in FIELDS if name in fields})
+        bound_forwards(model)
         for setting in changed:
             change(*setting)
 

@@ -22,6 +22,7 @@ from torch.overrides import handle_torch_function
 
 from dsq.kernels.backend import LinearMatMuls
 from dsq.ops import linear_passes
+from dsq.ops.shared_inputs import input_codes, input_key
 from dsq.precision import DEFAULT_LEVELS, Precision
 from dsq.quantizers import NO_JIT, Quantized, Quantizers
 
@@ -31,9 +32,10 @@ _function_mode = torch._C._is_torch_function_mode_enabled
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision | str | Quantizers) -> Tensor:
     """Compute ``torch.nn.functional.linear`` with the tensors of its three products quantized, and a packed stash.
 
-    If ``weight`` needs a gradient, Q1(x) stays in memory in its own bits, once for all calls that share ``x``. If ``x``
-    needs one, the weight itself stays: it must not change in place before the backward. Stochastic rounding draws its
-    seed from torch's default generator. Differentiable once, and not by torch.func.
+    If ``weight`` needs a gradient, Q1(x) stays in memory in its own bits, once for all calls that share ``x`` in a
+    forward of a converted model. If ``x`` needs one, the weight itself stays: it must not change in place before the
+    backward. Stochastic rounding draws its seed from torch's default generator. Differentiable once, and not by
+    torch.func.
 
     Args:
         x: (..., K) floating tensor, any number of leading dimensions.
@@ -85,9 +87,18 @@ class _Linear(torch.autograd.Function):
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise RuntimeError(f"torch.jit.trace takes converted layers under torch.no_grad() alone; {NO_JIT}")
         x_wanted, w_wanted = ctx.needs_input_grad[:2]
-        ctx.plan, ctx.seed = linear_passes.plan(matmuls, x, w_NK, bias, seed), seed
-        y, stash = linear_passes.forward(ctx.plan, x, w_NK, bias, seed, stashing=w_wanted)
-        ctx.save_for_backward(w_NK if x_wanted else None, *stash)
+        plan = ctx.plan = linear_passes.plan(matmuls, x, w_NK, bias, seed)
+        ctx.seed = seed
+        # a compiler, which sees products, finds by itself what is packed twice
+        packs = w_wanted and plan.fused is not None and plan.stash.packs
+        inputs, stash = input_codes() if packs else None, None
+        if inputs is not None:
+            key = input_key(x, plan.stash, seed is None)
+            stash = inputs.find(key)
+        y, fresh = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=w_wanted and stash is None)
+        if inputs is not None and stash is None:
+            inputs.put(key, x, fresh)
+        ctx.save_for_backward(w_NK if x_wanted else None, *(stash or fresh))
         return y
 
     @staticmethod

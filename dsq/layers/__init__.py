@@ -3,6 +3,7 @@
 attention.py            nn.MultiheadAttention
 own_products.py         modules that multiply by parameters of their own, or queries by keys, in their forward
 experts_and_patches.py  transformers' experts, in parameters of three dimensions; nn.Conv2d that cuts patches
+forwards.py             what bounds a forward of a converted model
 of_transformers.py      GPT-2's Conv1D; attention in models of transformers (imports transformers)
 
 Below: classes made of a mixin and of a class that is met only when a model is converted; and what a compiler is not

@@ -1,15 +1,12 @@
 """The passes of a linear layer: one plan for a layer's formats, shapes and dtypes, made once, serves both passes.
 
-A pass is one call of the backend where it has one for the plan, else product by product. Layers that read the same
-input (q, k and v of an attention, or a decoder's views of the encoder) share one stash. Compilers, dispatch modes and
+A pass is one call of the backend where it has one for the plan, else product by product. Compilers, dispatch modes and
 special tensors see products, which are registered operators (ops/products.py). Shape suffixes as in dsq.linear: T
 tokens, K in-features, N out-features.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -106,25 +103,17 @@ def forward(
     """Return y (..., N) and, where ``stashing`` asks for it, what of x the backward needs."""
     matmuls, fused = plan.matmuls, plan.fused
     packing = stashing and plan.stash.packs
-    stash: StashTensors = (x.detach().to(plan.dtypes.y),) if stashing and not packing else ()
-    sharing = packing and fused is not None  # a compiler finds by itself what is packed twice
-    if sharing:
-        key = _stash_key(x, plan.stash, seed)
-        stash = _shared(x, key) if id(x) in _stashes else ()
-    fresh = packing and not stash
     if fused is not None and fused.forward is not None:
-        y, codes = fused.forward(x, w_NK.t() if fused.turned else w_NK, bias_N, seed, fresh)
+        y, codes = fused.forward(x, w_NK.t() if fused.turned else w_NK, bias_N, seed, packing)
     else:
         x_TK = matrix(x)
         y = multiply(matmuls.output, x_TK, w_NK, bias_N, seed, plan.dtypes.y)
         if x.dim() != 2:  # autograd does not let a view be changed in place that a Function gives
             y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], w_NK.shape[0]))
-        codes = packed(plan.stash, x_TK, seed) if fresh else None
-    if codes is None:
-        return y, stash
-    if sharing:
-        share(x, key, codes)
-    return y, codes[:2]
+        codes = packed(plan.stash, x_TK, seed) if packing else None
+    if codes is not None:
+        return y, codes[:2]
+    return y, (x.detach().to(plan.dtypes.y),) if stashing else ()
 
 
 def backward(
@@ -230,49 +219,3 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, autocast: bool) -> No
         raise TypeError(f"bias must have the dtype of x, {x.dtype}, got {bias.dtype}")
     if bias.shape != weight.shape[:1] or bias.device != x.device:
         raise ValueError(f"bias must be ({weight.shape[0]},) on {x.device}, got {tuple(bias.shape)} on {bias.device}")
-
-
-class _Shared(NamedTuple):
-    """The stash of a tensor, found while a graph keeps it. (Hooks may keep other tensors of the same storages.)"""
-
-    source: ref[Tensor]  #: never read: its callback forgets the stash with the tensor
-    key: Any
-    codes: ref[torch.UntypedStorage]
-    scales: ref[torch.UntypedStorage]
-    shapes: tuple[torch.Size, torch.Size]
-
-
-#: by the identity of the tensor that the layers were given
-_stashes: dict[int, _Shared] = {}
-
-
-def share(source: Tensor, key: Any, codes: Codes) -> None:
-    """Let later layers that are given ``source``, the tensor object itself, have its stash, while a graph keeps it."""
-    source_id = id(source)
-    storages = ref(codes.codes.untyped_storage()), ref(codes.scales.untyped_storage())
-    forget = partial(_stashes.pop, source_id)
-    _stashes[source_id] = _Shared(ref(source, forget), key, *storages, (codes.codes.shape, codes.scales.shape))
-
-
-def _stash_key(source: Tensor, stash: Operand, seed: int | None) -> Any:
-    """Return what two stashes of ``source`` have in common where one may serve as both.
-
-    Changes in place are noticed, and ``x.data = other`` where the other has memory of its own. Values written past
-    autograd (``x.data.copy_``, numpy) are not noticed while an earlier graph lives.
-    """
-    memory = (source.untyped_storage()._cdata, source.storage_offset(), source.shape, source.stride())
-    # a nearest layer must not take a stochastic one's codes
-    return (source._version, memory, stash.format, stash.axis, source.dtype, seed is None)
-
-
-def _shared(source: Tensor, key: Any) -> StashTensors:
-    """Return the stash of an earlier layer that was given ``source``; nothing where it is gone or differs."""
-    found = _stashes[id(source)]
-    codes, scales = found.codes(), found.scales()
-    if found.key != key or codes is None or scales is None:
-        return ()
-    return _bytes(codes, found.shapes[0]), _bytes(scales, found.shapes[1])
-
-
-def _bytes(storage: torch.UntypedStorage, shape: torch.Size) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).view(shape)

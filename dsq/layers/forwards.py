@@ -1,0 +1,44 @@
+"""What bounds a forward in which layers share the codes of their inputs (dsq/ops/shared_inputs.py): two hooks."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from dsq.layers import not_compiled_alone
+from dsq.ops.shared_inputs import begin_forward, end_forward
+from dsq.quantizers import Quantised
+
+
+def bound_forwards(model: nn.Module) -> None:
+    """Let calls of ``model`` and of what is inside of it, where that has several converted layers, bound a forward.
+
+    Not under ``stash="all"``, where the policy does.
+    """
+    free_forwards(model)
+    for module in model.modules():
+        layers = [layer for layer in module.modules() if isinstance(layer, Quantised)]
+        if len(layers) > 1 and layers[0].conversion.get("stash") != "all":
+            module.register_forward_pre_hook(_begin, prepend=True)
+            module.register_forward_hook(_end, always_call=True)
+
+
+def free_forwards(model: nn.Module) -> None:
+    """Take the hooks of ``bound_forwards`` off ``model`` and what is inside of it."""
+    for module in model.modules():
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for number in [number for number, hook in hooks.items() if hook in (_begin, _end)]:
+                del hooks[number]
+                module._forward_hooks_always_called.pop(number, None)
+
+
+@not_compiled_alone
+def _begin(module: nn.Module, inputs: Any) -> None:
+    if not torch.compiler.is_compiling():  # a compiler finds by itself what is packed twice
+        begin_forward(module)
+
+
+@not_compiled_alone
+def _end(module: nn.Module, inputs: Any, output: Any) -> None:
+    if not torch.compiler.is_compiling():
+        end_forward(module)

@@ -1,0 +1,96 @@
+"""Layers that read the same input (q, k and v of an attention, decoder blocks the encoder's output) share its codes.
+
+Sharing ends with the forward, which the outermost call of a module that ``dsq.convert`` was given, or of a part of it
+with several layers, bounds (dsq/layers/forwards.py). The backward bounds what a checkpoint recomputes. Layers that are
+called outside of both share nothing: a buffer may have been refilled since another layer read it, past autograd's
+version counter, by NumPy, ``x.data.copy_`` or a collective.
+
+Under ``stash="all"`` the stash of the forward is where layers share (dsq/stash/codes.py).
+"""
+
+import threading
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from dsq.kernels.backend import Operand
+
+CodeTensors = tuple[Tensor, ...]  #: codes and scales
+
+
+class _Entry(NamedTuple):
+    source: StorageWeakRef  #: while it lives no other storage has the address that the key names
+    codes: ref[torch.UntypedStorage]  #: while a graph keeps them
+    scales: ref[torch.UntypedStorage]
+    shapes: tuple[torch.Size, torch.Size]
+
+
+class InputCodes:
+    """The codes that layers made of their inputs in one forward."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Any, _Entry] = {}
+
+    def find(self, key: Any) -> CodeTensors | None:
+        """Return the codes that a layer made of an input with this ``input_key``."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        codes, scales = entry.codes(), entry.scales()
+        if codes is None or scales is None:  # hooks may save other tensors in their place
+            return None
+        return _tensor(codes, entry.shapes[0]), _tensor(scales, entry.shapes[1])
+
+    def put(self, key: Any, x: Tensor, codes: CodeTensors) -> None:
+        """Note the codes that a layer made of ``x``, whose ``input_key`` is ``key``."""
+        storages = ref(codes[0].untyped_storage()), ref(codes[1].untyped_storage())
+        self._entries[key] = _Entry(StorageWeakRef(x.untyped_storage()), *storages, (codes[0].shape, codes[1].shape))
+
+
+def input_key(x: Tensor, operand: Operand, nearest: bool) -> Any:
+    """Return the memory of an input and its version, and how it is packed: equal where layers may share codes."""
+    memory = x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype
+    return x._version, memory, operand, nearest
+
+
+def _tensor(storage: torch.UntypedStorage, shape: torch.Size) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).view(shape)
+
+
+class _Running(threading.local):
+    """The forward, and the backward, that this thread is in."""
+
+    owner: object = None  #: the model or module whose call bounds the forward
+    forward: InputCodes | None = None
+    task: int = -1  #: number of the backward
+    backward: InputCodes | None = None
+
+
+_RUNNING = _Running()
+
+
+def input_codes() -> InputCodes | None:
+    """Return the codes of the forward that this thread is in, or of the backward that recomputes a part of one."""
+    if _RUNNING.forward is not None:
+        return _RUNNING.forward
+    task = torch._C._current_graph_task_id()
+    if task == -1:
+        return None
+    if task != _RUNNING.task:
+        _RUNNING.task, _RUNNING.backward = task, InputCodes()
+    return _RUNNING.backward
+
+
+def begin_forward(owner: object) -> None:
+    """Begin the forward of ``owner``, if this thread is in none. (In one of its own, it was interrupted before.)"""
+    if _RUNNING.forward is None or _RUNNING.owner is owner:
+        _RUNNING.owner, _RUNNING.forward = owner, InputCodes()
+
+
+def end_forward(owner: object) -> None:
+    """End the forward of ``owner``, if it is the one that this thread is in."""
+    if _RUNNING.owner is owner:
+        _RUNNING.owner = _RUNNING.forward = None
