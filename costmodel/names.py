@@ -8,23 +8,41 @@ from collections.abc import Iterable
 _LEFT_OUT = re.compile(r"[^a-z0-9]|nvidia|geforce|tesla|amd|instinct|sxm\d?")
 
 
-def completed(kind: str, name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """The known name that ``name`` is, whatever its case, dashes and dots, or that alone begins with it or holds it.
+def completed(
+    kind: str, name: str, known: Iterable[str], otherwise: str = "", release: re.Pattern[str] | None = None
+) -> str:
+    """Return the known name that ``name`` is, whatever its case, dashes and dots; or the only one that has it as whole
+    parts: "a100-80" is "a100-80gb" and "4090" is "rtx-4090", but "h20" is no "h200" and "l40" no "l40s".
 
     Args:
         kind, otherwise: for the error: "hardware"; what else is accepted.
+        release: what a name may have besides.
     Raises:
         ValueError: none is meant, or several are; it names the nearest.
     """
-    names, wanted = {_plain(one): one for one in known}, _plain(name)
-    if wanted in names:
-        return names[wanted]
-    begins = [one for one in names if wanted and one.startswith(wanted)]
-    found = begins or [one for one in names if len(wanted) > 1 and wanted in one]
-    if len(found) == 1:
-        return names[found[0]]
-    meant = suggestion(name, [names[one] for one in found] or names.values())
+    names, several = {_plain(full): full for full in known}, list[str]()
+    for typed in [name, *([release.sub("", name)] if release else [])]:
+        part = _plain(typed)
+        if part in names:
+            return names[part]
+        having = [full for full in names.values() if part and _has_parts(full, part)]
+        begins = [full for full in having if _plain(full).startswith(part)]
+        several = begins or having
+        if len(several) == 1:
+            return several[0]
+    meant = suggestion(name, several or names.values())
     raise ValueError(f"unknown {kind} {name!r}: {meant}known are {', '.join(sorted(names.values()))}{otherwise}")
+
+
+def _has_parts(name: str, part: str) -> bool:
+    """Return whether ``part`` is whole parts of the name, which end at dashes, dots and units (80gb, 8b)."""
+    ends, parts = {0}, [_plain(word) for word in re.split(r"[^a-z0-9]+|(?<=\d)(?=g?b\b)", name.lower())]
+    for word in parts:
+        ends.add(max(ends) + len(word))
+    plain = _plain(name)
+    return any(
+        start in ends and start + len(part) in ends for start in range(len(plain)) if plain[start:].startswith(part)
+    )
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

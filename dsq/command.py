@@ -244,15 +244,27 @@ def read_text(path: str | Path, most: int = MAX_BYTES, label: str = "") -> str:
         raise ValueError(f"{label} is not text: {error.reason} at byte {error.start:,}") from None
 
 
-def read_json(path: str | Path, label: str = "") -> Any:
-    """Return the data of a JSON file."""
-    return _parsed(path, label, "JSON", lambda text: json.loads(text, parse_float=_finite, parse_constant=_finite))
+#: of a line of a TOML file
+MAX_DOTS = 1000
+
+
+def read_json(path: str | Path, label: str = "", finite: bool = True) -> Any:
+    """Return the data of a JSON file. finite: refuse Infinity and NaN, which Python writes."""
+    number = _finite if finite else float
+    return _parsed(path, label, "JSON", lambda text: json.loads(text, parse_float=number, parse_constant=number))
 
 
 def read_toml(path: str | Path, label: str = "") -> dict[str, Any]:
     """Return the data of a TOML file."""
-    data: dict[str, Any] = _parsed(path, label, "TOML", lambda text: tomllib.loads(text, parse_float=_finite))
+    data: dict[str, Any] = _parsed(path, label, "TOML", _toml)
     return data
+
+
+def _toml(text: str) -> dict[str, Any]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > MAX_DOTS:  # tomllib takes the square of a dotted key's parts
+            raise ValueError(f"line {number:,} has more than {MAX_DOTS:,} dots")
+    return tomllib.loads(text, parse_float=_finite)
 
 
 def _parsed(path: str | Path, label: str, kind: str, parse: Callable[[str], Any]) -> Any:

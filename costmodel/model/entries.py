@@ -1,4 +1,5 @@
-"""Bytes that each operation of a training step keeps, makes and holds for a while, under a policy of dsq.stash."""
+"""Memory of each operation of a training step under a policy of dsq.stash: the tensors saved for the backward, and
+those that exist for a while. Each term is a function whose docstring is its equation."""
 
 import re
 from collections import defaultdict
@@ -9,7 +10,17 @@ from functools import cache, lru_cache
 
 from dsq.costmodel.model.ledger import BATCH, BEFORE, MADE_AGAIN, STATE_BITS, Stored
 from dsq.costmodel.model.methods import CostedPolicy, Setup
-from dsq.costmodel.model.operations import CAST, CHUNK, ENCODER_OUT, Gemm, Group, Operation, Pointwise, Workload
+from dsq.costmodel.model.operations import (
+    CAST,
+    CHUNK,
+    ENCODER_OUT,
+    Gemm,
+    Group,
+    Operation,
+    Pointwise,
+    SavedTensor,
+    Workload,
+)
 from dsq.costmodel.model.traffic import layout_bytes, tensors_of, widths_of
 from dsq.formats import WIDEST, Identity
 from dsq.stash_bits import MAX_EXACT_NUMEL
@@ -30,8 +41,8 @@ class Category(IntEnum):
 CATEGORIES = tuple(category.name.lower() for category in Category)
 LOSSES = ("loss", "loss of fp32")
 _match = cache(re.compile(r"^.*?\blayers\.\d+\.").match)
-#: tensors that an operation's backward holds beside the kept ones
-_DURING_BACKWARD = ("dy", "dx", "dx, df", "d gate, up", "da, db", "their sum")
+#: tensors of an operation's backward that are not saved by the forward
+_BACKWARD_TENSORS = ("dy", "dx", "dx, df", "d gate, up", "da, db", "their sum")
 
 
 @dataclass(frozen=True)
@@ -42,8 +53,9 @@ class SizedTensor:
     category: Category
     values: float
     plain: float  #: bytes
-    size: float  #: bytes as the policy keeps it
-    known_by: str  #: the operation's field that names it for others that keep it too; empty: none does
+    size: float  #: bytes as the policy saves it
+    is_input: bool = False  #: a product's input, which operations name by their field `input`
+    trace: int | None = None  #: its index in the operation's `saves`; None: the ledger has it
 
     @property
     def packed(self) -> bool:
@@ -51,56 +63,64 @@ class SizedTensor:
 
     @property
     def packed_values(self) -> float:
-        """Values that are packed, but for one number a row."""
+        """Values that are packed, without those that are one number a row."""
         return self.values if self.packed and self.stored.shape not in ("rows", "M") else 0.0
+
+    def name(self, op: Operation) -> str:
+        """Return the name by which other operations save this very tensor; empty: none does."""
+        if self.trace is not None:
+            return op.saves[self.trace].tensor if op.saves else ""
+        if self.is_input:
+            return op.input.removesuffix(CAST)
+        return op.name if self.stored.name == "y" and op.saves is None else ""
 
 
 @dataclass(frozen=True)
-class Alike:
-    """Bytes that each operation of a group holds, not knowing what its neighbors keep already."""
+class OpBytes:
+    """Bytes of each operation of a group, whatever its neighbors have saved already."""
 
-    kept: tuple[SizedTensor, ...]
+    saved: tuple[SizedTensor, ...]
     entering: float  #: of the operation's input; 0: it has none
-    in_codes: float  #: of that input as a recomputed layer keeps it
+    in_codes: float  #: of that input as a recomputed layer saves it
     added: float  #: of a bias of scores that is shared by all layers
-    made: float  #: of y, while it is made
-    temporary: float  #: that the backward holds beside the kept tensors
+    made: float  #: of tensors that exist during the forward alone
+    temporary: float  #: of tensors that exist during the backward alone
     gradients: float
-    result: float  #: of a product's y, with the logarithms of sums that a fused kernel keeps
+    result: float  #: of a product's y, with the logarithms of sums that a fused kernel saves
 
 
 @dataclass
 class LedgerEntry:
-    """One operation of a step, with the bytes it holds."""
+    """One operation of a step, with its bytes."""
 
     op: Operation
     layer: str  #: see layer_of
-    alike: Alike
+    alike: OpBytes
     kept: list[float] = field(default_factory=lambda: [0.0] * len(CATEGORIES))
-    entering: float = 0  #: bytes of the layer's inputs that a recomputed layer keeps here
+    entering: float = 0  #: bytes of the layer's inputs that a recomputed layer saves here
     packed: list[float] = field(default_factory=list)  #: values of each tensor that is packed
-    again: list[float] = field(default_factory=list)  #: values of each tensor that the backward makes again
+    again: list[float] = field(default_factory=list)  #: values of each tensor that the backward recomputes
 
 
 def layer_of(op: Operation) -> str:
-    """The name of the operation's layer, as "decoder.layers.3."; empty: it is in none."""
+    """Return the name of the operation's layer, as "decoder.layers.3."; empty: it is in none."""
     match = _match(op.name)
     return match[0] if match else ""
 
 
 def results_kept(workload: Workload) -> frozenset[str]:
-    """The products whose results selective recomputation keeps, by name: in each layer fused attention's, and those of
-    the first, third, fifth... linear layer (torchtitan's default)."""
-    kept, linear = [], defaultdict[str, int](int)
+    """Return the names of the products whose results selective recomputation saves: in each layer fused attention's,
+    and those of the first, third, fifth... linear layer (torchtitan's default)."""
+    saved, linear = [], defaultdict[str, int](int)
     for op in filter(layer_of, workload.gemms):
         linear[layer_of(op)] += op.weight
         if op.on_chip or (op.weight and linear[layer_of(op)] % 2):
-            kept.append(op.name)
-    return frozenset(kept)
+            saved.append(op.name)
+    return frozenset(saved)
 
 
 def by_policy(workload: Workload, policy: CostedPolicy | None) -> Workload:
-    """The workload whose attention, where it is one call, is a policy's, which fuses what PyTorch's kernels refuse."""
+    """Return the workload whose attention, where it is one call, is a policy's, which fuses what PyTorch refuses."""
     fuses = policy and policy.bits and any(gemm.on_chip or gemm.beside for gemm in workload.gemms)
     return workload.fusing_attention() if fuses else workload
 
@@ -109,41 +129,41 @@ def by_policy(workload: Workload, policy: CostedPolicy | None) -> Workload:
 def entries_of(
     workload: Workload, setup: Setup, policy: CostedPolicy | None = None, recompute: bool = False
 ) -> list[LedgerEntry]:
-    """An entry for each operation of a step, in order."""
+    """Return an entry for each operation of a step, in order."""
     widths = widths_of(setup)
     workload = by_policy(workload, policy)
-    alike: dict[str, Alike] = {}
+    by_index = dict[int, OpBytes]()
     for group in workload.groups:
-        alike |= dict.fromkeys(group.names, _alike(group, setup, policy, widths, recompute))
+        by_index |= dict.fromkeys(group.members, _op_bytes(group, setup, policy, widths, recompute))
     entries = []
     seen: set[tuple[object, ...]] = set() if setup.autocast else {(False, BATCH)}  # the batch is there before the step
     again = made_again(workload, policy) if policy and policy.bits else frozenset[str]()
     # of rounded inputs a router would choose other experts
     choosing = {layer_of(op) for op in workload.operations if op.kind == "expert gate"}
-    for op in workload.operations:
-        entry = LedgerEntry(op, layer_of(op), alike[op.name])
-        for tensor in entry.alike.kept:
+    for index, op in enumerate(workload.operations):
+        entry = LedgerEntry(op, layer_of(op), by_index[index])
+        for tensor in entry.alike.saved:
             size, packed = tensor.size, tensor.packed_values
-            # experts keep theirs
+            # experts save theirs
             stashed = tensor.category is Category.STASH and isinstance(op, Gemm) and op.weights == 1
-            if tensor.known_by == "input" and op.input in again and (packed or stashed):
+            if tensor.is_input and op.input in again and (packed or stashed):
                 size, packed = 0.0, tensor.values
-                more = entry.alike.entering * stashed  # x itself, made again where else its codes are read
+                more = entry.alike.entering * stashed  # x itself, recomputed where else its codes are read
                 entry.alike = replace(entry.alike, temporary=entry.alike.temporary + more)
             if _new(op, tensor, size, seen):
                 entry.kept[tensor.category] += size
                 if packed and not (recompute and entry.layer):
                     (entry.packed if size else entry.again).append(packed)
-        for what, size in _given(entry, entry.layer in choosing) if recompute and entry.layer else ():
-            if size and what not in seen:
-                seen.add(what)
+        for key, size in _inputs(entry, entry.layer in choosing) if recompute and entry.layer else ():
+            if size and key not in seen:
+                seen.add(key)
                 entry.entering += size
         entries.append(entry)
     return entries
 
 
-def _given(entry: LedgerEntry, exact: bool) -> Iterator[tuple[tuple[object, ...], float]]:
-    """Inputs that a recomputed layer keeps at this operation, (name, bytes); all layers share some of them."""
+def _inputs(entry: LedgerEntry, exact: bool) -> Iterator[tuple[tuple[object, ...], float]]:
+    """Yield inputs that a recomputed layer saves at this operation, (name, bytes); all layers share some of them."""
     stack, entering = entry.layer.partition(".")[0], entry.alike.entering if exact else entry.alike.in_codes
     yield (entry.layer,), entering
     yield (stack, "added", entry.alike.added), entry.alike.added
@@ -152,24 +172,24 @@ def _given(entry: LedgerEntry, exact: bool) -> Iterator[tuple[tuple[object, ...]
 
 
 def made_again(workload: Workload, policy: CostedPolicy) -> frozenset[str]:
-    """The inputs of products that a policy makes again of what the operation before keeps, by name."""
+    """Return the names of the inputs of products that a policy recomputes of what the operation before saves."""
     makers = dict[str, str]()
-    found, latest, kind = set(), "", ""
+    names, latest, kind = set(), "", ""
     for op in workload.operations:
-        # a dropout's result is made again where what it drops out of is
+        # a dropout's result is recomputed where what it drops out of is
         kind = makers[op.name] = op.kind if "dropout" not in op.kind else kind
         if isinstance(op, Pointwise):
             latest = kind if op.cls != "attention" else latest
         elif makers.get(op.input.removesuffix(CAST), latest) in MADE_AGAIN and not policy.samples(op):
-            found.add(op.input)
+            names.add(op.input)
         if isinstance(op, Gemm) and not op.weight:
             latest = ""
-    return frozenset(found - {""})
+    return frozenset(names - {""})
 
 
 def _new(op: Operation, tensor: SizedTensor, size: float, seen: set[tuple[object, ...]]) -> bool:
-    """Whether no operation before keeps this very tensor: an x by its `input`, a y by its maker's name."""
-    name = tensor.known_by and getattr(op, tensor.known_by).removesuffix(CAST)
+    """Return whether no operation before saves this very tensor."""
+    name = tensor.name(op)
     if not name:
         return True
     key = (tensor.stored.name == "stash" or bool(tensor.packed_values), name, int(size))
@@ -178,71 +198,185 @@ def _new(op: Operation, tensor: SizedTensor, size: float, seen: set[tuple[object
     return not there
 
 
-def _alike(group: Group, setup: Setup, policy: CostedPolicy | None, widths: dict[str, int], recompute: bool) -> Alike:
+# ---- the terms of an operation's memory
+
+
+def _op_bytes(
+    group: Group, setup: Setup, policy: CostedPolicy | None, widths: dict[str, int], recompute: bool
+) -> OpBytes:
     op = group.operation
-    tensors = list(_sized(group, setup, policy, widths))
-    kept = tuple(tensor for tensor in tensors if tensor.stored.kept and _needed(op, tensor.stored))
-    packed = [tensor for tensor in kept if tensor.packed]
-    given = next((tensor for tensor in tensors if tensor.stored.written == BEFORE and tensor.plain), None)
-    in_codes = entering = given.plain if given else 0.0
-    if given and policy and given.values > MAX_EXACT_NUMEL:
-        in_codes = min(entering, given.values * policy.code_bits("boundary") / 8)
-    # masks are there from step to step
-    added = sum(tensor.size for tensor in tensors if tensor.stored.shape == "bias" or op.kind == "fused bias")
-    made = sum(tensor.plain for tensor in packed)  # y besides, where nothing keeps it, and the logits
-    made += sum(
-        it.plain for it in tensors if it.stored.name == "log p" or (it.stored.name == "y" and not it.stored.kept)
+    tensors = list(_ledger_tensors(group, setup, policy, widths))
+    saved = tuple(tensor for tensor in _saved(op, tensors, setup, policy, widths) if _needed(op, tensor.stored))
+    packed = [tensor for tensor in saved if tensor.packed]
+    entering = _entering(tensors)
+    forward = _forward_bytes(op, tensors, packed)
+    backward = _backward_bytes(op, tensors, packed, setup, policy, recompute)
+    if not op.backward:  # nothing saves its input, and its temporary tensors exist while y is made
+        forward, backward = forward + (entering.plain if entering else 0.0) + backward, 0.0
+    return OpBytes(
+        saved=saved,
+        entering=entering.plain if entering else 0.0,
+        in_codes=_coded_input_bytes(entering, policy),
+        added=_shared_bias_bytes(op, tensors),
+        made=forward,
+        temporary=backward,
+        gradients=_gradient_bytes(op),
+        result=_result_bytes(tensors),
     )
-    temporary = _during_backward(op, tensors, setup) + sum(tensor.plain / tensor.stored.times for tensor in packed)
-    if op.kind == "activation" and packed and not recompute:  # whose segments keep what they make as it is
-        temporary -= packed[0].plain  # dx is written over the x that was unpacked
+
+
+def _entering(tensors: list[SizedTensor]) -> SizedTensor | None:
+    """Return the tensor that the operation before made: x."""
+    return next((tensor for tensor in tensors if tensor.stored.written == BEFORE and tensor.plain), None)
+
+
+def _coded_input_bytes(entering: SizedTensor | None, policy: CostedPolicy | None) -> float:
+    """min(bytes of x, values of x * code bits / 8): the input of a recomputed layer."""
+    if not entering:
+        return 0.0
+    if not policy or entering.values <= MAX_EXACT_NUMEL:
+        return entering.plain
+    return min(entering.plain, entering.values * policy.code_bits("boundary") / 8)
+
+
+def _shared_bias_bytes(op: Operation, tensors: list[SizedTensor]) -> float:
+    """Bytes of a bias of scores, which is made once for all layers; masks exist from step to step."""
+    return sum(tensor.size for tensor in tensors if tensor.stored.shape == "bias" or op.kind == "fused bias")
+
+
+def _forward_bytes(op: Operation, tensors: list[SizedTensor], packed: list[SizedTensor]) -> float:
+    """sum(unpacked bytes of packed tensors) + y where nothing saves it + log p + what a fused kernel makes beside."""
+    passing = sum(
+        tensor.plain
+        for tensor in tensors
+        if tensor.stored.name == "log p" or (tensor.stored.name == "y" and not tensor.stored.kept)
+    )
+    return sum(tensor.plain for tensor in packed) + passing + _kernel_bytes(op) + _chunk_bytes(op, tensors)
+
+
+def _kernel_bytes(op: Operation) -> float:
+    """`beside` bytes for each of the M * K scores of a fused attention."""
+    return op.beside * op.batch * op.M * op.K if isinstance(op, Gemm) and op.on_chip == "x" else 0.0
+
+
+def _chunk_bytes(op: Operation, tensors: list[SizedTensor]) -> float:
+    """Bytes of all tensors of a loss made in chunks * min(1, CHUNK / rows)."""
+    if not isinstance(op, Pointwise) or op.kind != "chunked loss":
+        return 0.0
+    return sum(tensor.plain for tensor in tensors) * min(1, CHUNK / op.rows)
+
+
+def _backward_bytes(
+    op: Operation,
+    tensors: list[SizedTensor],
+    packed: list[SizedTensor],
+    setup: Setup,
+    policy: CostedPolicy | None,
+    recompute: bool,
+) -> float:
+    """dy + dx + 2 log p + gradients of copies + 16-bit operands + unpacked tensors, one at a time."""
     if policy and policy.bits and op.kind == "tied":
-        temporary = 0.0  # a row's gradient is a tensor of its own, to which autograd adds the table's in place
-    if isinstance(op, Gemm) and op.on_chip == "x":
-        made, temporary = (held + op.beside * op.batch * op.M * op.K for held in (made, temporary))
-    if isinstance(op, Pointwise) and op.kind == "chunked loss":
-        made += sum(tensor.plain for tensor in tensors) * min(1, CHUNK / op.rows)
-    if not op.backward:  # nothing keeps its input, and it holds what it needs while y is made
-        made, temporary = made + (given.plain if given else 0.0) + temporary, 0.0
-    gradients = op.parameters * STATE_BITS / 8 if op.trains and op.kind != "adam" else 0.0
-    result = sum(tensor.plain for tensor in tensors if tensor.stored.name in ("y", "logsumexp"))
-    return Alike(kept, entering, in_codes, added, made, temporary, gradients, result)
+        return 0.0  # a row's gradient is a tensor of its own, to which autograd adds the table's in place
+    unpacked = sum(tensor.plain / tensor.stored.times for tensor in packed)
+    if op.kind == "activation" and packed and not recompute:  # a recomputed segment does not pack what it makes
+        unpacked -= packed[0].plain  # dx is written over the x that was unpacked
+    passing = sum(
+        tensor.plain
+        for tensor in tensors
+        if tensor.stored.name in _BACKWARD_TENSORS and tensor.category is not Category.LOGITS
+    )
+    # the gradient of log p, and that of the logits
+    passing += sum(2 * tensor.plain for tensor in tensors if tensor.stored.name == "log p")
+    return passing + _cast_gradient_bytes(op, setup) + _operand_bytes(op, setup) + unpacked + _kernel_bytes(op)
 
 
-def _sized(group: Group, setup: Setup, policy: CostedPolicy | None, widths: dict[str, int]) -> Iterator[SizedTensor]:
+def _cast_gradient_bytes(op: Operation, setup: Setup) -> float:
+    """2 bytes a parameter + fp32 dx of the residual stream: gradients of autocast's copies."""
+    if not (isinstance(op, Gemm) and op.weight and op.weights == 1 and setup.autocast):
+        return 0.0
+    return op.parameters * 2 + (op.M * op.K * STATE_BITS / 8 if op.stream else 0)
+
+
+def _operand_bytes(op: Operation, setup: Setup) -> float:
+    """M (K + N) container bits / 8: codes are multiplied as 16-bit copies of both operands."""
+    codes = not isinstance(setup.format, Identity) and setup.container_bits < WIDEST
+    if not (isinstance(op, Gemm) and op.quantized and op.weight and codes):
+        return 0.0
+    return op.M * (op.K + op.N) * setup.container_bits / 8
+
+
+def _gradient_bytes(op: Operation) -> float:
+    """4 bytes for each parameter that trains."""
+    return op.parameters * STATE_BITS / 8 if op.trains and op.kind != "adam" else 0.0
+
+
+def _result_bytes(tensors: list[SizedTensor]) -> float:
+    """Bytes of y, and of the logarithms of sums that a fused kernel saves."""
+    return sum(tensor.plain for tensor in tensors if tensor.stored.name in ("y", "logsumexp"))
+
+
+# ---- an operation's tensors
+
+
+def _ledger_tensors(
+    group: Group, setup: Setup, policy: CostedPolicy | None, widths: dict[str, int]
+) -> Iterator[SizedTensor]:
     op = group.operation
     for stored in tensors_of(group, setup):
         plain = float(stored.times * layout_bytes(group, stored, setup, widths))
-        values, category = plain * 8 / (widths[stored.width] or 1), _category(op, stored)
-        size = policy.keeps(op, stored, plain, values) if policy and category is not Category.STASH else plain
-        yield SizedTensor(stored, category, values, plain, size, _known_by(op, stored, setup.autocast))
+        values = plain * 8 / (widths[stored.width] or 1)
+        tensor = _sized(op, stored, plain, values, policy)
+        # autocast casts x for each product that reads it
+        shared = isinstance(op, Gemm) and stored.name in ("x", "stash") and not (setup.autocast and op.stream)
+        yield replace(tensor, is_input=shared)
 
 
-def _during_backward(op: Operation, tensors: list[SizedTensor], setup: Setup) -> float:
-    """Bytes that the backward holds for a while, unpacked tensors aside."""
-    bytes_ = sum(
-        it.plain for it in tensors if it.stored.name in _DURING_BACKWARD and it.category is not Category.LOGITS
-    )
-    bytes_ += sum(2 * it.plain for it in tensors if it.stored.name == "log p")  # its gradient, and that of the logits
-    if isinstance(op, Gemm) and op.weight and op.weights == 1 and setup.autocast:  # the gradients of its copies
-        bytes_ += op.parameters * 2 + (op.M * op.K * STATE_BITS / 8 if op.stream else 0)
-    codes = not isinstance(setup.format, Identity) and setup.container_bits < WIDEST
-    if isinstance(op, Gemm) and op.quantized and op.weight and codes:  # multiplied as 16-bit copies of both operands
-        bytes_ += op.M * (op.K + op.N) * setup.container_bits / 8
-    return bytes_
+def _sized(op: Operation, stored: Stored, plain: float, values: float, policy: CostedPolicy | None) -> SizedTensor:
+    category = _category(op, stored)
+    size = policy.keeps(op, stored, plain, values) if policy and category is not Category.STASH else plain
+    return SizedTensor(stored, category, values, plain, size)
+
+
+def _saved(
+    op: Operation, tensors: list[SizedTensor], setup: Setup, policy: CostedPolicy | None, widths: dict[str, int]
+) -> Iterator[SizedTensor]:
+    """Yield the saved tensors: the ledger's, or those that were seen when the operation was traced.
+
+    A trace ran in one dtype without conversion. So the ledger still says which roles are saved at all (a converted
+    layer packs x), and adds the copies that this setup makes: stashes, casts, and what a fused kernel saves.
+    """
+    saved = [tensor for tensor in tensors if tensor.stored.kept]
+    if op.saves is None:
+        yield from saved
+        return
+    by_role = {tensor.stored.name: tensor for tensor in saved}
+    for index, trace in enumerate(op.saves if op.backward else ()):
+        tensor = by_role.get(trace.role)
+        stored = tensor.stored if tensor else _unknown(op, trace)
+        if tensor or not trace.role:
+            bits = trace.bits or widths[stored.width]
+            traced = _sized(op, stored, trace.values * bits / 8, trace.values, policy)
+            yield replace(traced, is_input=bool(tensor and tensor.is_input), trace=index)
+    roles = {trace.role for trace in op.saves}
+    for tensor in saved:
+        copy = tensor.stored.width.startswith("q") or tensor.stored.width == "cast"
+        if copy or tensor.category is Category.PARAMETERS or {tensor.stored.name} - roles == {"logsumexp"}:
+            yield tensor
+
+
+def _unknown(op: Operation, trace: SavedTensor) -> Stored:
+    """Return a saved tensor for which the operation's ledger has no role. One number a row is never packed."""
+    one_a_row = isinstance(op, Pointwise) and trace.values <= op.rows
+    width = op.wide if isinstance(op, Pointwise) and op.wide else "a"
+    return Stored("saved", "values", width, BEFORE, kept=True, coded="" if one_a_row or trace.bits else "factor")
 
 
 def _needed(op: Operation, stored: Stored) -> bool:
-    """Whether the backward needs the tensor: a frozen layer needs its weight alone, a frozen norm no normalized x."""
+    """Return whether the backward needs the tensor: a frozen layer needs its weight alone, a frozen norm no normalized
+    x."""
     if isinstance(op, Gemm):
         return stored.name != "x" or op.w_grad or bool(op.on_chip)
     return stored.name != "normalized" or op.trained
-
-
-def _known_by(op: Operation, stored: Stored, autocast: bool) -> str:
-    if isinstance(op, Gemm) and stored.name in ("x", "stash"):
-        return "" if autocast and op.stream else "input"  # autocast casts x for each that reads it
-    return "name" if stored.name == "y" else ""
 
 
 def _category(op: Operation, stored: Stored) -> Category:

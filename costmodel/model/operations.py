@@ -23,6 +23,16 @@ CAST = " (cast)"
 
 
 @dataclass(frozen=True)
+class SavedTensor:
+    """A tensor that autograd saved for an operation when it was traced."""
+
+    role: str  #: its name in the operation's ledger ("x", "w", "y", "mask"); empty: a tensor that the ledger has not
+    tensor: str  #: name of its storage: operations that save one storage save it once
+    values: int  #: of the whole storage
+    bits: int  #: of a value; 0: as wide as the container
+
+
+@dataclass(frozen=True)
 class Gemm:
     """y_MN = x_MK w_NK^T, `batch` times. Training adds dx_MK = dy_MN w_NK and dw_NK = dy_MN^T x_MK.
 
@@ -53,6 +63,7 @@ class Gemm:
     transposed: bool = False  #: the weight is stored (in, out), as transformers' Conv1D has it
     beside: int = 0  #: bytes a score that a fused kernel of this attention makes for a while; see _BESIDE
     x_values: int = 0  #: values of x as stored, where rows overlap (a convolution) or it is a part; 0: M * K
+    saves: tuple[SavedTensor, ...] | None = None  #: saved tensors as traced; None: those of the ledger
 
     @property
     def macs(self) -> int:
@@ -106,6 +117,7 @@ class Pointwise:
     backward: bool = True  #: there is one: it trains, or something before it does
     #: width that its tensors have in place of the container's: "state" (fp32), "r" (the residual stream's)
     wide: str = ""
+    saves: tuple[SavedTensor, ...] | None = None  #: saved tensors as traced; None: those of the ledger
 
     @property
     def trains(self) -> bool:
@@ -246,6 +258,8 @@ class Workload:
             if isinstance(op, Gemm) and not op.weight and not op.on_chip:
                 if scores:
                     op, scores = replace(op, on_chip="x"), False
+                    if op.saves is not None:
+                        op = replace(op, saves=(*op.saves, _saved_result(op, self.operations[index + 1 :])))
                 elif _softmax_follows(self.operations[index + 1 :]):
                     op, scores = replace(op, on_chip="y", recompute=1), True
             elif scores and not isinstance(op, Gemm):
@@ -263,16 +277,21 @@ class Workload:
     def groups(self) -> list["Group"]:
         """The operations with equal ones merged. A converted GEMM owns its stash if it is the first of its input."""
         inputs: set[tuple[str, int, int]] = set()
-        found: dict[tuple[Any, ...], tuple[type[Operation], dict[str, Any], list[str]]] = {}
-        for op in self.operations:
+        found: dict[tuple[Any, ...], tuple[type[Operation], dict[str, Any], list[int]]] = {}
+        for index, op in enumerate(self.operations):
             owner, facts = True, {**vars(op), "name": ""}
+            facts["saves"] = op.saves and tuple(replace(saved, tensor="") for saved in op.saves)
             if isinstance(op, Gemm):
                 facts["input"] = ""
                 if op.input and op.quantized and op.w_grad:  # a frozen layer stashes nothing
                     owner = (op.input, op.M, op.K) not in inputs
                     inputs.add((op.input, op.M, op.K))
-            found.setdefault((type(op), owner, *facts.values()), (type(op), facts, []))[2].append(op.name)
-        return [Group(kind(**facts), key[1], len(names), tuple(names)) for key, (kind, facts, names) in found.items()]
+            found.setdefault((type(op), owner, *facts.values()), (type(op), facts, []))[2].append(index)
+        names = [op.name for op in self.operations]
+        return [
+            Group(kind(**facts), key[1], tuple(members), tuple(names[index] for index in members))
+            for key, (kind, facts, members) in found.items()
+        ]
 
 
 def _frozen(op: Operation) -> Operation:
@@ -304,15 +323,27 @@ def _softmax_follows(operations: tuple[Operation, ...]) -> bool:
     return next((op.kind == "softmax" for op in operations if isinstance(op, Gemm) or op.kind == "softmax"), False)
 
 
+def _saved_result(context: Gemm, following: tuple[Operation, ...]) -> SavedTensor:
+    """Return the result that fused attention saves: the tensor that the next layer of a trace saves as its input."""
+    values = context.batch * context.M * context.N
+    layer = next((op for op in following if isinstance(op, Gemm) and op.weight), None)
+    inputs = [saved for saved in (layer.saves or () if layer else ()) if saved.role == "x" and saved.values == values]
+    return replace(inputs[0], role="y") if inputs else SavedTensor("y", f"{context.name} y", values, 0)
+
+
 def _module(op: Operation) -> str:
     return op.name.rpartition(".")[0]
 
 
 @dataclass(frozen=True)
 class Group:
-    """`count` operations alike but for their names; `owner`: a GEMM that stashes its input (the first to use it)."""
+    """Operations that differ in their names alone."""
 
-    operation: Operation
-    owner: bool
-    count: int
+    operation: Operation  #: one of them, without its name
+    owner: bool  #: whether it stashes its input: a product that is the first to read it
+    members: tuple[int, ...]  #: their indices in the workload
     names: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.members)

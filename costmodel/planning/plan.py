@@ -53,6 +53,12 @@ class Question(Training):
             raise ValueError(f"--zero {self.zero} does nothing on one device: give --devices, or leave it out")
         if self.zero > 1 and self.pipeline > 1:
             raise ValueError("--zero 2 and 3 do not go with --pipeline: its micro-batches' gradients are summed whole")
+        stored = self.step.weight_format()
+        if stored and not (self.base_bits and stored.startswith("4-bit")):
+            raise ValueError(
+                f"workload {self.step.workload}: quantization_config stores {stored} weights, which --qlora RANK "
+                "trains adapters over where they have 4 bits; to plan with 16-bit weights leave the field out"
+            )
         if self.in_backward and (self.accumulate > 1 or self.pipeline > 1 or self.zero > 1):
             unfit = "--accumulate, --pipeline and --zero 2 or 3"
             raise ValueError(f"--in-backward frees gradients at once: leave out {unfit}")

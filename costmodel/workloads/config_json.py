@@ -67,8 +67,15 @@ class _Config:
 
     def transformer(self, family: Family, name: str) -> Transformer:
         side = "encoder" if family.kind in ("encoder", "image") else "decoder"
+        if self.flag("add_cross_attention", False):
+            described = (
+                f"a decoder without an encoder is described; write a workload file: dsq-cost trace {self.where} FILE"
+            )
+            raise ValueError(f"config {self.where}: field add_cross_attention: {described}")
+        for rotary in ("rope_parameters", "rope_scaling"):
+            self.table(rotary)
         stack = self.stack(side, family)
-        sizes: dict[str, Any] = {"source": self.where, side: stack}
+        sizes: dict[str, Any] = {"source": self.where, "weight_format": self.weight_format(), side: stack}
         length = min(
             LONGEST if family.kind == "decoder" else DEFAULT_LENGTH, self.size(*_FIELDS["positions"], default=LONGEST)
         )
@@ -78,6 +85,14 @@ class _Config:
             layers = self.size("num_decoder_layers", "num_layers")
             sizes["decoder"] = self.stack("decoder", family, layers=layers, cross=True, tables=(("words (shared)", 0),))
         return Transformer(name, self.head(family), **sizes)
+
+    def weight_format(self) -> str:
+        """The format in which the weights are stored; empty: 16 or 32 bits."""
+        stated = self.table("quantization_config")
+        if not stated:
+            return ""
+        bits = 4 if stated.get("load_in_4bit") else stated.get("bits", 8)
+        return f"{bits}-bit ({stated.get('quant_method', 'unnamed')})"
 
     def stack(self, side: str, family: Family, **more: Any) -> Stack:
         """A stack, with the config's sizes, dropout and activation."""
@@ -170,6 +185,12 @@ class _Config:
         if type(rate) not in (int, float):
             raise ValueError(f"config {self.where}: field {name} must be a number, not {rate!r}")
         return bool(rate > 0)
+
+    def table(self, name: str) -> dict[str, Any]:
+        value = self.data.get(name, {})
+        if not isinstance(value, dict):
+            raise ValueError(f"config {self.where}: field {name} must be a table, not {value!r}")
+        return value
 
     def flag(self, name: str, default: bool) -> bool:
         return bool(self._typed(name, default, "true or false"))

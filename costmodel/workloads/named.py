@@ -66,10 +66,9 @@ def _load(name: str) -> Transformer | Workload:
         if not Path(name, "config.json").is_file():
             otherwise = ", or a .json file (a config.json or a workload file), or a folder with a config.json"
             sources = {stated["source"].partition(";")[0].lower(): known for known, stated in _models().items()}
-            found = completed("workload", sources.get(name.lower(), _RELEASE.sub("", name)), names(), otherwise)
-            return _of_models(found)
+            return _of_models(completed("workload", sources.get(name.lower(), name), names(), otherwise, _RELEASE))
         name = str(Path(name, "config.json"))
-    data = read_json(Path(name))
+    data = read_json(Path(name), finite=False)
     if workload_file.is_workload(data):
         return workload_file.parse(data, name)
     return config_json.transformer_of(data, name)
@@ -156,6 +155,11 @@ class AskedStep:
         for change, _ in self._changes(copies):
             cut = [change(stage) for stage in cut]
         return tuple(cut)
+
+    def weight_format(self) -> str:
+        """Return the format in which a config.json stores weights of few bits; empty: it does not."""
+        loaded = _load(self.workload)
+        return "" if isinstance(loaded, Workload) else loaded.weight_format
 
     def stores_scores(self) -> bool:
         """Whether a fused kernel would take the attention of the step, which runs without one unasked."""

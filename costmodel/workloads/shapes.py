@@ -116,6 +116,7 @@ class Transformer:
     target_length: int = 512
     fuses: bool = True  #: its attention runs in a fused kernel, where one takes it (F.scaled_dot_product_attention)
     source: str = ""
+    weight_format: str = ""  #: in which its file stores weights of few bits, as "4-bit (bitsandbytes)"
 
     def __post_init__(self) -> None:
         for field in ("sequences", "source_length", "target_length"):

@@ -4,13 +4,15 @@
     {"op": "gemm", "name": "...", "M": 4096, "K": 512, "N": 512, ...},   fields of operations.Gemm
     {"op": "pointwise", "name": "...", "kind": "norm", "rows": 4096, "width": 512, ...}]}   fields of
     operations.Pointwise
+
+saves, of either, is a list of [role, tensor, values, bits]: fields of operations.SavedTensor.
 """
 
 from dataclasses import MISSING, fields
 from typing import Any
 
 from dsq.costmodel.model.ledger import POINTWISE
-from dsq.costmodel.model.operations import CLASSES, Gemm, Operation, Pointwise, Workload
+from dsq.costmodel.model.operations import CLASSES, Gemm, Operation, Pointwise, SavedTensor, Workload
 
 VERSION = 1
 MAX_SIZE = 2**48
@@ -18,7 +20,7 @@ MAX_SIZE = 2**48
 MAX_RECOMPUTED = 16
 _OPERATIONS: dict[str, type[Gemm] | type[Pointwise]] = {"gemm": Gemm, "pointwise": Pointwise}
 _CHOICES = {"cls": CLASSES, "kind": tuple(POINTWISE), "on_chip": ("", "x", "y"), "wide": ("", "r", "state")}
-_MAY_BE_ZERO = ("parameters", "recompute", "pairs", "x_values", "mask", "bias", "beside")
+_MAY_BE_ZERO = ("parameters", "recompute", "pairs", "x_values", "mask", "bias", "beside", "bits")
 
 
 def is_workload(data: Any) -> bool:
@@ -51,13 +53,31 @@ def _operation(entry: Any, label: str) -> Operation:
     if unknown or missing:
         fault = f"{min(unknown)} is not one of {', '.join(known)}" if unknown else f"{missing[0]} is missing"
         raise ValueError(f"{label}.{fault}")
-    values = {name: _value(entry[name], known[name].type, f"{label}.{name}") for name in entry if name != "op"}
+    values: dict[str, Any] = {
+        name: _saves(value, f"{label}.saves") if name == "saves" else _value(value, known[name].type, f"{label}.{name}")
+        for name, value in entry.items()
+        if name != "op"
+    }
     for name in values.keys() & _CHOICES.keys():
         if values[name] not in _CHOICES[name]:
             raise ValueError(
                 f"{label}.{name} must be one of {', '.join(map(repr, _CHOICES[name]))}, not {values[name]!r}"
             )
     return _OPERATIONS[op](**values)
+
+
+def _saves(listed: Any, label: str) -> tuple[SavedTensor, ...]:
+    if not isinstance(listed, list) or not all(isinstance(saved, list) and len(saved) == 4 for saved in listed):
+        raise ValueError(f"{label} must be a list of [role, tensor, values, bits], not {listed!r}")
+    return tuple(
+        SavedTensor(
+            _value(role, str, f"{label}.role"),
+            _value(tensor, str, f"{label}.tensor"),
+            _value(values, int, f"{label}.values"),
+            _value(bits, int, f"{label}.bits"),
+        )
+        for role, tensor, values, bits in listed
+    )
 
 
 def _value(value: Any, kind: Any, label: str) -> Any:

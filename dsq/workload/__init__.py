@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from dsq.arguments import as_called
@@ -55,9 +54,8 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
         raise ValueError(f"trace needs a batch with at least one token, got a tensor of shape {tuple(first.shape)}")
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}  # BatchNorm counts what it sees
     recorder = Recorder(model)
-    nothing = torch.empty(0)  # is kept: there is no backward
-    keeping = saved_tensors_hooks(lambda _: nothing, lambda _: nothing)
-    with as_plain(model), recorder.hooks(), recorder, torch.enable_grad(), keeping:
+    recorder.ignore(tensors + list(buffers.values()))
+    with as_plain(model), recorder.hooks(), recorder, torch.enable_grad(), recorder.saving():
         name = type(model).__name__  # its own, which a conversion may change
         functional_call(model, buffers, inputs, keywords)
     if not any(entry["op"] == "gemm" for entry in recorder.operations):

@@ -22,26 +22,25 @@ def trace_config(path: str, sequences: int, tokens: int) -> dict[str, Any]:
     from huggingface_hub.errors import StrictDataclassError
 
     file = Path(path, "config.json") if Path(path).is_dir() else Path(path)
-    stated = read_json(file, f"config {file}")
+    stated = read_json(file, f"config {file}", finite=False)
     try:
-        # attention is written out, which runs without data; so do experts in one grouped product, of 16 bits alone
+        # attention is written out, which runs without data; so do experts in one grouped product
         # transformers reads what it wrote: {"__float__": "Infinity"} in Mamba-2's
         config: Any = transformers.AutoConfig.from_pretrained(
             file, trust_remote_code=False, attn_implementation="eager"
         )
         name = (stated.get("architectures") or [None])[0]
-        config.use_cache = False
-        dtype = torch.float32
+        config.use_cache = config.apply_spec_augment = False  # masks of audio are drawn by NumPy
         if hasattr(config, "num_experts_per_tok"):
-            config._experts_implementation, dtype = "grouped_mm", torch.bfloat16
+            config._experts_implementation = "grouped_mm"
         with torch.device("meta"):
             auto: Any = transformers.AutoModel
-            model: Any = (getattr(transformers, name)(config) if name else auto.from_config(config)).to(dtype)
+            model: Any = (getattr(transformers, name)(config) if name else auto.from_config(config)).float()
     except (OSError, ValueError, KeyError, AttributeError, TypeError, AssertionError, StrictDataclassError) as error:
         raise ValueError(f"config {file} is of no model that transformers builds: {error}") from None
     with torch.device("meta"):
         inputs = _inputs(model, config, sequences, tokens)
-        mask = torch.zeros(sequences, 1, tokens, tokens, dtype=dtype)
+        mask = torch.zeros(sequences, 1, tokens, tokens)
     masks = {"full_attention": mask, "sliding_attention": mask}
     said = ""
     # made masks look at data; some need several, or one for the decoder (Whisper)
@@ -60,6 +59,9 @@ def _inputs(model: Any, config: Any, sequences: int, tokens: int) -> dict[str, A
         size = getattr(config, "image_size", 224)
         given = {main: torch.zeros(sequences, getattr(config, "num_channels", 3), size, size)}
         return given | ({"labels": torch.zeros(sequences).long()} if "ForImageClass" in type(model).__name__ else {})
+    if main == "input_values":  # audio: samples, or a spectrogram
+        frames = (config.max_length, config.num_mel_bins) if hasattr(config, "num_mel_bins") else None
+        return {main: torch.zeros(sequences, *(frames or (tokens * getattr(config, "inputs_to_logits_ratio", 1),)))}
     ids = torch.zeros(sequences, tokens, dtype=torch.long)
     if main == "input_features":
         given = {main: torch.zeros(sequences, config.num_mel_bins, 2 * config.max_source_positions)}

@@ -6,13 +6,16 @@ attention H heads, L queries, G groups of heads, S keys, D features, E features 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsq.conversion import converted, quantized_class
@@ -44,6 +47,62 @@ class Recorder(TorchDispatchMode):
         self._scopes: list[str] = []
         self._inside_linear = 0
         self._inputs: list[ReferenceType[Tensor]] = []  # a step described in a run must not keep what that packs
+        self._calls = Counter[str]()
+        #: storages in the order in which they were first saved; a weak reference keeps an address from being used again
+        self._storages: dict[int, tuple[int, StorageWeakRef]] = {}
+        self._there = {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._references = list[StorageWeakRef]()  # so that no address is used again
+        self._pending: list[Saved] = []
+        self._roles: dict[int, tuple[Entry, str]] = {}  # of the storages of the latest operation's tensors
+        self._owners: dict[int, tuple[Entry, str]] = {}  # of masks and losses: who saves them later saves nothing new
+        self._results: set[int] = set()  # storages of the latest operation's results
+        self._latest: Entry | None = None
+
+    def ignore(self, tensors: Iterable[Tensor]) -> None:
+        """Count no storage of ``tensors`` as saved: the batch is there before the step."""
+        self._references += [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
+        self._there |= {reference.cdata for reference in self._references}
+
+    def saving(self) -> saved_tensors_hooks:
+        """Return hooks that record each tensor that autograd saves, and save nothing: there is no backward."""
+        nothing = torch.empty(0)
+
+        def pack(tensor: Tensor) -> Tensor:
+            if tensor.layout is torch.strided and storage_of(tensor) not in self._there:
+                saved = self._saved(tensor)
+                # autograd saves an operation's inputs before it runs, and its results, detached, after it
+                if not tensor.requires_grad and saved.storage in self._results and not self._inside_linear:
+                    self._attach([saved], self._latest)
+                else:
+                    self._pending.append(saved)
+            return nothing
+
+        return saved_tensors_hooks(pack, lambda packed: packed)
+
+    def _saved(self, tensor: Tensor) -> "Saved":
+        storage = tensor.untyped_storage()
+        index, _ = self._storages.setdefault(storage._cdata, (len(self._storages), StorageWeakRef(storage)))
+        bits = 0 if tensor.is_floating_point() else 8 * tensor.element_size()
+        return Saved(storage._cdata, f"storage {index}", storage.nbytes() // tensor.element_size(), bits)
+
+    def _attach(self, listed: "list[Saved]", entry: Entry | None) -> None:
+        """Write saved tensors into the entries whose operands they are, else into ``entry``."""
+        for saved in listed:
+            owner, role = self._owners.get(saved.storage) or self._roles.get(saved.storage) or (entry, "")
+            if owner is not None and "saves" in owner:
+                record = [role, saved.name, saved.values, saved.bits]
+                if record not in owner["saves"]:
+                    owner["saves"].append(record)
+
+    def set_roles(self, entry: Entry, roles: dict[str, Any], owned: bool = False) -> None:
+        """Name the saved tensors of an operation by the names that they have in the ledger.
+
+        owned: whoever saves them later saves what this operation saves (a mask that is drawn, and multiplied with).
+        """
+        named = {storage_of(tensor): (entry, role) for role, tensor in roles.items() if isinstance(tensor, Tensor)}
+        if owned:
+            self._references += [StorageWeakRef(x.untyped_storage()) for x in roles.values() if isinstance(x, Tensor)]
+        (self._owners if owned else self._roles).update(named)
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -59,6 +118,7 @@ class Recorder(TorchDispatchMode):
     def _enter(self, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         self._scopes.append(self._modules[module])
         if isinstance(module, nn.Linear):
+            self._roles, self._results = {}, set()
             self._linear(self._modules[module], module, args[0] if args else keywords["input"])
             self._inside_linear += 1
 
@@ -66,12 +126,14 @@ class Recorder(TorchDispatchMode):
         self._scopes.pop()
         if isinstance(module, nn.Linear):
             self._inside_linear -= 1
+            self._attach(self._pending, self._latest)
+            self._pending = []
 
     def _linear(self, name: str, module: nn.Linear, x: Tensor) -> None:
         source = next((i for i, known in enumerate(self._inputs) if known() is x), len(self._inputs))
         if source == len(self._inputs):
             self._inputs.append(ref(x))
-        self.add_gemm(
+        entry = self.add_gemm(
             name,
             (1, x.numel() // x.shape[-1], module.in_features, module.out_features),
             weight=module.weight,
@@ -80,6 +142,7 @@ class Recorder(TorchDispatchMode):
             x_grad=x.requires_grad,
             w_grad=module.weight.requires_grad,
         )
+        self.set_roles(entry, {"x": x})
 
     def add_gemm(
         self,
@@ -88,7 +151,7 @@ class Recorder(TorchDispatchMode):
         weight: Tensor | None = None,
         bias: Tensor | None = None,
         **fields: Any,
-    ) -> None:
+    ) -> Entry:
         """Record one product of (batch, M, K, N); `weight` the parameter on its right side, if it is one."""
         batch, rows, width, outputs = size
         tied = weight is not None and not self.own(weight)
@@ -96,14 +159,19 @@ class Recorder(TorchDispatchMode):
         own_bias = bias is not None and self.own(bias)
         entry = {"op": "gemm", "name": name, "batch": batch, "M": rows, "K": width, "N": outputs}
         kind = {"weight": weight is not None, "bias": own_bias, "tied": tied, "quantized": quantized}
-        self.operations.append(entry | kind | {"cls": "attention" if weight is None else "fc"} | fields)
+        return self._append(entry | kind | {"cls": "attention" if weight is None else "fc"} | fields)
+
+    def _append(self, entry: Entry) -> Entry:
+        self._latest = entry | {"saves": []}
+        self.operations.append(self._latest)
+        return self._latest
 
     def add_pass(
         self, name: str, kind: str, rows: int, width: int, cls: str = "other", parameters: int = 0, trained: bool = True
-    ) -> None:
+    ) -> Entry:
         """Record one pass over (rows, width) values, of a ``kind`` that the cost model knows."""
         entry = {"op": "pointwise", "name": name, "kind": kind, "rows": rows, "width": width}
-        self.operations.append(entry | {"cls": cls, "parameters": parameters, "trained": trained})
+        return self._append(entry | {"cls": cls, "parameters": parameters, "trained": trained})
 
     def own(self, parameter: Tensor) -> bool:
         """Count the parameter unless some operation has; True if it was new."""
@@ -122,12 +190,48 @@ class Recorder(TorchDispatchMode):
         return (otherwise, None) if name is None else (name, tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        record = OPERATIONS.get(func.overloadpacket)
-        if record and not self._inside_linear:
-            scope = self._scopes[-1] if self._scopes else ""
-            record(self, f"{scope}.{func.overloadpacket.__name__}".lstrip("."), args, out)
+        out = _run(func, args, kwargs or {})
+        if self._inside_linear:
+            return out
+        saved, self._pending, self._roles = self._pending, [], {}
+        record, count = OPERATIONS.get(func.overloadpacket), len(self.operations)
+        if record:
+            record(self, self._call(func), args, out)
+        if saved and len(self.operations) == count:
+            _pass("elementwise")(self, self._call(func), args, out)
+        self._attach(saved, self._latest)
+        if len(self.operations) > count:
+            results = out if isinstance(out, (tuple, list)) else (out,)
+            self._results = {storage_of(result) for result in results if isinstance(result, Tensor)}
         return out
+
+    def _call(self, func: Any) -> str:
+        """Return the name of a call, which no other call has."""
+        scope = self._scopes[-1] if self._scopes else ""
+        name = f"{scope}.{func.overloadpacket.__name__}".lstrip(".")
+        self._calls[name] += 1
+        return name if self._calls[name] == 1 else f"{name}_{self._calls[name]}"
+
+
+class Saved(NamedTuple):
+    """A tensor that autograd saves."""
+
+    storage: int
+    name: str
+    values: int  #: of its storage
+    bits: int  #: of a value; 0: a float
+
+
+def _run(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return what ``func`` returns. On the meta device grouped products take 16 bits alone: elsewhere fp32 too."""
+    if func.overloadpacket is aten._grouped_mm and args[0].is_meta and args[0].dtype is torch.float32:
+        return func(*(x.bfloat16() for x in args[:2]), *args[2:], **kwargs).float()
+    return func(*args, **kwargs)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Return the identity of a tensor's storage, on the meta device too."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 # ---- the entry of each operation
@@ -144,7 +248,8 @@ def _product(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
     if weight is not None and batch > 1:
         fields["weights"] = batch if b.stride(0) else 1  # one matrix may be expanded
         batch, rows = 1, batch * rows
-    recorder.add_gemm(name, (batch, rows, width, b.shape[-1]), weight, bias, **fields)
+    entry = recorder.add_gemm(name, (batch, rows, width, b.shape[-1]), weight, bias, **fields)
+    recorder.set_roles(entry, {"x": a, "w": b})
 
 
 def _experts(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
@@ -152,7 +257,7 @@ def _experts(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
     x, b = args[:2]
     name, weight = recorder.named(b, name)
     fields = {"weights": b.shape[0], "x_grad": x.requires_grad, "w_grad": b.requires_grad}
-    recorder.add_gemm(name, (1, *x.shape, out.shape[-1]), weight, **fields)
+    recorder.set_roles(recorder.add_gemm(name, (1, *x.shape, out.shape[-1]), weight, **fields), {"x": x})
 
 
 def _convolution(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
@@ -163,7 +268,7 @@ def _convolution(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
     inside, outputs = x.shape[1] // groups, out.shape[1] // groups
     width, outputs = (inside, outputs * kernel) if transposed else (inside * kernel, outputs)
     name, weight = recorder.named(w, name)
-    recorder.add_gemm(
+    entry = recorder.add_gemm(
         name,
         (1, rows * groups, width, outputs),
         weight,
@@ -173,6 +278,7 @@ def _convolution(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
         x_grad=x.requires_grad,
         w_grad=w.requires_grad,
     )
+    recorder.set_roles(entry, {"x": x})
 
 
 def _fused_attention(recorder: Recorder, name: str, args: Any, out: Any) -> None:
@@ -185,16 +291,30 @@ def _fused_attention(recorder: Recorder, name: str, args: Any, out: Any) -> None
     size = (batch * groups, length * (heads // groups))
     fused = not recorder.quantized_attention
     scores: Entry = {"w_grad": k.requires_grad} | ({"on_chip": "y", "recompute": 1} if fused else {})
-    recorder.add_gemm(f"{name}.scores", (*size, depth, keys), **grads, **scores)
+    first = recorder.add_gemm(f"{name}.scores", (*size, depth, keys), **grads, **scores)
+    listed = [first]
     for kind in () if fused else ("scale", "softmax"):
-        recorder.add_pass(f"{name}.{kind}", kind, math.prod(size), keys, "attention")
+        listed.append(recorder.add_pass(f"{name}.{kind}", kind, math.prod(size), keys, "attention"))
     context: Entry = {"w_grad": v.requires_grad} | ({"on_chip": "x"} if fused else {})
-    recorder.add_gemm(f"{name}.context", (*size, keys, v.shape[-1]), **grads, **context)
+    second = recorder.add_gemm(f"{name}.context", (*size, keys, v.shape[-1]), **grads, **context)
+    if fused:
+        recorder.set_roles(first, {"x": q, "w": k, "logsumexp": out[1]})
+        recorder.set_roles(second, {"w": v, "y": out[0]})
+    else:  # the step that is described is not the one that runs
+        for entry in (*listed, second):
+            del entry["saves"]
 
 
-def _pass(kind: str, cls: str = "other") -> RecordOp:
-    def record(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
-        recorder.add_pass(name, kind, max(1, out.numel() // max(1, out.shape[-1])), out.shape[-1], cls)
+def _pass(kind: str, cls: str = "other", saves: str = "", result: str = "", owned: bool = False) -> RecordOp:
+    """Return what records a pass of a kind; ``saves`` and ``result``: the ledger's names of its input and its output,
+    where it saves them."""
+
+    def record(recorder: Recorder, name: str, args: Any, out: Any) -> None:
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        y = next((result for result in results if isinstance(result, Tensor)), args[0])
+        width = max(1, y.shape[-1]) if y.dim() else 1
+        entry = recorder.add_pass(name, kind, max(1, y.numel() // width), width, cls)
+        recorder.set_roles(entry, {saves: args[0]} if saves else {result: y} if result else {}, owned)
 
     return record
 
@@ -204,7 +324,9 @@ def _norm(recorder: Recorder, name: str, args: Any, out: Any) -> None:
     affine = [p for p in args[2:4] if recorder.is_parameter(p)]
     owned = sum(p.numel() for p in affine if recorder.own(p))
     width, trained = math.prod(shape), not affine or any(p.requires_grad for p in affine)
-    recorder.add_pass(name, "norm", x.numel() // width, width, parameters=owned, trained=trained)
+    entry = recorder.add_pass(name, "norm", x.numel() // width, width, parameters=owned, trained=trained)
+    *mean, deviation = out[1:]
+    recorder.set_roles(entry, {"x": x, "1 / deviation": deviation} | ({"mean": mean[0]} if mean else {}))
 
 
 def _embedding(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
@@ -222,15 +344,18 @@ def _sum(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
 
 
 def _times(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
-    """A gate, where both sides are activations; dropout's mask is none, and recorded where it is drawn."""
+    """A product of two activations; dropout's mask is none, and recorded where it is drawn."""
     a, b = args[:2]
     if isinstance(b, Tensor) and a.shape == b.shape and a.requires_grad and b.requires_grad:
-        _pass("gate")(recorder, name, args, out)
+        _pass("product")(recorder, name, args, out)
+        recorder.set_roles(recorder.operations[-1], {"a": a, "b": b})
 
 
 def _dropout(recorder: Recorder, name: str, args: Any, out: Any) -> None:
     """A GPU's own operator, of x; elsewhere the mask, which is drawn into a tensor like x."""
     _pass("dropout")(recorder, name, args, args[0])
+    mask = out[1] if isinstance(out, tuple) else args[0]
+    recorder.set_roles(recorder.operations[-1], {"mask": mask}, owned=True)
 
 
 #: what enters a call, by operator
@@ -242,13 +367,15 @@ OPERATIONS: dict[Any, RecordOp] = {
         getattr(aten, f"_scaled_dot_product_{kind}"): _fused_attention
         for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
     },
-    **dict.fromkeys((aten._softmax, aten._safe_softmax), _pass("softmax", "attention")),
+    **dict.fromkeys((aten._softmax, aten._safe_softmax), _pass("softmax", "attention", result="y")),
     aten.masked_fill: _pass("scale", "attention"),
     **dict.fromkeys((aten.native_dropout, aten.bernoulli_), _dropout),
-    aten._log_softmax: _pass("loss"),
+    aten._log_softmax: _pass("loss", result="log p", owned=True),
     **dict.fromkeys((aten.native_layer_norm, aten._fused_rms_norm), _norm),
     aten.embedding: _embedding,
     aten.add: _sum,
     aten.mul: _times,
-    **dict.fromkeys((aten.relu, aten.gelu, aten.silu, aten.tanh, aten.sigmoid, aten.leaky_relu), _pass("activation")),
+    aten.relu: _pass("relu", result="y"),
+    **dict.fromkeys((aten.gelu, aten.silu, aten.leaky_relu), _pass("activation", saves="x")),
+    **dict.fromkeys((aten.tanh, aten.sigmoid), _pass("activation", result="x")),
 }

@@ -162,3 +162,14 @@ def test_a_format_the_hardware_lacks_is_named(tmp_path):
 def test_a_device_is_known_by_its_full_name(full, profile):
     """torch.cuda.get_device_name gives these names."""
     assert load_hardware(full) == load_hardware(profile)
+
+
+@pytest.mark.parametrize("name", ["a100", "h10", "rtx-409", "l4s"])
+def test_a_part_of_a_number_is_no_device(name):
+    with pytest.raises(ValueError, match=f"unknown hardware '{name}'"):
+        load_hardware(name)
+
+
+def test_a_key_of_many_parts_is_refused_at_once(tmp_path):
+    with pytest.raises(ValueError, match="is not TOML: line 1 has more than 1,000 dots"):
+        read(tmp_path, f"{'.'.join('a' * 20_000)} = 1")

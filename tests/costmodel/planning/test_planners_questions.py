@@ -223,3 +223,12 @@ def test_packing_that_was_never_measured_moves_its_bytes_twice():
     expected = 2 * 4096 * 4096 * (16 + 4.5) / 8 / (H100.bandwidth * H100.efficiency.memory)
     assert packing_seconds(workload, method, H100) == pytest.approx(expected)
     assert not step_time(workload, method, H100).packing_measured
+
+
+@pytest.mark.parametrize("quantization", [{"load_in_4bit": True}, {"bits": 4, "quant_method": "gptq"}, {"bits": 8}])
+def test_weights_of_few_bits_are_trained_by_adapters_alone(quantization, tmp_path):
+    path = small_gpt2(tmp_path, quantization_config=quantization)
+    with pytest.raises(ValueError, match=r"quantization_config stores \d-bit .* weights, which --qlora RANK"):
+        costmodel.plan(path, "h100")
+    if quantization != {"bits": 8}:
+        assert costmodel.plan(path, "h100", qlora=8, lora_layers="fc").rows

@@ -17,7 +17,7 @@ def quantizing_attention(workload: Workload) -> Workload:
             if op.on_chip == "x":
                 scores, prefix = (op.batch * op.M, op.K, "attention"), op.name.rpartition(".")[0]
                 operations += [Pointwise(f"{prefix}.{kind}", kind, *scores) for kind in ("scale", "softmax")]
-            op = replace(op, quantized=True, on_chip="", recompute=0)
+            op = replace(op, quantized=True, on_chip="", recompute=0, saves=None if op.on_chip else op.saves)
         operations.append(op)
     return replace(workload, operations=tuple(operations))
 
@@ -25,6 +25,9 @@ def quantizing_attention(workload: Workload) -> Workload:
 def dump(workload: Workload) -> dict[str, object]:
     """The data of a workload file."""
     operations = [{"op": "gemm" if isinstance(op, Gemm) else "pointwise", **vars(op)} for op in workload.operations]
+    for entry in operations:
+        saves = entry.pop("saves")
+        entry |= {} if saves is None else {"saves": [list(vars(saved).values()) for saved in saves]}
     return {"costmodel": 1, "name": workload.name, "tokens": workload.tokens, "source": workload.source} | {
         "operations": operations
     }

@@ -63,7 +63,7 @@ def test_torch_transformer_traced():
     assert 2 * workload.macs == flops(model, *inputs)
     assert workload.parameters == sum(parameter.numel() for parameter in model.parameters())
     names = {g.name.removesuffix(".weight").removesuffix(".in_proj_weight") for g in workload.gemms if g.quantized}
-    assert names == set(dsq.converted(dsq.convert(model, stash="linears")))
+    assert names == set(dsq.converted(dsq.convert(model)))
 
 
 def test_frozen_layers_and_frozen_inputs():

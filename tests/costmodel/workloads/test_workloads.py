@@ -49,10 +49,17 @@ def test_a_config_json_may_leave_out_what_has_a_default(name, absent, parameters
         ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-8b"),
         ("mistralai/Mistral-7B-Instruct-v0.1", "mistral-7b"),
         ("TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
+        ("iwslt", "transformer_iwslt_de_en"),
     ],
 )
 def test_names_are_completed(given, name):
     assert load_workload(given).name == name
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "llama-3", "gpt"])
+def test_a_name_that_is_none_is_an_error_that_has_it_as_typed(name):
+    with pytest.raises(ValueError, match=f"unknown workload '{name}'"):
+        load_workload(name)
 
 
 def test_attention_is_fused_as_the_model_runs_it():
@@ -129,6 +136,8 @@ def test_a_workload_survives_its_file(name):
         ({"num_hidden_layers": 10**9}, "encoder.layers must be a whole number in 1..4096"),
         ({"hidden_dropout_prob": "0.1"}, "field hidden_dropout_prob must be a number, not '0.1'"),
         ({"architectures": ["BertForQuestionAnswering"]}, "are described, not 'BertForQuestionAnswering'"),
+        ({"rope_parameters": 8}, "field rope_parameters must be a table, not 8"),
+        ({"add_cross_attention": True}, "field add_cross_attention: a decoder without an encoder is described"),
     ],
 )
 def test_bad_config_names_the_field(change, message):
@@ -169,6 +178,7 @@ PASS = {"op": "pointwise", "M": None, "K": None, "N": None, "rows": 1, "width": 
         (operation(Z=1), r"operations\[0\].Z is not"),
         (operation(on_chip="z"), r"operations\[0\].on_chip must be one of '', 'x', 'y', not 'z'"),
         (operation() | {"tokens": 0}, "field tokens must be from 1"),
+        (operation(saves=[["x", "a", 8]]), r"saves must be a list of \[role, tensor, values, bits\]"),
     ],
 )
 def test_bad_workload_file_names_the_field(data, message):
