@@ -7,7 +7,7 @@ from torch import nn
 
 from dsq.layers import not_compiled_alone
 from dsq.ops.shared_inputs import begin_forward, end_forward
-from dsq.quantizers import Quantised
+from dsq.quantizers import Quantized
 
 
 def bound_forwards(model: nn.Module) -> None:
@@ -17,7 +17,7 @@ def bound_forwards(model: nn.Module) -> None:
     """
     free_forwards(model)
     for module in model.modules():
-        layers = [layer for layer in module.modules() if isinstance(layer, Quantised)]
+        layers = [layer for layer in module.modules() if isinstance(layer, Quantized)]
         if len(layers) > 1 and layers[0].conversion.get("stash") != "all":
             module.register_forward_pre_hook(_begin, prepend=True)
             module.register_forward_hook(_end, always_call=True)
