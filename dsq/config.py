@@ -158,7 +158,7 @@ class DSQConfig:
         if unknown := [name for name in options if name not in names]:
             raise TypeError(f"DSQConfig has no option {unknown[0]!r}; it takes {', '.join(names)}")
         if config is None or isinstance(config, str):
-            return DSQConfig(**({} if config is None else {"levels": config}), **options)
+            return DSQConfig(**options) if config is None else DSQConfig(config, **options)
         if options:
             raise TypeError(f"config is whole already: put {', '.join(options)} into it, or give its levels as text")
         if isinstance(config, dict):

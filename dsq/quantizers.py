@@ -88,9 +88,10 @@ class Quantizers:
     @staticmethod
     def parse(text: str) -> "Quantizers":
         """Return the quantizers whose ``text`` this is."""
-        *formats, rounding, gemm, bits = text.split()
-        words: Any = rounding, gemm
-        return Quantizers(*map(parse_format, formats), *words, int(bits))
+        q0, q1, q2, q3, *words, bits = text.split()
+        options: Any = words
+        formats = parse_format(q0), parse_format(q1), parse_format(q2), parse_format(q3)
+        return Quantizers(*formats, *options, min_weight_bits=int(bits))
 
     @staticmethod
     def of(precision: "Precision | str | Quantizers") -> "Quantizers":

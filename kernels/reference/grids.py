@@ -232,7 +232,8 @@ def _pack_codes(codes_RC: Tensor, bits: int) -> Tensor:
         return codes_RC.to(torch.uint8)
     if bits == 4:
         low, high = pad(codes_RC, (0, codes_RC.shape[1] % 2)).unflatten(1, (-1, 2)).to(torch.uint8).unbind(-1)
-        return low | high << 4
+        packed: Tensor = low | high << 4
+        return packed
     return pack_bits(codes_RC, bits)
 
 
