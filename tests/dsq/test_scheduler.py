@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import dsq
 
@@ -52,3 +53,30 @@ def test_a_loss_that_is_not_finite_is_warned_of_and_no_improvement():
         assert not scheduler.step(math.nan)
     with pytest.warns(UserWarning, match="loss is -inf"):
         assert scheduler.step(-math.inf)
+
+
+def test_a_threshold_is_a_share_of_the_best_whatever_its_sign():
+    scheduler = dsq.PrecisionScheduler(LEVELS, patience=5, threshold=0.1)
+    for loss, best in ((-1.0, -1.0), (-1.05, -1.0), (-1.2, -1.2)):
+        scheduler.step(loss)
+        assert scheduler.state_dict()["best"] == best
+
+
+def test_a_state_takes_the_validations_without_improvement_along():
+    scheduler, resumed = (dsq.PrecisionScheduler(LEVELS, patience=3) for _ in range(2))
+    for _ in range(3):
+        scheduler.step(1.0)
+    resumed.load_state_dict(scheduler.state_dict())
+    assert resumed.step(1.0)
+    assert resumed.level == 1
+
+
+def test_the_mean_of_all_processes_decides():
+    """PyTorch's fake backend leaves a sum as it is: of two processes, of which the other's loss is 0."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        scheduler = dsq.PrecisionScheduler(LEVELS)
+        scheduler.step(4.0)
+        assert scheduler.state_dict()["best"] == 2.0
+    finally:
+        torch.distributed.destroy_process_group()

@@ -10,9 +10,11 @@ from torch import Tensor
 import dsq
 from dsq.formats import BFP, FixedPoint, Layout, SignedNVInt
 from dsq.functional import linear
+from dsq.kernels.backend import Groups, MovingRanges
 from dsq.kernels.conformance import same_bits
 from dsq.kernels.reference import codec as reference
 from dsq.kernels.reference.codec import philox
+from dsq.kernels.reference.stash import affine_pack
 from tests.kernels.test_formats import random_blocks
 
 
@@ -122,3 +124,16 @@ def test_nine_bits_are_bfloat16_but_below_its_normal_numbers() -> None:
     exact = (q.bfloat16().float() == q).all(1)
     assert exact[exponents >= -126].all()
     assert not exact[exponents == -127].any()
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_running_ranges_stay_where_a_tensor_is_not_finite(value):
+    """Of a group with infinity the smallest value alone may be finite."""
+    ranges = torch.tensor([[2.0, 2.0], [-1.0, -1.0]])
+    x = torch.linspace(-1, 1, 16).view(8, 2).contiguous()
+    x[0, 0] = value
+    packed = affine_pack(x, 8, Groups(1, 2), MovingRanges(ranges, 0.5), None)
+    assert ranges[:, 0].tolist() == [2.0, -1.0]
+    assert ranges[0, 1] < 2.0
+    assert packed.ranges[:, 0].isnan().all()
+    assert packed.ranges[:, 1].isfinite().all()

@@ -47,6 +47,8 @@ class LayerNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         unit, inverse, weight = kept(ctx)
         dx_wanted, _, *parameters = ctx.needs_input_grad[1:5]
+        if weight is None and parameters[1]:  # PyTorch shapes the gradient of a bias like the weight
+            weight = dy.new_ones(ctx.shape)
         weight = None if weight is None else weight.to(torch.promote_types(weight.dtype, dy.dtype))
         standard = _standard(inverse.to(dy.dtype if weight is None else weight.dtype))  # as PyTorch's backward wants it
         dx, dw, db = aten.native_layer_norm_backward(
@@ -60,13 +62,14 @@ def _keep(
 ) -> None:
     """Keep x^, what else ``forms`` has, and the weight. ``scales``: weight and bias as they broadcast, which make y."""
     keep(ctx, *forms, weight)
-    if (scales[0] is None) == (scales[1] is None):
-        stash.derive(y, (forms[0], *scales) if scales[0] is not None else forms[:1], _scaled)
+    names = [name for name, scale in zip(("weight", "bias"), scales, strict=True) if scale is not None]
+    sources = forms[0], *(scale for scale in scales if scale is not None)
+    stash.derive(y, sources, lambda unit, *values: _scaled(unit, **dict(zip(names, values, strict=True))))
 
 
 def _scaled(unit: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     if weight is None:
-        return unit
+        return unit if bias is None else unit + bias.to(unit.dtype)
     return unit * weight if bias is None else torch.addcmul(bias.to(unit.dtype), unit, weight.to(unit.dtype))
 
 
@@ -210,6 +213,7 @@ def group_norm(
 ) -> Tensor:
     if input.numel() == 0:
         return F.group_norm(input, num_groups, weight, bias, eps)
+    weight, bias = (None if x is None else x.contiguous() for x in (weight, bias))  # the kernel reads no strides
     return GroupNorm.apply(stash, input, num_groups, weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]
 
 

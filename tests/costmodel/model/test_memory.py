@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from analysis import ROOT
-from dsq.costmodel.model.entries import entries_of
+from dsq.costmodel.model.entries import entries_of, results_kept
 from dsq.costmodel.model.memory import peak_memory, saved_bytes
 from dsq.costmodel.model.methods import BF16, FP32, POLICIES, Method
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
@@ -111,3 +111,18 @@ def test_sampled_rows_are_as_wide_as_they_came():
     for setup, width in ((FP32, 4), (BF16, 2)):
         saved = peak_memory(workload, Method("", setup, stash=POLICIES["wtacrs 0.3"])).saved
         assert saved == 2 * 300 * (64 * width + 12)
+
+
+def test_micro_batches_in_flight_hold_activations_until_the_update():
+    layers = Gemm("a", 4, 8, 8, input="x"), Gemm("b", 4, 8, 8, input="y"), Pointwise("optimizer", "adam", 128, 1)
+    one, three = (peak_memory(Workload("two", layers, tokens=4), Method("", FP32, in_flight=n)).totals for n in (1, 3))
+    more = 2 * 2 * 4 * 8 * 4  # both inputs of two micro-batches more
+    assert (three - one).tolist() == [0.0] * 3 + [more] * 3 + [0.0]
+
+
+def test_selective_recomputation_keeps_the_result_of_each_layers_first_linear_and_of_every_second_after_it():
+    names = [f"decoder.layers.{layer}.{name}" for layer in (0, 1) for name in "qkv"]
+    linears = tuple(Gemm(name, 4, 8, 8) for name in names)
+    scores = Gemm("decoder.layers.1.scores", 4, 8, 4, weight=False, on_chip="y")
+    kept = results_kept(Workload("two", (*linears, scores, Gemm("head", 4, 8, 8)), tokens=4))
+    assert kept == {*(f"decoder.layers.{layer}.{name}" for layer in (0, 1) for name in "qv"), scores.name}

@@ -125,3 +125,11 @@ def test_what_a_layer_does_beside_its_product(mine):
     assert seconds(replace(layer, transposed=True), Identity()) == pytest.approx(products + summed)
     assert seconds(replace(layer, transposed=True), BFP(32)) == pytest.approx(products + summed + 3 * turned)
     assert seconds(replace(layer, transposed=True), BFP(32), 4) == pytest.approx(products + summed + 2 * turned)
+
+
+def test_each_of_several_like_operations_is_launched(mine):
+    slow = replace(mine, efficiency=Efficiency(memory=0.5, launch=1.0))
+    passes = tuple(Pointwise(f"layers.{layer}.n", "norm", 4, 4) for layer in range(3))
+    of = lambda operations: roofs(Workload("", operations, tokens=4), Precision(8, 8, 8, 16), slow)["other"]  # noqa: E731
+    assert of(passes[:1]).seconds == 2  # forward and backward
+    assert of(passes).seconds == 6

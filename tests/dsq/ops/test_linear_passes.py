@@ -11,6 +11,7 @@ from dsq.kernels.cpu import memory
 from dsq.kernels.cpu.library import library
 from dsq.kernels.dispatch import backend_for, use_backend
 from dsq.ops import linear_passes
+from dsq.ops.products import multiply
 from tests.dsq.gradients import saving
 
 NATIVE = backend_for(torch.device("cpu"))
@@ -114,3 +115,21 @@ def test_passes_of_layers_are_one_call_where_the_library_has_one(monkeypatch):
         step(dsq.Quantizers.of(precision), x, w, None, dy)
         with pytest.raises(AssertionError, match="of its own"):
             linear(x.double(), w.double(), None, precision)
+
+
+def test_a_stochastic_layer_takes_no_plan_of_a_nearest_one():
+    x, w, matmuls = torch.randn(37, 24), torch.randn(40, 24), dsq.Quantizers.of("[4,4,4,16]").matmuls
+    for seed in (None, 3):
+        plan = linear_passes.plan(matmuls, x, w, None, seed)
+        y, _ = linear_passes.forward(plan, x, w, None, seed, stashing=False)
+        assert torch.equal(y, multiply(matmuls.output, x, w, seed=seed))
+
+
+@one_call
+def test_a_stash_of_another_shape_is_refused():
+    """As hooks on saved tensors may give back."""
+    cut = lambda t: t[..., :-1] if t.dtype == torch.uint8 else t  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, cut):
+        y = linear(torch.randn(32, 48), torch.randn(64, 48, requires_grad=True), None, "[4,4,4,16]")
+    with pytest.raises(ValueError, match=r"^codes and scales must be uint8 of shapes"):
+        y.sum().backward()

@@ -155,3 +155,10 @@ def test_the_peak_is_three_tensors_of_the_weights_size():
 def test_dropout_drops():
     _, weights = attention(*inputs()[0], FULL, dropout_p=0.5)
     assert 0.4 < (weights == 0).float().mean() < 0.6
+
+
+def test_both_products_of_attention_have_random_numbers_of_their_own():
+    (q, k, v), _ = inputs()
+    matmuls = product_matmuls(*(dsq.BFP(4),) * 3)
+    y, weights = attention(q, k, v, matmuls, seed=3)
+    assert not torch.equal(y, product(weights, v, matmuls, seed=3))

@@ -198,3 +198,13 @@ def test_an_overflow_is_not_measured() -> None:
     gradient(model, rows())
     gradient(model, rows())
     assert controller.plan.measured
+
+
+def test_a_backward_after_another_forward_is_not_measured() -> None:
+    model = make(Sensitive)
+    controller = stash.apply(model, "gact")
+    gradient(model, rows())
+    y = model(rows())
+    model(rows(1))
+    y.sum().backward()
+    assert not controller.plan.measured

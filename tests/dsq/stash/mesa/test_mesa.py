@@ -1,5 +1,6 @@
 """mesa: exact forwards, gradients true up to 8 bits, ranges by the equations, bytes."""
 
+import itertools
 import math
 
 import pytest
@@ -129,3 +130,11 @@ def test_the_stash_is_a_quarter_and_a_batch_of_any_size_moves_the_same_ranges_an
     assert measure(lambda: model(x.clone())).nbytes < 0.25 * plain + 4096
     shorter = batch(2, tokens=7)
     assert error(gradient(model, shorter), gradient(block(style), shorter)) < 0.05
+
+
+def test_each_tensor_and_each_step_is_rounded_by_its_own_random_numbers() -> None:
+    model, x = Of(lambda a, b: F.gelu(a) + F.gelu(b)), torch.randn(64, 64)
+    stash.apply(model, "mesa", decay=0.0)
+    leaves = [x.clone().requires_grad_() for _ in range(2)]
+    found = [g for _ in range(2) for g in torch.autograd.grad(model(*leaves).sum(), leaves)]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(found, 2))
