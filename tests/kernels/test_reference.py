@@ -113,7 +113,7 @@ def test_stochastic_rounding_is_biased_only_where_values_are_clipped(bits: int, 
 
 def test_float32_units_keep_the_products_of_subnormals() -> None:
     x, w = torch.full((1, 16), 2.0**-130), torch.full((1, 16), 2.0**60)
-    exact, kept = (linear(x, w, None, dsq.DSQConfig("[8,8,8,16]", units=it).at(0)) for it in ("exact", "float32"))
+    exact, kept = (linear(x, w, None, dsq.DSQConfig("[8,8,8,16]", gemm=it).at(0)) for it in ("exact", "float32"))
     assert kept.item() == 16 * 2.0**-70
     assert exact.item() in (0, kept.item())  # bfloat16 units flush them
 
