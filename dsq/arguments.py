@@ -8,6 +8,9 @@ from numbers import Integral
 from typing import Any
 
 
+_PASSED_ON = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
 def whole_number(name: str, value: Any, least: float = -inf, most: float = inf) -> int:
     """Return ``value`` as an int. Raises ValueError where it is no whole number (True is none) or out of range."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
@@ -57,11 +60,17 @@ def choice(name: str, value: Any, accepted: Iterable[str]) -> str:
 
 
 def as_called(
-    forward: Callable[..., Any], inputs: tuple[Any, ...], keywords: dict[str, Any]
+    model: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what ``forward`` is called with: a batch whose keys are names of its parameters, as Hugging Face's are,
-    gives keywords; all else stays as it is."""
+    """Return the arguments that the module ``model`` is called with: a batch whose keys are names of its forward's
+    parameters, as Hugging Face's are, gives keywords; all else stays as it is."""
     if len(inputs) != 1 or keywords or not isinstance(batch := inputs[0], Mapping) or not batch:
         return inputs, keywords
-    named = set(batch) <= set(inspect.signature(forward).parameters)
-    return ((), dict(batch)) if named else (inputs, keywords)
+    return ((), dict(batch)) if set(batch) <= _parameters(model) else (inputs, keywords)
+
+
+def _parameters(model: Any) -> set[str]:
+    """Return the names of the forward's parameters; of a wrapper's, which passes on all, those of the module in it."""
+    parameters = inspect.signature(model.forward).parameters
+    names = {name for name, parameter in parameters.items() if parameter.kind not in _PASSED_ON}
+    return names or set().union(*map(_parameters, model.children()))

@@ -132,7 +132,7 @@ def report(
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function of the model's result, got {type(loss).__name__}")
 
-    inputs, keywords = as_called(model.forward, inputs, keywords)
+    inputs, keywords = as_called(model, inputs, keywords)
 
     def run(total: Callable[[Tensor], Tensor] = torch.sum) -> Tensor | None:
         result = model(*inputs, **keywords)

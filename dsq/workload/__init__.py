@@ -45,7 +45,7 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"trace takes a torch.nn.Module, got {type(model)}")
-    inputs, keywords = as_called(model.forward, inputs, keywords)
+    inputs, keywords = as_called(model, inputs, keywords)
     tensors = [value for value in (*inputs, *keywords.values()) if isinstance(value, Tensor)]
     if not tensors:
         raise ValueError("trace needs at least one tensor among the example inputs")

@@ -71,6 +71,17 @@ def test_tokens_positions_and_gains_of_vision_models_are_no_products_that_were_l
     assert [entry.name for entry in skipped_modules(dsq.convert(net, stash="linears"))] == ["1"]
 
 
+class Wrapper(nn.Module):
+    """Passes on what it gets, as those of PEFT, torch.compile, DDP and DataParallel do."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+
 class Named(nn.Module):
     """A model that takes what Hugging Face's data collators give, with a recurrent layer."""
 
@@ -86,15 +97,18 @@ def test_a_batch_of_the_forwards_names_is_given_as_keywords():
     batch = {"values": torch.randn(32, 64), "labels": torch.zeros(32, 64)}
     net = Named()
     entry = dsq.workload.trace(net, batch)
+    assert dsq.workload.trace(Wrapper(Wrapper(net)), batch)["operations"]
     with pytest.warns(UserWarning, match="of the parameters that are multiplied were converted"):
         dsq.DynamicPrecision(net)
     found = dsq.report(net, batch)
-    assert found.forward.quantized == 2 * 32 * 64 * 64
+    assert found.forward.quantized == dsq.report(Wrapper(net), batch).forward.quantized == 2 * 32 * 64 * 64
     assert [it["op"] for it in entry["operations"]].count("gemm") > 0
     (left,) = found.skipped
     assert (left.name, left.reason.split(",")[0]) == ("lstm", "its products are inside of one operation of PyTorch's")
     with pytest.raises(AttributeError, match="dict"):  # of another key: it is the first argument, as it stands
         dsq.report(net, {"x": batch["values"]})
+    with pytest.raises(AttributeError, match="dict"):
+        dsq.report(Wrapper(net), {"x": batch["values"]})
 
 
 def test_seconds_are_of_the_model_as_it_is_and_as_it_was(monkeypatch):
