@@ -2,11 +2,10 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from numbers import Integral
 from typing import Any
-
 
 _PASSED_ON = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -59,9 +58,7 @@ def choice(name: str, value: Any, accepted: Iterable[str]) -> str:
     return str(value)
 
 
-def as_called(
-    model: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def as_called(model: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments that the module ``model`` is called with: a batch whose keys are names of its forward's
     parameters, as Hugging Face's are, gives keywords; all else stays as it is."""
     if len(inputs) != 1 or keywords or not isinstance(batch := inputs[0], Mapping) or not batch:

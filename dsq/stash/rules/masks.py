@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.nn import functional as F
 
 from dsq.kernels.dispatch import apply_mask
@@ -50,7 +51,7 @@ class ReLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor, None]:
-        if ctx.contiguous and not torch.is_grad_enabled():
+        if ctx.contiguous and not torch.is_grad_enabled() and not is_legacy_batchedtensor(dy):
             return None, apply_mask(ctx.saved_tensors[0], dy), None
         (mask,) = kept(ctx)
         return None, aten.threshold_backward(dy, mask, 0), None
@@ -115,7 +116,9 @@ class Dropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor, None]:
         (mask,) = kept(ctx)
-        return None, mask.to(dy.dtype).div_(1 - ctx.p).mul_(dy), None
+        scaled = mask.to(dy.dtype).div_(1 - ctx.p)
+        several = not _compiling() and is_legacy_batchedtensor(dy)  # gradients, of is_grads_batched=True
+        return None, scaled * dy if several else scaled.mul_(dy), None
 
 
 #: what a pool over one axis has along an axis of one place beside it

@@ -40,7 +40,8 @@ class PlainLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor | None, Tensor, Tensor | None]:
         x, w_NK = kept(ctx)
-        dy_TN, x_TK = dy.flatten(0, -2), x.flatten(0, -2).to(dy.dtype)
+        # vmap, which is_grads_batched=True runs this in, has no rule for flatten
+        dy_TN, x_TK = dy.reshape(-1, dy.shape[-1]), x.flatten(0, -2).to(dy.dtype)
         dx = None if w_NK is None else dy @ w_NK.to(dy.dtype)
         return None, dx, dy_TN.t() @ x_TK, dy_TN.sum(0) if ctx.biased else None
 

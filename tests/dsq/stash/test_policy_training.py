@@ -271,3 +271,20 @@ def test_parts_that_follow_one_another_are_one_forward():
     with torch.no_grad():
         parts(model)
     assert controller.report() == before
+
+
+@pytest.mark.parametrize("name", ["bfp", "mesa", "gact"])
+def test_a_batch_of_gradients_is_that_of_one_after_another_or_refused_in_a_line(name):
+    x, several = torch.randn(4, 16, 32, requires_grad=True), torch.randn(3, 4, 16, 8)
+    layers = nn.Linear(32, 64), nn.ReLU(), nn.Dropout(0.1), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 8)
+    model = nn.Sequential(*layers)
+    apply(model, name)
+    leaves, y = [x, *model.parameters()], model(x)
+    batch = torch.autograd.grad(y, leaves, several, is_grads_batched=True, retain_graph=True)
+    one_by_one = zip(*(torch.autograd.grad(y, leaves, dy, retain_graph=True) for dy in several), strict=True)
+    for together, each in zip(batch, one_by_one, strict=True):
+        torch.testing.assert_close(together, torch.stack(each))
+    attention = nn.TransformerEncoderLayer(32, 2, 32, 0.0, batch_first=True)
+    apply(attention, name)
+    with pytest.raises(RuntimeError, match="ask for one gradient at a time"):
+        torch.autograd.grad(attention(x), x, torch.randn(3, *x.shape), is_grads_batched=True)
