@@ -30,6 +30,18 @@ FILE = "dsq_history.json"  #: the record of a run, in --save-dir
 WORKLOAD = "dsq_workload.json"  #: the model that it trained
 
 
+def _refuse_quant_noise(model: nn.Module) -> None:
+    """Raise InputError if a forward of ``model`` drops blocks of its weights for good, as --quant-noise-pq does.
+
+    fairseq's attention hands the weights of its projections to PyTorch's function, past the hooks that drop, and DSQ
+    calls the projections; the forward that describes the model drops blocks too. So training would differ at any level.
+    """
+    hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
+    if any(getattr(hook, "__module__", "") == "fairseq.modules.quant_noise" for hook in hooks):
+        text = "its noise stays in the weights, and reaches other layers where DSQ calls them"
+        raise InputError(f"--quant-noise-pq does not go with --dsq-levels: {text}; leave one of them out")
+
+
 class DSQTask(FairseqTask):
     """Adds DSQ to a task, and nothing without --dsq-levels. Stands before the task's own class."""
 
@@ -56,6 +68,8 @@ class DSQTask(FairseqTask):
         build = super().build_model
         takes_it = "from_checkpoint" in inspect.signature(build).parameters
         model = build(cfg, from_checkpoint) if takes_it else build(cfg)
+        if self.dsq_config is not None:
+            _refuse_quant_noise(model)
         prepare(model, self.dsq_config, reset=lambda: self.dsq_reset, inference=from_checkpoint)
         self.dsq_state = state_of(model)
         if self.dsq_state is not None:

@@ -19,6 +19,7 @@ from fairseq.file_io import PathManager
 from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
 
 from fairseq_plugin import bleu_counts, shims, startup
+from fairseq_plugin.flags import InputError
 from tests.fairseq_plugin.harness import LEVELS, MODEL, ROOT, run, weights
 
 
@@ -37,6 +38,13 @@ def test_no_dead_parameters(data: Path, levels: list[str]) -> None:
     decoder = 6 * (2 * attention + feed_forward + 3 * norm)
     model = built(data, *("--arch", "transformer_iwslt_de_en", "--max-tokens", "64", "--optimizer", "adam"), *levels)
     assert sum(p.numel() for p in model.parameters()) == encoder + decoder + 3 * words * d  # two embeddings, one output
+
+
+def test_noise_that_stays_in_the_weights_is_refused(data: Path) -> None:
+    noise = ["--quant-noise-pq", "0.1", "--quant-noise-pq-block-size", "8"]
+    built(data, *MODEL, *noise)
+    with pytest.raises(InputError, match="--quant-noise-pq does not go with --dsq-levels"):
+        built(data, *MODEL, *noise, "--dsq-levels", LEVELS)
 
 
 def test_a_checkpoint_with_the_dead_parameters_loads(data: Path) -> None:
