@@ -88,10 +88,9 @@ class Quantizers:
     @staticmethod
     def parse(text: str) -> "Quantizers":
         """Return the quantizers whose ``text`` this is."""
-        q0, q1, q2, q3, *words, bits = text.split()
-        options: Any = words
-        formats = parse_format(q0), parse_format(q1), parse_format(q2), parse_format(q3)
-        return Quantizers(*formats, *options, min_weight_bits=int(bits))
+        *formats, rounding, gemm, bits = text.split()
+        q0, q1, q2, q3 = map(parse_format, formats)
+        return Quantizers(q0, q1, q2, q3, rounding, gemm, int(bits))  # type: ignore[arg-type]
 
     @staticmethod
     def of(precision: "Precision | str | Quantizers") -> "Quantizers":
