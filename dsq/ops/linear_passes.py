@@ -122,6 +122,8 @@ def backward(
     """Return dx (..., K) of dy (..., N) where ``w_NK`` is given for it, and dw (N, K) where ``stash`` is not empty."""
     x1 = Codes(*stash, plan.x_matrix) if len(stash) == 2 else None
     fused = plan.fused
+    if fused is not None and w_NK is not None:
+        check_present(w_NK, torch.Size((dy.shape[-1], plan.x_matrix[1])))
     if fused is not None and len(stash) != 1 and plain(dy, w_NK):
         if x1 is not None and (x1.codes.shape, x1.codes.dtype, x1.scales.shape, x1.scales.dtype) != fused.stash:
             assert plan.stash.format is not None  # saved-tensor hooks may give back anything
@@ -145,6 +147,17 @@ def matrix(x: Tensor) -> Tensor:
     """Return (..., K) as (T, K)."""
     dims = x.dim()
     return x if dims == 2 else x.flatten(0, -2) if dims > 2 else x[None]
+
+
+def check_present(weight: Tensor, shape: torch.Size) -> None:
+    """Raise RuntimeError where the memory of a saved weight was freed, or swapped for that of another ``shape``.
+
+    FSDP frees storages, DeepSpeed sets ``.data`` to nothing: both bring a weight back for its own layer's backward.
+    """
+    got = weight.untyped_storage().nbytes()
+    if weight.shape != shape or got < weight.nbytes:
+        text = f"a weight of {tuple(shape)} must be there for its backward, got {tuple(weight.shape)} in {got} bytes"
+        raise RuntimeError(f"{text}: it was freed since the forward, and not brought back")
 
 
 def check_callers(x: Any, weight: Any, bias: Any) -> None:

@@ -12,6 +12,7 @@ span. The operations that are coded, and why, are in dsq/stash/rules.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from types import NoneType
 from typing import Any, NamedTuple, Protocol
@@ -23,9 +24,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dsq.formats import Format
 from dsq.kernels.backend import FLOATS, Operand
 from dsq.kernels.dispatch import pack, pack_mask, unpack, unpack_mask
+from dsq.ops.linear_passes import check_present
 from dsq.stash.memory import MemoryOrder, place, weak
 from dsq.stash_bits import MAX_EXACT_NUMEL, Role
 
+_MAX_SHARE_OF_COPIES = 1 / 2  #: bytes of copies of weights, as a share of those of what is made again of them
 Make = Callable[[Sequence[Tensor]], Tensor]
 Prepare = Callable[[Tensor], Tensor]
 
@@ -106,9 +109,8 @@ class Stash:
     torch.compile nothing is remembered: a compiler finds by itself what is coded twice.
     """
 
-    def __init__(self, codec: Codec, weights_leave: bool = False) -> None:
+    def __init__(self, codec: Codec) -> None:
         self.codec = self._of_forward = codec
-        self._weights_leave = weights_leave  #: before the backward of others than their own layer, as FSDP2 frees them
         self.raw_bytes = 0
         self.saved_bytes = 0
         self.segment: Any = None  #: the checkpoint in whose segment the forward is
@@ -116,11 +118,12 @@ class Stash:
         self._left: dict[tuple[int, int], StorageWeakRef] = {}
         self._outside = self._made, self._left  #: of segments
         self._exact: dict[tuple[int, int], StorageWeakRef] = {}
+        self._open: dict[int, StorageWeakRef] = {}
 
     def forget(self) -> None:
         """Forget what the forward made, which is over: it is the graph's alone."""
         self._made, self._left = self._outside = {}, {}
-        self._exact = {}
+        self._exact, self._open = {}, {}
         self.segment = None  # which holds its inputs
 
     def enter_segment(self, segment: object) -> None:
@@ -179,6 +182,15 @@ class Stash:
         if not _compiling():
             self._left[x.untyped_storage()._cdata, x._version] = weak(x)
 
+    def leave_open(self, x: Tensor) -> None:
+        """Note that the memory of ``x`` may be written past its version counter from now on: nothing is remembered of
+        it, neither what was made of it before."""
+        storage = x.untyped_storage()._cdata
+        self._open[storage] = weak(x)
+        for made in (self._made, self._outside[0]):
+            for key in [key for key in made if key[0] == storage]:
+                del made[key]
+
     def _stays_exact(self, x: Tensor) -> bool:
         if _compiling():
             return False
@@ -234,15 +246,24 @@ class Stash:
             self._put(key, x, form, order, (operand, x.shape[-1]))
 
     def derive(self, y: Tensor, sources: Sequence[Kept | None], make: Callable[..., Tensor]) -> Form | None:
-        """Note that ``make(*values of sources)`` gives ``y`` again, as it is laid out: no one needs to keep it."""
+        """Note that ``make(*values of sources)`` gives ``y`` again, as it is laid out: no one needs to keep it.
+
+        Of a weight a copy is kept, if it is small beside ``y``; else ``y`` is not noted.
+        """
         if _compiling() or y.numel() <= MAX_EXACT_NUMEL or NoneType in map(type, sources):
             return None
         key, order, values = place(y)
         if values.numel() != y.numel():  # an expanded tensor
             return None
         parts, tensors = _parts(sources)
-        if self._weights_leave:
-            tensors = tuple(self.exact(it.detach().clone()) if is_weight(it) else it for it in tensors)
+        # whoever owns a weight may free, swap or change it before other layers' backward, as FSDP and DeepSpeed do
+        weights = [it for it in tensors if _is_leaf_weight(it)]
+        if weights:
+            if sum(it.nbytes for it in weights) > _MAX_SHARE_OF_COPIES * y.nbytes:
+                return None
+            copies = {id(it): it.detach().clone() for it in weights}
+            self._count(0, tuple(copies.values()))
+            tensors = tuple(copies.get(id(it), it) for it in tensors)
         form = Form(tensors, lambda saved: order.laid_out(make(*_values(parts, saved))))
         return self._put(key, y, form, order, sources=parts)
 
@@ -279,13 +300,14 @@ class Stash:
         self, key: tuple[object, ...], x: Tensor, form: Form, order: MemoryOrder, linear: Any = None, sources: Any = ()
     ) -> Form:
         form = Form(form.tensors, _Made(form.make, sources))
-        self._made[key] = _Entry(form, order, weak(x), linear)
+        if key[0] not in self._open:
+            self._made[key] = _Entry(form, order, weak(x), linear)
         return form
 
 
 def keep(ctx: Any, *forms: Kept | None) -> None:
     """Save forms (None: nothing) for the backward of an autograd function; called once, in its forward."""
-    ctx.forms, tensors = _parts(forms)
+    ctx.forms, tensors = _parts([_checked(form) for form in forms])
     for _, make in ctx.forms:
         if isinstance(make, _Made):
             make.note_use()
@@ -319,6 +341,24 @@ def is_weight(x: Tensor) -> bool:
     if isinstance(x, nn.Parameter):
         return True
     return not _compiling() and x._is_view() and isinstance(x._base, nn.Parameter)
+
+
+def _is_leaf_weight(x: Tensor) -> bool:
+    """Return whether ``x`` is a weight, or a view of one; torch.func.functional_call's are no parameters."""
+    base = x if x._base is None else x._base
+    return isinstance(base, nn.Parameter) or (base.is_leaf and base.requires_grad)
+
+
+def _checked(form: Kept | None) -> Kept | None:
+    """Return the form of a weight that is saved as it is, and must be there in the backward."""
+    if _compiling() or not isinstance(form, Tensor) or not is_weight(form):
+        return form
+    return Form((form,), partial(_present, shape=form.shape))
+
+
+def _present(saved: Sequence[Tensor], shape: torch.Size) -> Tensor:
+    check_present(saved[0], shape)
+    return saved[0]
 
 
 #: operations without a row that keep their result: codes of it would come on top, and an exponential, whose values are

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from dsq.layers import not_compiled_alone
 from dsq.stash.codes import EXACT, Codec, Stash
@@ -53,6 +54,13 @@ def _own_body(func: FunctionType) -> FunctionType:
 #: tensors have other shapes
 _CHOOSE = {torch.topk, Tensor.topk, torch.argmax, Tensor.argmax, torch.nonzero, Tensor.nonzero}
 
+_COLLECTIVES = sys.modules.get("torch.distributed.distributed_c10d")  # which import torch brings, where it is built in
+#: what gives memory away to be written past the version counter, or writes so itself: a collective
+_OPENING = {
+    *(Tensor.data.__get__, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__),  # type: ignore[attr-defined]
+    *(getattr(_COLLECTIVES, name) for name in getattr(_COLLECTIVES, "__all__", ())),
+}
+
 multi_head_attention_forward = _own_body(cast(FunctionType, F.multi_head_attention_forward))
 
 
@@ -79,6 +87,10 @@ class Interception(TorchFunctionMode):
         elif func is Tensor.norm:
             func = torch.norm
         row = self.rules.get(func)
+        if not torch.compiler.is_compiling() and row is None and func in _OPENING:
+            for x in tree_leaves((args, kwargs)):
+                if type(x) in _PLAIN:
+                    self.stash.leave_open(x)
         if func in _CHOOSE:
             self._follow_checkpoint()
             for segment, inputs in self.segments:
@@ -130,7 +142,7 @@ class RulePolicy(Controller):
     def around(self, module: nn.Module) -> Iterator[None]:
         recomputing = in_backward()
         goes_on = len(self.parts) > 1 and not recomputing
-        stash = self.latest if goes_on and self.latest else Stash(self.codec(module), is_sharded(module))
+        stash = self.latest if goes_on and self.latest else Stash(self.codec(module))
         if not recomputing:
             self.latest = stash
         RUNNING.stashes.append(stash)
@@ -149,12 +161,6 @@ class RulePolicy(Controller):
     def details(self) -> tuple[str, ...]:
         """Return the lines of the policy's own in its report."""
         return ()
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Return whether ``fully_shard`` sharded ``model``, or a part of it: weights are there for its own passes alone."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in model.modules())
 
 
 def stash_now() -> Stash:

@@ -1,12 +1,14 @@
-"""DDP, FSDP2, tensor parallel layers and policies over gloo: the numbers of one process with the whole batch."""
+"""DDP, FSDP, tensor parallel layers and policies over gloo: the numbers of one process with the whole batch."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
 from torch import distributed, multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
@@ -148,16 +150,31 @@ def sequence_parallel(mesh):
     return model[1].weight.grad if mesh is None else model[1].weight.grad.full_tensor()
 
 
-def of_blocks(shard_module):
+def by_fsdp2(model):
+    for module in (*model, model):
+        fully_shard(module)
+    return model
+
+
+def by_fsdp1(model):  # which frees the weights of a block while the next one's backward runs
+    blocks = ModuleWrapPolicy({type(model[0])})
+    options = {"auto_wrap_policy": blocks, "backward_prefetch": None, "use_orig_params": True}
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), **options)
+
+
+def of_blocks(shard):
     """The gradients of blocks that end in a norm, whose result is made again in the next one's backward."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)) for _ in range(2)))
-    for module in (*model, model):
-        shard_module(module)
     dsq.stash.apply(model, "bfp")
+    model = shard(model)
     model(tokens(0, 0, 1)).pow(3).mean().backward()
-    gradients = [p.grad for p in model.parameters()]
-    return torch.cat([(g.full_tensor() if isinstance(g, DTensor) else g).flatten() for g in gradients])
+    gathered = (
+        FullyShardedDataParallel.summon_full_params(model, with_grads=True) if shard is by_fsdp1 else nullcontext()
+    )
+    with gathered:
+        gradients = [p.grad for p in model.parameters()]
+        return torch.cat([(g.full_tensor() if isinstance(g, DTensor) else g).flatten() for g in gradients])
 
 
 def policy_gradients(model, called, batch, steps):
@@ -201,7 +218,7 @@ def work(rank, folder, ranks):
         stash_mib(*of) for of in ((str, share), (shard, share), (str, whole), (partial(MLP_PLAN, mesh=mesh), whole))
     ]
     found["sequence"] = sequence_parallel(mesh)
-    found["blocks"] = of_blocks(fully_shard)
+    found |= {shard.__name__: of_blocks(shard) for shard in (by_fsdp1, by_fsdp2)}
     torch.save(found, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
@@ -243,7 +260,8 @@ def test_weights_of_tensor_parallel_layers_are_no_activations_to_pack(found, kin
 def test_dtensors_are_stashed_as_they_are_and_a_sharded_norm_whose_weight_is_gone_is_made_again(found):
     # of plain tensors the layer's input is made again from the norm's code, of DTensors it is packed by itself
     assert all(error(each["sequence"], sequence_parallel(None)) < 0.2 for each in found)
-    assert all(error(each["blocks"], of_blocks(str)) < 1e-6 for each in found)
+    exact = of_blocks(lambda model: model)
+    assert all(error(each[shard], exact) < 1e-6 for each in found for shard in ("by_fsdp1", "by_fsdp2"))
 
 
 def test_gathered_and_sharded_weights_are_not_counted_as_stash(found):

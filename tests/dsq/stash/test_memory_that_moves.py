@@ -1,0 +1,158 @@
+"""Parameters and activations that are freed, swapped or written past the version counter between forward and backward:
+the gradient is PyTorch's, or an error says which weight is not there."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import dsq
+from tests.dsq.gradients import error, gradient
+
+LEVELS = "[16,16,16,16]"
+
+
+class Scaled(nn.Module):
+    """x by a gain for each feature."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.gain = nn.Parameter(1 + torch.rand(width))
+
+    def forward(self, x):
+        return x * self.gain
+
+
+KINDS = {
+    "layer norm": lambda: nn.LayerNorm(64),
+    "RMS norm": lambda: nn.RMSNorm(64),
+    "batch norm": lambda: nn.BatchNorm1d(64),
+    "group norm": lambda: nn.GroupNorm(8, 64),
+    "gain": lambda: Scaled(64),
+    "PReLU": lambda: nn.PReLU(64),
+}
+
+
+def made(kind):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 64), KINDS[kind](), nn.Linear(64, 8))
+    for p in net[1].parameters():
+        nn.init.uniform_(p, 0.5, 1.5)
+    return net, torch.randn(256, 64)
+
+
+def add_one(parameters):  # as an average that is swapped in, or an asynchronous update
+    for p in parameters:
+        p.data.add_(1.0)
+
+
+def swap(parameters):
+    for p in parameters:
+        p.data = torch.full_like(p, 7.0)
+
+
+def release(parameters):  # as ZeRO-3's hooks do
+    for p in parameters:
+        p.data = torch.empty(0)
+
+
+def free(parameters):  # as FSDP's do
+    for p in parameters:
+        p.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize("change", [add_one, swap, release, free])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_made_again_does_not_read_a_weight_that_is_elsewhere(kind, change):
+    net, x = made(kind)
+    plain = copy.deepcopy(net)
+    dsq.DynamicPrecision(net, LEVELS)
+    expected = torch.autograd.grad(plain(x).square().mean(), plain[2].weight)[0]
+    y = net(x).square().mean()
+    change(list(net[1].parameters()))
+    assert error(torch.autograd.grad(y, net[2].weight)[0], expected) < 0.02
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hooks_that_gather_a_weight_for_its_own_layer_alone(kind):
+    """DeepSpeed's of ZeRO-3: gathered before a module's forward and backward, released behind both."""
+    net, x = made(kind)
+    plain = copy.deepcopy(net)
+    dsq.DynamicPrecision(net, LEVELS)
+    shards = {p: p.data for p in net.parameters()}
+
+    def gather(module, *_):
+        for p in module.parameters(recurse=False):
+            p.data = shards[p].clone()
+
+    for module in net:
+        module.register_forward_pre_hook(gather)
+        module.register_forward_hook(lambda module, *_: release(module.parameters(recurse=False)))
+        module.register_full_backward_pre_hook(gather)
+    assert error(gradient(net, x), gradient(plain, x)) < 0.02
+
+
+@pytest.mark.parametrize("stash", ["linears", "all"])
+@pytest.mark.parametrize("change", [release, free])
+def test_a_weight_that_is_not_brought_back_is_an_error(change, stash):
+    net = dsq.convert(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), LEVELS, stash=stash)
+    y = net(torch.randn(32, 64)).sum()
+    change([net[1].weight])
+    with pytest.raises(RuntimeError, match=r"a weight of \(64, 64\) must be there for its backward, got .* in 0 bytes"):
+        y.backward()
+
+
+@pytest.mark.parametrize("layer", [nn.LayerNorm(64), nn.Conv1d(64, 8, 1), nn.PReLU(64)], ids=str)
+def test_so_it_is_in_every_row(layer):
+    net = nn.Sequential(nn.Conv1d(64, 64, 1), copy.deepcopy(layer))
+    dsq.stash.apply(net, "bfp")
+    y = net(torch.randn(32, 64, 64)).sum()
+    free([net[1].weight])
+    with pytest.raises(RuntimeError, match="must be there for its backward"):
+        y.backward()
+
+
+class Between(nn.Module):
+    """An activation whose result changes before a layer reads it."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.a, self.b, self.write = nn.Linear(64, 64), nn.Linear(64, 64), write
+
+    def forward(self, x):
+        h = F.gelu(self.a(x))
+        self.write(h)
+        return self.b(h)
+
+
+def by_data(h):
+    h.data[:128] = 1.0
+
+
+def by_numpy(h):
+    h.detach().numpy()[:128] = 1.0
+
+
+def by_a_collective(h):
+    with torch.no_grad():
+        torch.distributed.scatter(h, [torch.ones_like(h)], 0)
+
+
+@pytest.fixture
+def one_process():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("write", [by_data, by_numpy, by_a_collective])
+def test_an_activation_written_before_it_is_read_is_not_made_again(write):
+    torch.manual_seed(0)
+    plain = Between(write)
+    net, x = copy.deepcopy(plain), torch.randn(256, 64)
+    dsq.DynamicPrecision(net, LEVELS)
+    own, expected = (torch.autograd.grad(model(x).square().mean(), model.b.weight)[0] for model in (net, plain))
+    assert error(own, expected) < 0.02
