@@ -11,6 +11,7 @@ A Stash codes a piece of memory once, whatever views of it are saved: it remembe
 span. The operations that are coded, and why, are in dsq/stash/rules.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
@@ -102,6 +103,10 @@ def _is_small(x: Tensor) -> bool:
     return x.numel() <= MAX_EXACT_NUMEL
 
 
+#: calls of a layer in one forward that go without a warning
+MAX_CALLS = 100
+
+
 class Stash:
     """The saved tensors of one forward of a model under a policy.
 
@@ -119,12 +124,21 @@ class Stash:
         self._outside = self._made, self._left  #: of segments
         self._exact: dict[tuple[int, int], StorageWeakRef] = {}
         self._open: dict[int, StorageWeakRef] = {}
+        self._calls: dict[int, int] = {}  #: of each weight's layer, by id
 
     def forget(self) -> None:
         """Forget what the forward made, which is over: it is the graph's alone."""
         self._made, self._left = self._outside = {}, {}
-        self._exact, self._open = {}, {}
+        self._exact, self._open, self._calls = {}, {}, {}
         self.segment = None  # which holds its inputs
+
+    def count_call(self, weight: Tensor) -> None:
+        """Count a call of the layer of ``weight``, and warn of more than MAX_CALLS in this forward."""
+        count = self._calls[id(weight)] = self._calls.get(id(weight), 0) + 1
+        if count == MAX_CALLS + 1:
+            text = f"a layer of {tuple(weight.shape)} was called over {MAX_CALLS} times in one forward: a loop until "
+            text += "results agree, as an adaptive solver or a fixed point, may not end on rounded products; "
+            warnings.warn(f"{text}leave its layers out by DSQConfig(exclude=...), or bound its steps", stacklevel=2)
 
     def enter_segment(self, segment: object) -> None:
         """Begin a segment of PyTorch's checkpointing, or return to what is outside of all (None).

@@ -149,7 +149,7 @@ def test_a_model_of_which_a_part_was_converted_is_converted_as_a_whole():
         stashes.append(dsq.stash.measure(lambda model=model: model(x).sum()).nbytes)
     assert stashes[0] == stashes[1]
     with pytest.raises(ValueError, match="config must have stash='linears', as the model was converted"):
-        dsq.DynamicPrecision(nn.Sequential(dsq.convert(trunk()), nn.ReLU()))
+        dsq.DynamicPrecision(nn.Sequential(dsq.convert(trunk(), stash="linears"), nn.ReLU()))
 
 
 def test_a_wrapper_adopts_the_model_that_it_holds():
@@ -190,3 +190,23 @@ def test_weights_that_are_loaded_without_the_schedule_are_warned_of():
             dynamic.record()
             assert not dynamic.model._load_state_dict_post_hooks
             assert "_dsq_loaded" not in vars(dynamic.model)
+
+
+class Loop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.step = nn.Linear(64, 64)
+
+    def forward(self, x, steps):
+        for _ in range(steps):
+            x = self.step(x)
+        return x
+
+
+def test_a_layer_that_one_forward_calls_over_a_hundred_times_is_warned_of():
+    model, x = dsq.DynamicPrecision(Loop()).model, torch.randn(16, 64)
+    with warnings.catch_warnings(action="error"):
+        for _ in range(2):
+            model(x, 100).sum().backward()
+    with pytest.warns(UserWarning, match=r"layer of \(64, 64\) was called over 100 times.*DSQConfig\(exclude="):
+        model(x, 101)

@@ -64,6 +64,7 @@ def quantized_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | Non
     plan = linear_passes.plan(quantizers.matmuls, x, weight, bias, None if nearest else 0)
     if plan.fused is None:  # a compiler, or a mode, sees products
         return linear(x, weight, bias, quantizers)
+    stash.count_call(weight)
     seed = None if nearest else quantizers.seed()
     return QuantizedLinear.apply(stash, x, weight, bias, plan, seed)  # type: ignore[no-any-return, no-untyped-call]
 
