@@ -125,11 +125,12 @@ class Stash:
         self._exact: dict[tuple[int, int], StorageWeakRef] = {}
         self._open: dict[int, StorageWeakRef] = {}
         self._calls: dict[int, int] = {}  #: of each weight's layer, by id
+        self._copies: dict[tuple[object, ...], _Entry] = {}
 
     def forget(self) -> None:
         """Forget what the forward made, which is over: it is the graph's alone."""
         self._made, self._left = self._outside = {}, {}
-        self._exact, self._open, self._calls = {}, {}, {}
+        self._exact, self._open, self._calls, self._copies = {}, {}, {}, {}
         self.segment = None  # which holds its inputs
 
     def count_call(self, weight: Tensor) -> None:
@@ -190,6 +191,23 @@ class Stash:
                 self._exact[key] = weak(x)
                 self._count(x.nbytes, (x,))
         return x
+
+    def copy(self, x: Tensor) -> Kept:
+        """Return ``x`` in memory of its own, for a tensor that PyTorch does not save: its owner may overwrite it before
+        the backward. A bool takes a bit. Operations that read the same ``x`` share the copy."""
+        if _compiling():  # which computes on copies of what is overwritten
+            return x
+        key, order, values = place(x)
+        if key not in self._copies or key[0] in self._open:
+            if x.dtype == torch.bool:
+                bits, unpack = self.bits(x)
+                form = Form(bits, _Made(lambda saved: unpack(saved).bool()))
+            else:
+                copy = values.clone(memory_format=torch.contiguous_format)
+                self._count(x.nbytes, (copy,))
+                form = Form((copy,), lambda saved: order.restore(saved[0]))
+            self._copies[key] = _Entry(form, order, weak(x), None)
+        return self._copies[key].seen_as(order)
 
     def leave_exact(self, x: Tensor) -> None:
         """Note that ``x`` is not to be coded."""

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
 
 from dsq.kernels.backend import AttentionOptions
 from dsq.kernels.dispatch import backend_for, define
@@ -81,7 +82,15 @@ def fused(
     enable_gqa: bool = False,
 ) -> Tensor:
     options = dropout_p or 0.0, is_causal, scale, enable_gqa  # read here: a compiler takes floats for symbols otherwise
-    return FusedAttention.apply(stash, query, key, value, attn_mask, options)  # type: ignore[no-any-return, no-untyped-call]
+    copies = not torch.compiler.is_compiling() and _saves_copies(query, key, value, attn_mask, *options)
+    return FusedAttention.apply(stash, query, key, value, attn_mask, options, copies)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _saves_copies(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *options: Any) -> bool:
+    """Return whether PyTorch would attend by single operations, which save scaled q and k, and no mask."""
+    dropout, causal, scale, gqa = options
+    choice = torch._fused_sdp_choice(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
+    return choice == SDPBackend.MATH.value
 
 
 class FusedAttention(torch.autograd.Function):
@@ -89,14 +98,27 @@ class FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, stash: Stash, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: tuple[Any, ...]
+        ctx: Any,
+        stash: Stash,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        options: tuple[Any, ...],
+        copies: bool,
     ) -> Tensor:
         forms = [stash.code(x, "attention") for x in (q, k, v)]
+        if copies:
+            forms = [stash.copy(form) if isinstance(form, Tensor) else form for form in forms]
         cast = autocast_dtype(q)  # which PyTorch's function asks for, a kernel and an operator do not
         attend: Any = torch.ops.dsq.attend if torch.compiler.is_compiling() else _attend
         y, random = attend(*(x.to(cast or x.dtype) for x in (q, k, v)), _cast(mask, cast), *options)
-        # of a mask what it was made of (pointwise.outer), if that is less
-        of_mask = None if mask is None else stash.find_derived(mask) or stash.exact(mask)
+        of_mask = None
+        if mask is not None:
+            # PyTorch saves a copy of a bool mask, and of one that it casts
+            copies = copies or mask.dtype != (cast or q.dtype)
+            # what it was made of (pointwise.outer), if that is less
+            of_mask = stash.find_derived(mask) or (stash.copy(mask) if copies else stash.exact(mask))
         keep(ctx, *forms, of_mask, random if options[0] else None)
         ctx.options, ctx.cast = options, cast
         return y  # type: ignore[no-any-return]
@@ -106,7 +128,7 @@ class FusedAttention(torch.autograd.Function):
         (*qkv, mask, random), wanted = kept(ctx), ctx.needs_input_grad[1:5]
         again: Any = torch.ops.dsq.attend_backward if torch.compiler.is_compiling() else _attend_backward
         found = again(dy, *qkv, _cast(mask, ctx.cast), random, *ctx.options, wanted)
-        return None, *(dx if asked else None for dx, asked in zip(found, wanted, strict=True)), None
+        return None, *(dx if asked else None for dx, asked in zip(found, wanted, strict=True)), None, None
 
 
 def _cast(mask: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:

@@ -36,11 +36,13 @@ def activation(
     backward: Callable[..., Tensor],
     infinity: float | None = None,
     limits: Callable[..., tuple[float, float]] | None = None,
+    saves_result: bool = False,
     **options: Any,
 ) -> Any:
     """Return the row of an activation. backward: (dy, x, options) -> dx; infinity: what stands for infinite inputs, at
     which the function is finite; options: by name, in PyTorch's order, at their defaults. limits: of the options, where
-    the backward is to get whether x lies between them, as 1 and 0."""
+    the backward is to get whether x lies between them, as 1 and 0. saves_result: PyTorch saves the result, and x may be
+    overwritten: an x that stays exact is left to PyTorch."""
     usual = partial(function, **options), partial(backward, **options)
     prepare = None if infinity is None else partial(_bounded, infinity=infinity)
     writes = isinstance(backward, torch._ops.OpOverloadPacket) and "grad_input" in backward.overloads()
@@ -56,6 +58,10 @@ def activation(
                     return function(input, *args, **named)
                 return in_place(stash, input, activate(stash, input, **given))
             run, gradient = partial(function, **given), partial(backward, **given)
+        if saves_result and isinstance(stash.code(input, "activation", prepare), Tensor):
+            y = run(input)
+            stash.leave_exact(y)
+            return y
         between = None if limits is None else limits(**run.keywords)
         return Activation.apply(stash, input, run, gradient, between, writes, prepare)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -102,8 +108,8 @@ class Activation(torch.autograd.Function):
         return None, ctx.gradient(dy, x.to(dy.dtype)), *[None] * 5
 
 
-tanh = activation(torch.tanh, lambda dy, x: aten.tanh_backward(dy, x.tanh()), SATURATED)
-sigmoid = activation(torch.sigmoid, lambda dy, x: aten.sigmoid_backward(dy, x.sigmoid()), SATURATED)
+tanh = activation(torch.tanh, lambda dy, x: aten.tanh_backward(dy, x.tanh()), SATURATED, saves_result=True)
+sigmoid = activation(torch.sigmoid, lambda dy, x: aten.sigmoid_backward(dy, x.sigmoid()), SATURATED, saves_result=True)
 square = activation(torch.square, lambda dy, x: 2 * dy * x)
 cube = activation(partial(torch.pow, exponent=3), lambda dy, x: 3 * dy * x * x)
 ACTIVATIONS: dict[Any, Any] = {
@@ -238,7 +244,7 @@ def outer(function: Callable[..., Tensor]) -> Callable[..., Any]:
                 tensors = dict(zip(places, values, strict=True))
                 return function(*(tensors.get(place, other) for place, other in enumerate(others)))
 
-            stash.derive(y, [args[place] for place in places], again)
+            stash.derive(y, [stash.copy(args[place]) for place in places], again)
         return y
 
     return row

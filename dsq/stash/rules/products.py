@@ -135,10 +135,19 @@ class PlainMatMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, a: Tensor, b: Tensor, weights: tuple[bool, ...] = (False, False)) -> Tensor:
         a_wanted, b_wanted = ctx.needs_input_grad[1:3]
-        a_form = stash.factor(a, "product", b_wanted, exact=weights[0])
-        keep(ctx, a_form, stash.factor(b, "product", a_wanted, exact=weights[1]))
+        y = torch.matmul(a, b)
+        forms = [
+            stash.factor(a, "product", b_wanted, exact=weights[0]),
+            stash.factor(b, "product", a_wanted, exact=weights[1]),
+        ]
+        for place, (form, x, other) in enumerate(zip(forms, (a, b), (b, a), strict=True)):
+            # of which PyTorch saves what it expands for the batch, or folds into one matrix
+            folded = other.dim() == 2 and not (x.mT if place else x).is_contiguous()
+            if form is x and x.dim() > 2 and (folded or x.shape[:-2] != y.shape[:-2]):
+                forms[place] = stash.copy(x)
+        keep(ctx, *forms)
         ctx.shapes = a.shape, b.shape
-        return torch.matmul(a, b)
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
