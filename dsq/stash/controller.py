@@ -179,13 +179,17 @@ def run_under(
 ) -> Any:
     """Call ``run`` under the policies, those that are not entered yet, and note them for the checkpoints that are
     called inside. A checkpoint enters those of its forward around its recomputation."""
-    with ExitStack() as stack:
-        for policy, module in entering:
-            if policy not in RUNNING.entered:
+    fresh = {policy: module for policy, module in entering if policy not in RUNNING.entered}
+    try:
+        with ExitStack() as stack:
+            for policy, module in fresh.items():
+                stack.callback(RUNNING.entered.pop, policy, None)
                 RUNNING.entered[policy] = module
-                stack.callback(RUNNING.entered.pop, policy)
                 stack.enter_context(policy.around(module))
-        return run(*args, **kwargs)
+            return run(*args, **kwargs)
+    finally:  # Ctrl-C may come between the block and its exit
+        for policy in fresh:
+            RUNNING.entered.pop(policy, None)
 
 
 # ---- calls of a model go through its policies

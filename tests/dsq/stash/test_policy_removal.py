@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch.overrides import _get_current_function_mode
 
 from dsq.stash import apply, measure
-from dsq.stash.controller import RUNNING, applied
+from dsq.stash.controller import RUNNING, applied, run_under
 from dsq.stash.interception import innermost_hooks
 from tests.dsq.stash.every_policy import NAMES, PAIRS, small, snapshot, train
 
@@ -65,6 +66,38 @@ def test_a_forward_that_is_interrupted_is_left(names):
     for controller in controllers:
         controller.remove()
     assert _nothing_entered()
+
+
+def test_no_line_of_entering_a_policy_is_one_at_which_ctrl_c_leaves_it_entered():
+    """A signal comes between two lines; a trace function raises there."""
+    model, x, lines = small(), torch.randn(1, 4, 32), 0
+    apply(model, "bfp")
+    while True:
+        left = iter(range(lines, -(10**6), -1))
+
+        def trace(frame, event, _, left=left):
+            if frame.f_code is run_under.__code__:
+                if event == "line" and next(left) == 0:
+                    raise KeyboardInterrupt
+                return trace
+            return None
+
+        previous = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            model(x)
+        except KeyboardInterrupt:
+            interrupted = True
+        else:
+            interrupted = False
+        finally:
+            sys.settrace(previous)
+        assert _nothing_entered()
+        assert not RUNNING.stashes
+        if not interrupted:
+            break
+        lines += 1
+    assert lines > 5  # each of which was one
 
 
 def _nothing_entered():
