@@ -23,8 +23,10 @@ from dsq.stash.controller import applied
 from dsq.stash.meter import measure, reachable
 from dsq.stash.policy import run_eagerly
 
-#: timed runs each way; the best counts, as what else runs on a machine only slows
+#: timed runs of each model; the fastest counts, since other processes only slow a run
 ROUNDS = 3
+#: a step shorter than this is not compared: noise moved a toy's ratio between 1.5 and 9.6
+MIN_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class ConversionReport:
     unconverted_stash_bytes: int | None  #: the same before conversion
     seconds: float  #: of a forward, and its backward where anything needs a gradient, on this machine
     unconverted_seconds: float  #: the same before conversion
+    seconds_spread: float  #: the slowest over the fastest of equal runs, the larger of the two models'
     gradient: GradientCheck | None  #: against the unquantized one; None: no parameter needs one
     small: int = 0  #: FLOPs of the forward left plain, as few bits are slower: products of several small matrices
     exact: dict[str, int] = field(default_factory=dict)  #: under a policy, bytes of operations that it leaves exact
@@ -77,33 +80,43 @@ class ConversionReport:
         if self.stash_bytes is not None and self.unconverted_stash_bytes:
             share = self.stash_bytes / self.unconverted_stash_bytes
             before, after = self.unconverted_stash_bytes / 2**20, self.stash_bytes / 2**20
-            lines.append(f"stash: {before:.2f} MiB before, {after:.2f} MiB now ({share:.0%})")
+            lines.append(f"saved for the backward: {before:.2f} MiB before, {after:.2f} MiB now ({share:.0%})")
             large = [f"{op} {n / self.stash_bytes:.0%}" for op, n in self.exact.items() if n > self.stash_bytes / 10]
             if large:
-                lines.append(f"  of it exact, by operations without a row in dsq.stash's table: {', '.join(large)}")
+                lines.append(f"  of it unpacked, by operations without a rule in dsq/stash/rules: {', '.join(large)}")
         if self.process:
             now, peak = (self.process[name] / 2**20 for name in ("resident", "peak"))
-            lines.append(f"process: {now:.0f} MiB resident, {peak:.0f} MiB at its peak, the model as it was included")
+            lines.append(f"process: {now:.0f} MiB resident, {peak:.0f} MiB at its peak, which includes the run before")
         before, after = 1e3 * self.unconverted_seconds, 1e3 * self.seconds
-        lines.append(f"time here: {before:.4g} ms before, {after:.4g} ms now ({after / before:.2f} x)")
+        if before < MIN_SECONDS * 1e3:
+            lines.append(f"time of a step: too short to compare ({before:.2g} ms); give a batch of the training's size")
+        else:
+            spread = f"{after / before:.2f} x; equal runs differ by up to {self.seconds_spread:.2f} x"
+            lines.append(f"time of a step: {before:.4g} ms before, {after:.4g} ms now ({spread})")
         lines += [] if self.gradient is None else [str(self.gradient)]
         lines.append(f"layers: {self.layers} converted, {len(self.uncalled)} of them never called")
         if not self.layers:
-            lines.append("  if it was to be converted: dsq.convert(model) or dsq.DynamicPrecision(model) comes before")
+            lines.append("  call dsq.convert(model) or dsq.DynamicPrecision(model) before the report")
         lines += [f"  never called: {name}" for name in self.uncalled]
         if self.mixed_scale:
             lines.append("  features of mixed scale share blocks: standardize them, or give q0 more bits, in")
             lines.append(f"    {', '.join(self.mixed_scale)}")
         if self.small:
             share = self.small / self.forward.total
-            lines.append(f"  left plain: {share:.1%} of the forward, products of several small matrices: faster so")
+            lines.append(
+                f"  in floating point: {share:.1%} of the forward, products of several small matrices, faster so"
+            )
         if self.forward.plain.get("aten.bmm", 0) > self.small:
-            lines.append("  bmm: attention's products, perhaps: DSQConfig(attention=True), or dsq.functional.matmul in")
-            lines.append("    the place of @ and bmm in functions that no module's class holds")
+            lines.append(
+                "  bmm, perhaps attention's products: attention=True beside your other options quantizes them, which"
+            )
+            lines.append(
+                "    takes longer on a CPU (docs/report.md); functions outside of modules call dsq.functional.matmul"
+            )
         names: dict[str, list[str]] = {}
         for entry in self.skipped:
             names.setdefault(entry.reason, []).append(entry.name or "(the model)")
-        return "\n".join([*lines, *(f"  left: {_named(left)}: {why}" for why, left in names.items())])
+        return "\n".join([*lines, *(f"  skipped: {_named(modules)}: {reason}" for reason, modules in names.items())])
 
 
 def _named(modules: list[str]) -> str:
@@ -194,14 +207,15 @@ def _loses_features(layer: Linear, x: Tensor) -> bool:
     return bool((noise > variance / 4)[variance > 0].float().mean() > 0.5)
 
 
-def _best_seconds(model: nn.Module, run: Callable[[], Tensor | None]) -> tuple[float, float]:
-    """Return the seconds of a forward and backward of the model as it is, and as it was before conversion, in turns."""
+def _best_seconds(model: nn.Module, run: Callable[[], Tensor | None]) -> tuple[float, float, float]:
+    """Return the least seconds of a forward and backward of the model as it is, and as it was before conversion, run in
+    turns, and the larger spread of the two."""
     now, before = [], []
     for _ in range(ROUNDS):
         now.append(_seconds(model, run))
         with as_plain(model):
             before.append(_seconds(model, run))
-    return min(now), min(before)
+    return min(now), min(before), max(max(now) / min(now), max(before) / min(before))
 
 
 def _seconds(model: nn.Module, run: Callable[[], Tensor | None]) -> float:

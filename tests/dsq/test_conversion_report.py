@@ -34,8 +34,8 @@ class Odd(nn.Module):
 def test_a_report_of_a_plain_model_says_that_nothing_was_converted():
     text = str(dsq.report(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), torch.randn(2, 8, 16)))
     assert "0 converted" in text
-    assert "dsq.DynamicPrecision(model) comes before" in text
-    assert "left: self_attn to linear2, 4 modules: excluded, an adapter" in text
+    assert "dsq.DynamicPrecision(model) before the report" in text
+    assert "skipped: self_attn to linear2, 4 modules: excluded, an adapter" in text
 
 
 def test_a_report_counts_quantized_products_names_the_rest_and_changes_nothing():
@@ -124,14 +124,14 @@ def test_seconds_are_of_the_model_as_it_is_and_as_it_was(monkeypatch):
     monkeypatch.setattr("dsq.conversion_report.wall_clock", lambda: now + next(first))
     found = dsq.report(net, torch.randn(4, 16))
     assert (found.seconds, found.unconverted_seconds) == (6, 4)
-    assert "4000 ms before, 6000 ms now (1.50 x)" in str(found)
+    assert "4000 ms before, 6000 ms now (1.50 x; equal runs differ by up to 1.00 x)" in str(found)
 
 
 def test_operations_that_a_packed_stash_leaves_exact_are_named():
     net = nn.Sequential(nn.Linear(32, 64), nn.CELU(), nn.Linear(64, 32))
-    assert "of it exact" not in str(dsq.report(dsq.convert(net, stash="linears"), torch.randn(32, 32)))
+    assert "of it unpacked" not in str(dsq.report(dsq.convert(net, stash="linears"), torch.randn(32, 32)))
     found = dsq.report(dsq.convert(dsq.unconvert(net), stash="all"), torch.randn(32, 32))
-    assert "of it exact, by operations without a row in dsq.stash's table: Celu" in str(found)
+    assert "of it unpacked, by operations without a rule in dsq/stash/rules: Celu" in str(found)
     assert found.exact == {"Celu": 4 * 32 * 64}
 
 

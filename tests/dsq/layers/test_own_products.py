@@ -57,7 +57,7 @@ def test_several_small_matrices_multiply_plain_the_report_says_so_and_the_policy
     assert torch.equal(net(IMAGE), plain(IMAGE))
     found = dsq.report(net, IMAGE)
     assert (found.forward.quantized, found.small) == (0, found.forward.total)
-    assert "left plain: 100.0% of the forward" in str(found)
+    assert "in floating point: 100.0% of the forward" in str(found)
     assert "bmm:" not in str(found)
     assert found.skipped == ()  # with more rows they are quantized
     before = dsq.stash.measure(lambda: plain(IMAGE.sin()).sum()).nbytes
