@@ -26,7 +26,7 @@ from dsq.command import OneLineParser, guarded, table, write_text
 
 PROG = "python -m analysis.results_page"
 _DOCS = ("results", "performance", "stash-policies", "formats", "gpu")
-PAGES = (ROOT / "README.md", PAGE, *(ROOT / "docs" / f"{name}.md" for name in _DOCS))
+PAGES = (PAGE, *(ROOT / "docs" / f"{name}.md" for name in _DOCS))
 RESULTS = ROOT / "analysis" / "results"
 _PROCESSES = {"Zen 5": "process.csv", "Zen 4": "process_zen4.csv", "Xeon": "process_intel.csv"}
 

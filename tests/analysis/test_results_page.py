@@ -21,6 +21,17 @@ def test_a_committed_page_is_what_the_command_writes(path: Path) -> None:
         assert (ROOT / name).exists()
 
 
+def test_the_figures_of_the_readme_are_the_ledgers() -> None:
+    names = ["bf16 autocast", "[8,4,8,8]", "[8,4,8,8] all"]
+    table = results_page._evidence(results_page._suite(), *names)
+    rows = {cells[1]: cells[2:] for line in table.splitlines() if (cells := [cell.strip() for cell in line.split("|")])}
+    said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split("## Accuracy")[1].split())
+    (_, bf16, _, _, bf16_saved, bf16_time, _), _, (tasks, loss, _, _, saved, time, _) = (rows[name] for name in names)
+    assert f"mean of {tasks} real" in said
+    assert f"is {loss[1:]} above fp32's, at {saved.split()[0]} of its saved bytes and {time} of its time on 17" in said
+    assert f"bf16 autocast is {bf16[1:]} below, at {bf16_saved.split()[0]} and {bf16_time}" in said
+
+
 RUNS = """\
 recipe,run,score,seed
 r,bfp_4_seed2,88,2
