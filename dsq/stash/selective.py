@@ -51,7 +51,7 @@ _BITS = {
     *(masks.dropout, masks.torch_dropout, masks.native_dropout),
     *(*masks.POOLS.values(), masks.adaptive_avg_pool2d, masks.pad),
 }
-ROWS: dict[Callable[..., Any], Rule] = {
+_RULES: dict[Callable[..., Any], Rule] = {
     **{function: row for function, row in RULES.items() if row in _BITS},
     **{function: _if_frozen(RULES[function], function, 1) for function in products.CONVOLUTIONS},
     F.batch_norm: _batch_norm,
@@ -65,9 +65,9 @@ def attach(model: nn.Module) -> Controller:
 
 
 class Selective(RulePolicy):
-    """The rows, with nothing coded; another policy of the table takes their place."""
+    """The policy of these rules alone, which codes nothing; another policy with rules takes its place."""
 
-    rows = ROWS
+    rules = _RULES
 
     @contextmanager
     def around(self, module: nn.Module) -> Iterator[None]:

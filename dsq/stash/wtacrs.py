@@ -59,7 +59,7 @@ class RowSample:
     readers: set[str] = field(default_factory=set)
 
     def close(self) -> None:
-        self.rules = self.index = None
+        self.rows = self.index = None
 
 
 @dataclass
