@@ -9,10 +9,13 @@ A page's comments name its tables (analysis/tables.py): these, or those of docs/
                                                                    (in brackets): the suite's; those of a paper
     <!-- table: file format_errors.csv bits=4 format error:.4f -->   columns of a file; "bits=4": of such rows
     <!-- table: gpu-tasks "[8,4,8,8] all" -->   what settings lost on a GPU, by task (evidence_gpu.csv)
+    <!-- table: options -->   the options of dsq.DSQConfig, from its fields
 """
 
+import re
 import sys
 from collections.abc import Callable
+from dataclasses import Field, fields
 from functools import partial
 from itertools import product
 from typing import Any
@@ -23,11 +26,14 @@ from analysis.evidence.ledger import LEDGER, read_csv, read_rows
 from analysis.evidence.steps import read_steps
 from analysis.evidence.suite import load_suite
 from dsq.command import OneLineParser, guarded, table, write_text
+from dsq.config import DSQConfig
+from dsq.precision import levels_text
 
 PROG = "python -m analysis.results_page"
-_DOCS = ("results", "performance", "stash-policies", "formats", "gpu")
+_DOCS = ("results", "performance", "stash-policies", "formats", "gpu", "config")
 PAGES = (PAGE, *(ROOT / "docs" / f"{name}.md" for name in _DOCS))
 RESULTS = ROOT / "analysis" / "results"
+_LEVELS = re.compile(r'"?((?:\[[\w,]+\] ?)*\[[\w,]+\])"?')  #: brackets, which Markdown takes for links
 _PROCESSES = {"Zen 5": "process.csv", "Zen 4": "process_zen4.csv", "Xeon": "process_intel.csv"}
 
 
@@ -51,6 +57,22 @@ def _processors() -> str:
                 cells = rows.setdefault(row["setup"], {"setup": row["setup"]})
                 cells[processor] = f"{float(row['above MiB']):.0f}; {float(row['seconds']):.2f}"
     return table(list(rows.values()), dict.fromkeys(("setup", *_PROCESSES), ""), markdown=True)
+
+
+def _options() -> str:
+    """The fields of DSQConfig, a row each."""
+    return table([_option(option) for option in fields(DSQConfig)], markdown=True)
+
+
+def _option(option: Field[Any]) -> dict[str, str]:
+    default, about = DSQConfig().as_dict()[option.name], option.metadata
+    flag = "True, False" if about["kind"] is bool else about["metavar"]
+    return {
+        "option": f"`{option.name}`",
+        "default": f"`{levels_text(DSQConfig().levels) if option.name == 'levels' else default}`",
+        "accepted": ", ".join(about["choices"] or (flag,)),
+        "meaning": _LEVELS.sub(r"`\1`", about["help"]),
+    }
 
 
 def _suite() -> Evidence:
@@ -92,7 +114,7 @@ def written(page: str) -> str:
     """The page with its tables made anew. Raises ValueError for an unknown table."""
     evidence = _suite()
     kinds: dict[str, Callable[..., str]] = {"evidence": partial(_evidence, evidence)}
-    kinds |= {"beside": partial(_beside, evidence), "file": _file, "processors": _processors}
+    kinds |= {"beside": partial(_beside, evidence), "file": _file, "processors": _processors, "options": _options}
     on_gpu = Evidence(evidence.suite, read_rows(RESULTS / "evidence_gpu.csv", evidence.suite))
     kinds["gpu-tasks"] = page_tables(on_gpu)["tasks"]
     return tables.written(page, kinds | page_tables(evidence))

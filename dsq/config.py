@@ -2,6 +2,8 @@
 
 # ruff: noqa: RUF009 - _option makes a field
 
+import inspect
+import textwrap
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -10,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeVar, get_args
 from dsq import formats
 from dsq.arguments import choice, flag, pattern
 from dsq.packing import Rounding
-from dsq.precision import DEFAULT_LEVELS, Level, Precision, RiseAt, damage, parse_levels, parse_rise_at
+from dsq.precision import DEFAULT_LEVELS, Level, Precision, RiseAt, damage, levels_text, parse_levels, parse_rise_at
 from dsq.quantizers import MIN_WEIGHT_BITS, Gemm, Quantizers
 from dsq.scheduler import PrecisionScheduler, check_plateau
 
@@ -38,64 +40,76 @@ def _option(default: Any, help: str, metavar: str | None = None, words: Any = No
 
 @dataclass(frozen=True, slots=True)
 class DSQConfig:
-    """Dynamic stashing quantization of a model.
+    """The settings of dynamic stashing quantization: which bits each operand has, and where quantization applies.
 
-    The format is ``snvint`` unless told: at 2 to 4 bits it loses less than the paper's ``bfp``, at the same bytes
-    (docs/formats.md, which has its time too); widths above 6 are ``bfp`` then, which is as good there.
+    Command-line flags, saved configs and docs/config.md are generated from these fields: each field's ``metadata``
+    has "help", "kind" (bool, int, float or str), "choices" (the accepted words, or None) and "metavar".
 
-    The fields describe themselves, once for configs, flags and ledgers. ``dataclasses.fields(DSQConfig)`` gives the
-    names and defaults, and each field's ``metadata`` has "help", "kind" (bool, int, float or str), "choices" (the
-    accepted words, or None) and "metavar". A command line has a switch for a bool, and for any other field a flag of
-    its kind.
-
-    Raises ValueError for a value out of its range; warns of widths and rounding that were seen to damage training.
+    Raises ValueError for a value out of range, and warns of widths and rounding that damaged training in the suite.
     """
 
     levels: _Converted[Level | Iterable[Level], tuple[Precision, ...]] = _option(
-        DEFAULT_LEVELS, 'precisions [q0,q1,q2,q3], lowest first, as "[4,3,3,8] [8,4,4,8]"; one is static', "LEVELS"
+        DEFAULT_LEVELS,
+        'bits [q0,q1,q2,q3] of each level, lowest first, as "[4,3,3,8] [8,4,4,8]"; a single level never changes',
+        "LEVELS",
     )
     format: str = _option(
         formats.DEFAULT,
-        "number format: snvint (blocks of integers with a signed, fractional scale), bfp (block floating point, the "
-        "paper's, less exact at few bits) or fixed (fixed point)",
+        "number format: snvint (blocks of integers with a signed, fractional scale), bfp (the paper's block floating "
+        "point, less accurate at few bits) or fixed (fixed point); snvint gives way to bfp above 6 bits",
         words=formats.FORMATS,
     )
-    block_size: int = _option(formats.BLOCK_SIZE, "values that share a scale (all but fixed)", "N")
-    fraction_bits: int | None = _option(
-        None, "static binary point of fixed: the step is 2^-N; absent: placed by each largest value", "N", kind=int
+    block_size: int = _option(
+        formats.BLOCK_SIZE, "values that share a scale (not for fixed, which has one scale a tensor)", "N"
     )
-    rounding: Rounding = _option("nearest", "rounding: nearest (ties to even) or stochastic", words=Rounding)
+    fraction_bits: int | None = _option(
+        None,
+        "binary point of the format fixed: the step is 2^-N; absent: the largest value of a tensor places it",
+        "N",
+        kind=int,
+    )
+    rounding: Rounding = _option("nearest", "rounding to nearest (ties to even) or stochastic rounding", words=Rounding)
     gemm: Gemm = _option(
-        "exact", "each GEMM on the fastest gemm that hold its products exactly, or all in float32", words=Gemm
+        "exact",
+        "exact: each GEMM runs on the fastest units whose products are exact; float32: all run in float32",
+        words=Gemm,
     )
     min_weight_bits: int = _option(
-        MIN_WEIGHT_BITS, "least bits of the weight in the backward, up to q0; 0 reads it at q1, as the paper does", "N"
+        MIN_WEIGHT_BITS,
+        "bits that the backward reads weights in, at least, up to q0; 0: at q1, as in the paper's equations",
+        "N",
     )
     stash: StashScope = _option(
         "all",
-        "stashed at q1: the layers' inputs, or all that operations of dsq.stash's table keep, at 4 bits or more",
+        "saved tensors that are packed: linears, the inputs of converted layers, at q1; all, also those of attention, "
+        "norms, activations and other operations, in max(q1, 4) bits or two more",
         words=StashScope,
     )
     attention: bool = _option(
-        False, "quantize attention's two products too, of queries by keys and of weights by values"
+        False, "also quantize attention's two products, of queries by keys and of weights by values"
     )
-    adapters: bool = _option(False, "convert PEFT's adapters (lora_A, lora_B) too, beside the layers that they adapt")
+    adapters: bool = _option(
+        False, "also convert PEFT's adapters (lora_A, lora_B); without it only the layers that they adapt"
+    )
     exclude: str | None = _option(
-        None, "layers whose name it matches anywhere stay in floating point, as in output_projection", "REGEX"
+        None, "layers to skip: those whose name the expression matches anywhere, as output_projection", "REGEX"
     )
     tied: bool = _option(
-        False, "convert layers whose weight is an embedding's too: few bits there keep a model from learning"
+        False,
+        "also convert layers that share their weight with an embedding; few bits there can stop a model from learning",
     )
     patience: int = _option(
-        5, "validations without a better validation loss before the next level (DSQ, section 6: N = 5)", "N"
+        5, "validations without improvement before the next level begins (DSQ, section 6: N = 5)", "N"
     )
     threshold: float = _option(
-        0.0, "a validation loss is better if it is lower than the best by more than this fraction of it", "FRACTION"
+        0.0, "fraction of the best validation loss by which a loss must be lower to count as an improvement", "FRACTION"
     )
     rise_at: _Converted[RiseAt, tuple[float, ...]] = _option(
-        (), "updates, or fractions of the run as 0.8, at which each later level begins; absent: at plateaus", "N"
+        (),
+        "updates, or fractions of the run as 0.8, at which each later level begins; absent: at plateaus of the loss",
+        "N",
     )
-    eval_full_precision: bool = _option(False, "validate and generate in floating point, not at q0")
+    eval_full_precision: bool = _option(False, "validate and generate in floating point instead of at q0")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "levels", parse_levels(self.levels))
@@ -176,3 +190,21 @@ class DSQConfig:
         of_some_formats = (it for it in fields(self) if it.name in ("block_size", "fraction_bits"))
         given = {it.name: getattr(self, it.name) for it in of_some_formats if getattr(self, it.name) != it.default}
         return formats.named(self.format, bits, **given)
+
+
+def _arguments() -> str:
+    """Return the docstring's section of arguments, from the fields' metadata."""
+    lines = (
+        f"{option.name}: {option.metadata['help']}. Default: {_text(option.default)}." for option in fields(DSQConfig)
+    )
+    return "Args:\n" + "\n".join(
+        textwrap.fill(line, 110, initial_indent="    ", subsequent_indent=" " * 8) for line in lines
+    )
+
+
+def _text(default: Any) -> str:
+    return levels_text(default) if default == DEFAULT_LEVELS else repr(default)
+
+
+if DSQConfig.__doc__:  # Python -OO drops it
+    DSQConfig.__doc__ = f"{inspect.cleandoc(DSQConfig.__doc__)}\n\n{_arguments()}"
