@@ -11,6 +11,7 @@ from .precision import Precision, parse_levels
 from .process_memory import release_memory
 from .quantizers import Quantizers
 from .scheduler import PrecisionScheduler
+from .stash.compiled import compile, inductor_options
 
 __version__: str
 
@@ -26,10 +27,12 @@ __all__ = [
     "Precision",
     "PrecisionScheduler",
     "Quantizers",
+    "compile",
     "convert",
     "converted",
     "functional",
     "fused_attention",
+    "inductor_options",
     "pack",
     "parse_levels",
     "quantize",

@@ -24,7 +24,7 @@ from dsq.stash.controller import Controller
 from dsq.stash.interception import Interception, RulePolicy
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
-from dsq.stash_bits import EXTRA_BITS, MIN_BITS, Role
+from dsq.stash_bits import EXTRA_BITS, GRAPH_EXTRA_BITS, MAX_GRAPH_BITS, MIN_BITS, Role
 
 
 @register("bfp", composes_with=("selective", "wtacrs", "checkpoint"), compiles=True)
@@ -57,6 +57,7 @@ class Bfp(RulePolicy):
     """The format now."""
 
     traces = True
+    partitioner: Any = None  #: of the graphs that dsq.compile makes of the model (dsq/stash/partitioner.py)
     q1: Format | None = None  #: at the level of a model that dsq.convert found no layers in
 
     def __init__(self, model: nn.Module, *options: Any) -> None:
@@ -83,11 +84,18 @@ class Bfp(RulePolicy):
 
     def traced(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the model under a mode that the compiler traces too."""
-        with Interception(Stash(BlockCodec(_formats.__wrapped__(self.format_now()))), self.rules):
+        with Interception(Stash(BlockCodec(_formats.__wrapped__(self.format_now()))), self.rules, self.graph_bits()):
             return run(*args, **kwargs)
 
+    def graph_bits(self) -> int | None:
+        if self.partitioner is None:
+            return None
+        bits = self.format_now().bits
+        return min(bits + GRAPH_EXTRA_BITS, MAX_GRAPH_BITS) if bits <= MAX_GRAPH_BITS else 0
+
     def details(self) -> tuple[str, ...]:
-        return (f"format {self._format}",)
+        graphs = "" if self.partitioner is None else self.partitioner.summary()
+        return (f"format {self._format}", *([graphs] if graphs else []))
 
 
 @lru_cache(maxsize=64)  # asked for in each forward

@@ -67,9 +67,13 @@ multi_head_attention_forward = _own_body(cast(FunctionType, F.multi_head_attenti
 class Interception(TorchFunctionMode):
     """The rows of the table in place of the functions, for one forward."""
 
-    def __init__(self, stash: Stash, rules: Mapping[Callable[..., Any], Rule] = RULES) -> None:
+    def __init__(
+        self, stash: Stash, rules: Mapping[Callable[..., Any], Rule] = RULES, graph_bits: int | None = None
+    ) -> None:
         super().__init__()
         self.stash, self.rules = stash, rules
+        #: bits in which a partitioner packs in graphs, where this mode then does nothing; None: it is traced into them
+        self.graph_bits = graph_bits
         self.segments: list[tuple[Any, list[Any]]] = []  #: of checkpoints that run, outer first, and exact inputs
 
     @not_compiled_alone
@@ -86,6 +90,9 @@ class Interception(TorchFunctionMode):
             func = torch.rsub
         elif func is Tensor.norm:
             func = torch.norm
+        # reading the bits makes them a guard: a rise compiles anew
+        if self.graph_bits is not None and torch.compiler.is_compiling():
+            return func(*args, **kwargs)
         row = self.rules.get(func)
         if not torch.compiler.is_compiling() and row is None and func in _OPENING:
             for x in tree_leaves((args, kwargs)):
@@ -147,11 +154,15 @@ class RulePolicy(Controller):
             self.latest = stash
         RUNNING.stashes.append(stash)
         try:
-            with Interception(stash, self.rules):
+            with Interception(stash, self.rules, self.graph_bits()):
                 yield
         finally:
             RUNNING.stashes.pop()
             stash.forget()
+
+    def graph_bits(self) -> int | None:
+        """Return the bits in which a partitioner packs in graphs, 0 for exact; None: graphs trace the policy's mode."""
+        return None
 
     def report(self) -> PolicyStatus:
         if self.latest is None:

@@ -1,0 +1,108 @@
+"""Compiled models whose graphs pack what they save: ``dsq.compile``, and the options of torch.compile behind it.
+
+    dsq.DynamicPrecision(model)
+    dsq.compile(model)                                                    # its blocks, by one graph
+    torch.compile(model, options=dsq.inductor_options(model))             # or by a call of torch.compile
+
+Outside of graphs the policy packs as before, also where the compiler gives a frame back to eager mode.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, TypeVar
+from weakref import ref
+
+import torch
+from torch import nn
+
+from dsq.arguments import number
+from dsq.stash.controller import applied
+
+Model = TypeVar("Model", bound=nn.Module)
+
+#: of Inductor, beside the partitioner: with its own limits it would write the float32 copy of a value to memory between
+#: the value's maker and its codes
+_FUSION = {"realize_opcount_threshold": 200, "realize_reads_threshold": 8}
+
+
+def inductor_options(model: nn.Module, recomputed_products: float = 0.0) -> dict[str, Any]:
+    """Return ``options`` of torch.compile with which the graphs of ``model`` pack what they save for the backward.
+
+    From then on the model's policy leaves packing in graphs to these options. A graph saves every tensor in the bits
+    that the policy gives to norms and attention, q1 + 2 and at most 8; it saves them exact where q1 is over 8.
+
+    Args:
+        model: under ``stash="all"``, or ``dsq.stash.apply(model, "bfp")``.
+        recomputed_products: 0 to 1, the share of the products of normalized values (fc1, then q, k and v) whose
+            result is computed again in the backward, largest first.
+    Raises:
+        TypeError: model is no nn.Module. ValueError: it is under no such policy; a share out of range.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    policy: Any = applied(model).get("bfp")
+    if policy is None:
+        first = 'dsq.DynamicPrecision(model, stash="all") or dsq.stash.apply(model, "bfp")'
+        raise ValueError(f"model must be under a stash policy before it is compiled: call {first} first")
+    share = number("recomputed_products", recomputed_products, least=0, most=1)
+    from dsq.stash.partitioner import PackedPartitioner  # imports Inductor, which takes seconds
+
+    if policy.partitioner is None or policy.partitioner.recomputed_products != share:
+        policy.partitioner = PackedPartitioner(partial(_bits, ref(policy)), share)
+    return {"custom_partitioner_fn": policy.partitioner} | _FUSION
+
+
+def compile(model: Model, recomputed_products: float = 0.0, **options: Any) -> Model:
+    """Compile the repeated blocks of ``model``, in place, with ``inductor_options``; return the model.
+
+    Blocks are the members of one class, two or more, of an nn.ModuleList or nn.Sequential, that are made of modules
+    themselves; equal ones share a graph. A model without such blocks is compiled as a whole.
+
+    Args:
+        model, recomputed_products: as in ``inductor_options``.
+        options: further arguments of torch.compile, as ``dynamic=True``; a block is one graph unless fullgraph=False.
+    Raises:
+        TypeError, ValueError: as ``inductor_options`` does. RuntimeError, at the first call, if a block's graph breaks.
+    """
+    inductor = inductor_options(model, recomputed_products) | options.pop("options", {})
+    names = {module: name for name, module in model.named_modules()}
+    for block in list(repeated_blocks(model)) or [model]:
+        block.compile(**{"fullgraph": True, "options": inductor, **options})
+        block._compiled_call_impl = partial(_call, names[block], block._compiled_call_impl)
+    return model
+
+
+def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the outermost blocks of a model that stand in a list of their like."""
+    if isinstance(module, (nn.ModuleList, nn.Sequential)):
+        composite = [child for child in module if next(child.children(), None) is not None]
+        counts = Counter(map(_class, composite))
+        blocks = [child for child in composite if counts[_class(child)] > 1]
+        if blocks:
+            yield from blocks
+            return
+    for child in module.children():
+        yield from repeated_blocks(child)
+
+
+def _class(module: nn.Module) -> type:
+    """Return the class of a module without what a policy put before it."""
+    return getattr(type(module), "_dsq_plain", type(module))
+
+
+def _call(name: str, compiled: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a compiled block; RuntimeError in a line where its graph breaks."""
+    try:
+        return compiled(*args, **kwargs)
+    except torch._dynamo.exc.Unsupported as error:
+        reason = str(error).strip().partition("\n")[0]
+        way = "dsq.compile(model, fullgraph=False) packs in each of its graphs"
+        raise RuntimeError(f"the graph of block {name or 'model'!r} breaks: {reason}; {way}") from None
+
+
+def _bits(policy: Any) -> int:
+    """Return the bits in which graphs of a policy, given as a weak reference, pack now."""
+    target = policy()
+    active = target is not None and applied(target.model).get("bfp") is target
+    return target.graph_bits() or 0 if active else 0
