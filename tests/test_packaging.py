@@ -65,7 +65,7 @@ def test_the_snippets_pass_pyright(snippets):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/trainers.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/trainers.md", "docs/config.md"])
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "page"}
