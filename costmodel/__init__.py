@@ -15,9 +15,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dsq.costmodel.planning.plan import Plan
 
+MAX_DEVICES = 2**20
+
 
 def plan(
-    workload: str, hardware: str = "a100-80gb", *, fit: float = 0, qlora: int | None = None, **options: Any
+    workload: str,
+    hardware: str = "a100-80gb",
+    *,
+    fit: float = 0,
+    qlora: int | None = None,
+    gpus: int | None = None,
+    **options: Any,
 ) -> "Plan":
     """Answer whether a training fits, how fast it is, what bounds it and what would help: `dsq-cost plan`.
 
@@ -25,6 +33,7 @@ def plan(
         workload: a model's name, a config.json or a workload file. hardware: a device's name or a .toml file.
         fit: bytes of a device's memory; 0: the hardware's.
         qlora: rank of adapters over weights of 4 bits.
+        gpus: all devices, in place of `devices`, the data-parallel ones.
         options: those of `dsq-cost plan`: sequences, tokens, lora, freeze, chunked_loss, eager_attention (fields of
             `dsq.costmodel.workloads.named.AskedStep`), devices, zero, tensor, pipeline, accumulate, optimizer (those
             of `dsq.costmodel.planning.plan.Question`).
@@ -41,6 +50,11 @@ def plan(
         if options.get("lora") is not None:
             raise ValueError("give --lora or --qlora, not both: --qlora has a rank of its own")
         options |= {"lora": qlora, "base_bits": NF4_BITS}
+    if gpus is not None:
+        inside = options.get("tensor", 1) * options.get("pipeline", 1)
+        if not 1 <= gpus <= MAX_DEVICES or gpus % inside:
+            raise ValueError(f"--gpus {gpus} must be a positive multiple of --tensor times --pipeline ({inside})")
+        options["devices"] = gpus // inside
     device = load_hardware(hardware)
     AskedStep.build.cache_clear()  # a config.json may have changed since the last question
     AskedStep.parts.cache_clear()

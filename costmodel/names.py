@@ -30,7 +30,8 @@ def completed(
         several = begins or having
         if len(several) == 1:
             return several[0]
-    meant = suggestion(name, several or names.values())
+    listed = ", ".join(map(repr, several))
+    meant = f"nearest is {listed}; " if several else suggestion(name, names.values())
     raise ValueError(f"unknown {kind} {name!r}: {meant}known are {', '.join(sorted(names.values()))}{otherwise}")
 
 

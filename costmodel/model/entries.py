@@ -31,7 +31,7 @@ class Category(IntEnum):
 
     PARAMETERS = 0
     GRADIENTS = 1
-    OPTIMISER = 2
+    OPTIMIZER = 2
     ACTIVATIONS = 3
     STASH = 4
     LOGITS = 5

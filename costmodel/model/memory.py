@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dsq.costmodel.model.entries import CATEGORIES, Category, LedgerEntry, entries_of, layer_of, results_kept
 from dsq.costmodel.model.ledger import STATE_BITS
-from dsq.costmodel.model.methods import BF16, OPTIMISERS, Method, Setup
+from dsq.costmodel.model.methods import BF16, OPTIMIZERS, Method, Setup
 from dsq.costmodel.model.operations import ENCODER_OUT, Gemm, Operation, Workload
 from dsq.costmodel.model.traffic import widths_of
 from dsq.formats import WIDEST
@@ -83,7 +83,7 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
 
 def has_master(method: Method) -> bool:
     """Whether the weights that are updated are fp32."""
-    return OPTIMISERS[method.optimizer].master or method.setup.container_bits == WIDEST or method.setup.autocast
+    return OPTIMIZERS[method.optimizer].master or method.setup.container_bits == WIDEST or method.setup.autocast
 
 
 def gradient_bytes(method: Method) -> float:
@@ -169,7 +169,7 @@ def is_base(op: Operation, method: Method) -> bool:
 
 def state(workload: Workload, method: Method) -> Bytes:
     """Bytes that are there all the time, by category."""
-    container, word, optimizer = float(method.setup.container_bits), STATE_BITS / 8, OPTIMISERS[method.optimizer]
+    container, word, optimizer = float(method.setup.container_bits), STATE_BITS / 8, OPTIMIZERS[method.optimizer]
     working = container / 8 if container < WIDEST and not method.setup.autocast else 0
     base = sum(op.parameters for op in workload.operations if is_base(op, method))
     frozen = (workload.parameters - workload.trained - base) * (working or word) + base * method.base_bits / 8
@@ -178,7 +178,7 @@ def state(workload: Workload, method: Method) -> Bytes:
     master = workload.trained * word * has_master(method) * (there if working else 1 / method.shared_by(3))
     held = np.zeros(len(CATEGORIES))
     held[Category.PARAMETERS] = master + (workload.trained * working + frozen) / method.shared_by(3)
-    held[Category.OPTIMISER] = workload.trained * optimizer.state * there
+    held[Category.OPTIMIZER] = workload.trained * optimizer.state * there
     return held
 
 

@@ -162,7 +162,7 @@ class Optimizer:
 
 #: names -> optimizers. 8 bits: a scale of 4 bytes for 256 values (bitsandbytes). factored: Adafactor without a first
 #: moment, a row and a column for a matrix (Shazeer and Stern, 2018)
-OPTIMISERS = {
+OPTIMIZERS = {
     "adam": Optimizer(8),
     "adam-8bit": Optimizer(2 + 2 * 4 / 256, 18 / 30),
     "adam-16bit": Optimizer(4, 14 / 30, master=False),
@@ -178,9 +178,10 @@ class Training:
 
     devices: int = 1  #: data-parallel ones
     zero: int = 0  #: 1: the optimizer's state is shared out, 2: and gradients, 3: and parameters
-    optimizer: str = "adam"  #: a key of OPTIMISERS
+    optimizer: str = "adam"  #: a key of OPTIMIZERS
     offload: bool = False  #: its state, with the master weights beside a working copy, lies in the host's memory
     in_backward: bool = False  #: a layer's weights are updated, and its gradients freed, as soon as they are there
+    compiled: bool = False  #: torch.compile, or kernels written by hand, fuse pointwise passes
     base_bits: float = 0  #: bits of a layer's frozen weights, which are multiplied as 16 bits; 0: as all weights
 
 

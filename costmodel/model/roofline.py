@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from dsq.costmodel.hardware.hardware import Hardware, Rate
-from dsq.costmodel.model.ledger import TIMED_AS
+from dsq.costmodel.model.ledger import TIMED_AS, UPDATE
 from dsq.costmodel.model.memory import saved_bytes
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import CLASSES, Gemm, Group, Workload
@@ -81,7 +81,8 @@ def floors(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware
     for transfer in moved:
         kernel = (id(transfer.group), transfer.phase)
         groups[kernel[0]] = transfer.group
-        nbytes[kernel] += transfer.bytes
+        passes = transfer.phase != UPDATE and not isinstance(transfer.group.operation, Gemm)
+        nbytes[kernel] += transfer.bytes * (hardware.efficiency.fused if passes else 1)
         if not isinstance(transfer.group.operation, Gemm):
             values = float(transfer.values)
             flops[kernel] += values

@@ -9,7 +9,7 @@ from typing import Any
 from dsq.arguments import choice, whole_number
 from dsq.costmodel.hardware.hardware import Hardware
 from dsq.costmodel.model.memory import Memory
-from dsq.costmodel.model.methods import ADAPTERS, OPTIMISERS, USUAL, Method, Training
+from dsq.costmodel.model.methods import ADAPTERS, OPTIMIZERS, USUAL, Method, Training
 from dsq.costmodel.model.operations import Workload
 from dsq.costmodel.planning.step import Stages, StepTime, sent_bytes, sharded_memory, sharded_step
 from dsq.costmodel.workloads.named import AskedStep
@@ -24,7 +24,7 @@ NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 #: advice names what makes a step this much quicker, a token
 WORTH_IT = 1.05
 #: options of a question that its answer repeats
-ASKED = ("devices", "zero", "tensor", "pipeline", "accumulate", "optimizer", "offload", "in_backward")
+ASKED = ("devices", "zero", "tensor", "pipeline", "accumulate", "optimizer", "offload", "in_backward", "compiled")
 #: batches that advice tries
 MAX_ADVISED = 64
 #: CATEGORIES, as JSON has them
@@ -88,7 +88,7 @@ class Question(Training):
 
     def ask(self) -> "Plan":
         """The answer. Raises ValueError for what cannot be planned."""
-        choice("optimizer", self.optimizer, OPTIMISERS)
+        choice("optimizer", self.optimizer, OPTIMIZERS)
         rows = [_costed(self, method, self.stages(method)) for method in self.compared()]
         if self.step.sized:
             rows = [replace(row, largest_batch=largest_batch(self, row.method)) for row in rows]
@@ -152,12 +152,12 @@ class Plan:
 
     @cached_property
     def best(self) -> MethodCost:
-        """The quickest trusted row that fits; where none fits, that which needs least memory."""
+        """The quickest trusted row that fits; where none fits, the quickest of those that need least memory."""
         trusted = [row for row in self.rows if row.method.trusted] or list(self.rows)
         fitting = [row for row in trusted if row.fits]
         if fitting:
             return max(fitting, key=lambda row: row.tokens_per_second)
-        return min(trusted, key=lambda row: row.memory.peak)
+        return min(trusted, key=lambda row: (round(row.memory.peak / (GIGA / 10)), -row.tokens_per_second))
 
     @cached_property
     def answer(self) -> str:

@@ -4,17 +4,24 @@ tensor-parallel ones (with sequence parallelism) and a pipeline of stages (1F1B)
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
-from dsq.costmodel.hardware.hardware import Hardware, Pass
+from dsq.command import read_toml
+from dsq.costmodel.hardware.hardware import FUSED_BYTES, Hardware, Pass
 from dsq.costmodel.model.entries import by_policy, layer_of, results_kept
 from dsq.costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
 from dsq.costmodel.model.memory import Memory, gradient_bytes, is_base, packed_values, peak_memory, state
-from dsq.costmodel.model.methods import BF16, OPTIMISERS, CostedPolicy, Method
+from dsq.costmodel.model.methods import BF16, OPTIMIZERS, CostedPolicy, Method
 from dsq.costmodel.model.operations import Operation, Workload
 from dsq.costmodel.model.roofline import step_floor
 from dsq.costmodel.model.traffic import matmuls, transfers
 from dsq.costmodel.workloads.transformer import Shard
 
+#: kind of training -> the least and the most time that is printed, as multiples of what is expected
+RANGES: dict[str, tuple[float, float]] = {
+    kind: (float(stated["low"]), float(stated["high"]))
+    for kind, stated in read_toml(Path(__file__).with_name("ranges.toml")).items()
+}
 _TIMED_BITS = 4  #: of the code that `calibrate` packs, which takes as long as others
 
 
@@ -29,7 +36,7 @@ class StepTime:
     communication: float  #: sending, by itself
     exposed: float  #: the part of it that the step waits for
     bound: str
-    low: float = 1  #: eight of ten such steps take between low and high times `seconds`
+    low: float = 1  #: most such steps take between low and high times `seconds`: see ranges.toml
     high: float = 1
 
     @property
@@ -45,10 +52,13 @@ def step_time(
     several devices have no link."""
     setup = BF16 if method.zero == 3 and method.setup.autocast else method.setup  # FSDP's mixed precision casts all
     method, workload = replace(method, setup=setup), by_policy(workload, method.stash)
+    low, high = RANGES[kind_of(method, hardware, tensor)]
+    if method.compiled:
+        hardware = replace(hardware, efficiency=replace(hardware.efficiency, fused=FUSED_BYTES, launch=0))
     moved, multiplied = transfers(workload, method.setup), matmuls(workload, method.setup)
     container, updated = method.setup.container_bits, [transfer for transfer in moved if transfer.phase == UPDATE]
     passes = step_floor([t for t in moved if t.phase != UPDATE], multiplied, hardware, container)
-    update = step_floor(updated, [], hardware, container) / (method.shared_by(1) / OPTIMISERS[method.optimizer].traffic)
+    update = step_floor(updated, [], hardware, container) / (method.shared_by(1) / OPTIMIZERS[method.optimizer].traffic)
     updating = max(float(update.seconds), _paging_seconds(workload, method, hardware))
     seconds = float(passes.seconds) + _widening_seconds(workload, method, hardware)
     if method.recompute:
@@ -63,7 +73,18 @@ def step_time(
     exposed = max(sending - seconds, 0.0) + reached.exposed * min(sending, seconds)
     bound = "link" if sending > seconds + packing + updating else bound
     measured = not method.stash or bool(_packing(method.stash, hardware))
-    return StepTime(seconds, packing, measured, updating, sending, exposed, bound, reached.low, reached.high)
+    return StepTime(seconds, packing, measured, updating, sending, exposed, bound, low, high)
+
+
+def kind_of(method: Method, hardware: Hardware, tensor: int = 1) -> str:
+    """Return the kind of a training, a key of RANGES: errors of the predicted time are alike in each."""
+    if hardware.measured:
+        return "measured"
+    if method.compiled:
+        return "compiled"
+    if hardware.memory_type.startswith("GDDR"):
+        return "GDDR"
+    return "several nodes" if _nodes(method.devices * tensor, hardware) > 1 else "eager"
 
 
 def _paging_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:

@@ -20,7 +20,8 @@ DEFAULT_MODEL = "transformer_iwslt_de_en"
 #: the layers that get adapters unless told: every linear layer of every block
 ADAPTED = r"layers\.\d+\..*(_proj|fc\d)$"
 #: what names on Hugging Face's hub have besides, of models of the same shape: "meta-llama/Meta-", "-Instruct-v0.2"
-_RELEASE = re.compile(r"^([^/]+/)?(meta-)?|(-(instruct|chat|it|hf|deduped|v\d+(\.\d+)*))+$", re.IGNORECASE)
+_ENDS = r"instruct|chat|it|hf|deduped|uncased|cased|v\d+(\.\d+)*"
+_RELEASE = re.compile(rf"^([^/]+/)?(meta-)?|(-({_ENDS}))+$", re.IGNORECASE)
 
 
 @cache

@@ -23,7 +23,7 @@ _UNITS = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2
 
 def plan(arguments: argparse.Namespace) -> Answer:
     methods = tuple(_asked_methods(arguments))
-    known = (*vars(AskedStep()), *ASKED, "hardware", "qlora")
+    known = (*vars(AskedStep()), *ASKED, "hardware", "qlora", "gpus")
     options = {name: value for name, value in vars(arguments).items() if name in known}
     budget = parse_bytes(arguments.fit) if arguments.fit else 0
     found = costmodel.plan(**options, fit=budget, methods=methods)

@@ -157,6 +157,9 @@ def test_a_format_the_hardware_lacks_is_named(tmp_path):
         ("Tesla T4", "t4"),
         ("NVIDIA L4", "l4"),
         ("H100 SXM", "h100"),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA L40", "l40"),
+        ("4090", "rtx-4090"),
     ],
 )
 def test_a_device_is_known_by_its_full_name(full, profile):
@@ -164,7 +167,7 @@ def test_a_device_is_known_by_its_full_name(full, profile):
     assert load_hardware(full) == load_hardware(profile)
 
 
-@pytest.mark.parametrize("name", ["a100", "h10", "rtx-409", "l4s"])
+@pytest.mark.parametrize("name", ["a100", "h2", "rtx-409", "l4s"])
 def test_a_part_of_a_number_is_no_device(name):
     with pytest.raises(ValueError, match=f"unknown hardware '{name}'"):
         load_hardware(name)

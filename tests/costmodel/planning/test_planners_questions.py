@@ -14,7 +14,7 @@ from dsq.costmodel.cli.main import main, parser
 from dsq.costmodel.hardware.hardware import Pass, load_hardware
 from dsq.costmodel.model.methods import AUTOCAST, BF16, FP32, POLICIES, USUAL, Method
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
-from dsq.costmodel.planning.step import communication_bytes, packing_seconds, sending_seconds, step_time
+from dsq.costmodel.planning.step import RANGES, communication_bytes, packing_seconds, sending_seconds, step_time
 from dsq.costmodel.workloads.named import load_workload
 from tests.costmodel.workloads.models import small_gpt2
 
@@ -232,3 +232,39 @@ def test_weights_of_few_bits_are_trained_by_adapters_alone(quantization, tmp_pat
         costmodel.plan(path, "h100")
     if quantization != {"bits": 8}:
         assert costmodel.plan(path, "h100", qlora=8, lora_layers="fc").rows
+
+
+def test_gpus_are_all_devices_and_devices_the_data_parallel_ones():
+    options = {"hardware": "h100", "tokens": 512, "tensor": 4}
+    plans = [costmodel.plan("gpt2", **options, **count) for count in ({"gpus": 8}, {"devices": 2})]
+    assert plans[0].as_dict() == plans[1].as_dict()
+    assert "each of 8 NVIDIA H100" in plans[0].answer
+    with pytest.raises(ValueError, match=r"--gpus 6 must be a positive multiple of --tensor times --pipeline \(4\)"):
+        costmodel.plan("gpt2", **options, gpus=6)
+
+
+def test_where_nothing_fits_the_answer_names_the_quickest_of_what_needs_least():
+    """fp32 and 16-bit products with checkpoints need as little; once fp32, six times as slow, was named."""
+    plan = costmodel.plan("llama-3-8b", "h100")
+    assert plan.best.method.name == "bf16 autocast, recompute"
+    assert plan.best.memory.peak == min(row.memory.peak for row in plan.rows if row.method.trusted)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({}, "eager"),
+        ({"hardware": "rtx-4090"}, "GDDR"),
+        ({"hardware": "rtx-4090", "compiled": True}, "compiled"),
+        ({"devices": 16, "zero": 3}, "several nodes"),
+    ],
+)
+def test_the_range_of_a_step_is_that_of_its_kind(options, kind):
+    step = costmodel.plan("gpt2", **({"hardware": "h100", "tokens": 64} | options)).rows[0].step
+    assert (step.low, step.high) == RANGES[kind]
+
+
+def test_a_compiled_step_moves_fewer_bytes_of_passes_and_saves_none_of_products():
+    plans = [costmodel.plan("gpt2", "h100", sequences=8, compiled=compiled).rows[2].step for compiled in (False, True)]
+    assert 0.3 < plans[1].compute / plans[0].compute < 0.9
+    assert plans[0].update == pytest.approx(plans[1].update, rel=1e-6)

@@ -1,0 +1,279 @@
+"""Trainings that others published, as the cost model describes them.
+
+analysis/results/published_runs.csv: 108 trainings of MPT (table "mpt": mosaicml/llm-foundry) and 55 of others (table
+"others", second-hand). Those are predicted that have a "profile", dsq-cost's name of the device: data parallel, whole
+models; no context parallelism, interleaved stages, 8-bit or 4-bit floats, which dsq-cost does not describe. Their
+"loss" is what the loss keeps of the logits: fp32; 16 bits and their gradient in their place; or only a chunk. The rule
+of exclusion and the seed that drew each "half" of MPT's were committed before `analysis.published fit` (commit
+42c1cfa6) fitted four constants of the hardware files to the one half. `analysis.published judge` (commit 2388cf1f)
+wrote published.csv and published.png beside the table.
+
+58 more (table "commands") were written down on 2026-11-28, before dsq-cost was asked for any: each with the options of
+`dsq-cost plan` (column "layout") and the method (column "precision") that describe it. Nothing was fitted to them;
+--lora-dropout was added afterwards, as litgpt's configs have it.
+"""
+
+import csv
+import hashlib
+import json
+import math
+import re
+import shlex
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from analysis import ROOT
+from dsq import costmodel
+from dsq.costmodel.cli.main import parser
+from dsq.costmodel.hardware.hardware import load_hardware
+from dsq.costmodel.model.memory import peak_memory
+from dsq.costmodel.model.methods import BF16, USUAL, Method
+from dsq.costmodel.model.operations import Operation, Pointwise, Workload
+from dsq.costmodel.planning.plan import ASKED, NF4_BITS
+from dsq.costmodel.planning.step import kind_of, step_time
+from dsq.costmodel.workloads.config_json import transformer_of
+from dsq.costmodel.workloads.named import ADAPTED, AskedStep, load_shapes
+from dsq.costmodel.workloads.shapes import Transformer
+from dsq.costmodel.workloads.transformer import build
+
+RUNS = ROOT / "analysis/results/published_runs.csv"
+CsvRow = dict[str, str]
+
+
+def published() -> list[CsvRow]:
+    """Rows of the table of published trainings."""
+    with RUNS.open(newline="", encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
+
+
+#: sizes of GPT-2 as nanoGPT trains it; MPT's stand in the table
+GPT2 = {"n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50304}
+MPT_WORDS = 50368
+#: a source whose RMS norms are one kernel, which keeps its x alone (norm_type "fused_rmsnorm" in its configs of 2024)
+FUSED_NORMS = "torchtitan docs/performance.md"
+
+
+def described(row: CsvRow) -> tuple[Workload, Method]:
+    """What each device computes, and how. LoRA has rank 8 in every linear layer, as torchtune's recipe."""
+    length, batch, devices = (int(row[name]) for name in ("sequence", "micro_batch", "devices"))
+    like_gpt2 = row["model"].lower().startswith(("mpt", "gpt-2"))
+    shapes = _gpt2(row, length) if like_gpt2 else load_shapes(row["model"].split()[0])
+    model = replace(shapes, sequences=batch, target_length=length)
+    zero = 0 if devices == 1 or "DDP" in row["layout"] else 2 if row["layout"] == "SHARD_GRAD_OP" else 3
+    again = row["recompute"] in ("full", "yes", "selective")
+    method = Method(
+        "bf16", BF16, recompute=again, selective=row["recompute"] == "selective", zero=zero, devices=devices
+    )
+    if "in-backward" in row["layout"]:  # bitsandbytes' paged AdamW of 8 bits, over weights of 16
+        method = replace(method, optimizer="adam-8bit-16bit", in_backward=True, offload=True)
+    if "QLoRA" in row["model"]:
+        method = replace(method, base_bits=NF4_BITS)
+    workload = build(model).fusing_attention()
+    workload = workload.adapting(8, ADAPTED) if "LoRA" in row["model"] else workload
+    if row["source"].startswith(FUSED_NORMS):
+        workload = replace(workload, operations=tuple(map(_fused_norm, workload.operations)))
+    return workload, replace(method, compiled=is_compiled(f"{row['layout']} {row['source']}"))
+
+
+def _gpt2(row: CsvRow, length: int) -> Transformer:
+    """MPT is GPT-2 with positions of its own, fused attention, the exact gelu and no dropout."""
+    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0)
+    usual = {"model_type": "gpt2", "n_positions": length, "activation_function": "gelu"} | dropouts
+    sizes = GPT2
+    if row["d_model"]:
+        sizes = {"n_embd": row["d_model"], "n_head": row["heads"], "n_layer": row["layers"], "vocab_size": MPT_WORDS}
+    return transformer_of(usual | {field: int(size) for field, size in sizes.items()}, row["model"])
+
+
+def _fused_norm(op: Operation) -> Operation:
+    return replace(op, kind="norm") if isinstance(op, Pointwise) and op.kind == "rms" else op
+
+
+def _tokens_per_second(row: CsvRow) -> float:
+    """The published throughput of a device, from whichever figure was published."""
+    if row["tokens_per_second_per_device"]:
+        return float(row["tokens_per_second_per_device"])
+    return float(row["accumulation"]) * int(row["micro_batch"]) * int(row["sequence"]) / float(row["step_s"])
+
+
+def peak(row: CsvRow, workload: Workload, method: Method) -> float:
+    """Bytes of one device."""
+    if row["loss"] == "fp32":
+        return peak_memory(workload, method).peak
+    memory = peak_memory(workload.chunking_loss(), method)
+    if row["loss"] == "chunked":
+        return memory.peak
+    head = next(op for op in workload.gemms if op.name == "output_projection")
+    at = memory.operations.index(head.name)  # the logits are there from its forward to its backward
+    there = memory.totals[at : 2 * len(memory.operations) - at].max() + 2 * head.M * head.N
+    return max(memory.peak, float(there))
+
+
+def judged(row: CsvRow) -> dict[str, Any]:
+    """Predicted throughput over published, whether the training is told to fit, and predicted memory over published."""
+    (workload, method), hardware = described(row), load_hardware(row["profile"])
+    predicted, memory = workload.tokens / step_time(workload, method, hardware).seconds, peak(row, workload, method)
+    known = float(row["memory"] or 0) * 2**30  # bytes that the allocator reserved; 0: not published
+    found = {"ratio": predicted / _tokens_per_second(row), "fits": memory <= hardware.memory_bytes}
+    return found | {"of_peak": memory / known if known else None}
+
+
+# ---- trainings that the command line describes
+
+BERT = {"model_type": "bert", "architectures": ["BertForSequenceClassification"], "vocab_size": 30522}
+BERT |= {"max_position_embeddings": 512}
+VIT = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "num_labels": 1000}
+PHI = {"model_type": "phi", "vocab_size": 51200, "max_position_embeddings": 2048, "hidden_act": "gelu"}
+PYTHIA = {"model_type": "gpt_neox", "vocab_size": 50688, "max_position_embeddings": 4096}
+LLAMA = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 4096}
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+#: models of the table "commands" that dsq-cost has no name for: fields of their config.json, and SIZES
+CONFIGS = {
+    "BERT-base classifier": (BERT, 768, 12, 12, 3072),
+    "BERT-large classifier": (BERT, 1024, 24, 16, 4096),
+    "ViT-B/16 224": (VIT, 768, 12, 12, 3072),
+    "ViT-B/16 384": (VIT | {"image_size": 384}, 768, 12, 12, 3072),
+    "ViT-L/16 224": (VIT, 1024, 24, 16, 4096),
+    "ViT-L/16 384": (VIT | {"image_size": 384}, 1024, 24, 16, 4096),
+    "ViT-H/14 224": (VIT | {"patch_size": 14}, 1280, 32, 16, 5120),
+    "phi-1.5": (PHI, 2048, 24, 32, 8192),
+    "phi-2, one kernel of gelu": (PHI, 2560, 32, 32, 10240),
+    "StableLM-alpha-3B": (PYTHIA, 4096, 16, 32, 16384),
+    "Code Llama 34B": (LLAMA | {"num_key_value_heads": 8}, 8192, 48, 64, 22016),
+}
+
+
+def commanded(row: CsvRow, folder: Path) -> dict[str, Any]:
+    """dsq-cost plan's figures of a training that was asked for by its options, as `judged` has them."""
+    model, (device, _, network) = row["model"], row["hardware"].partition(", ")
+    words = ["--sequences", row["micro_batch"], "--devices", row["devices"], "--accumulate", row["accumulation"]]
+    if model in CONFIGS:
+        fields, *sizes = CONFIGS[model]
+        path = folder / f"{sizes} {fields.get('image_size')}.json"
+        path.write_text(json.dumps(fields | dict(zip(SIZES, sizes, strict=True))))
+        words += ["--workload", str(path)]
+    else:
+        words += ["--workload", model]
+    if not model.startswith("ViT"):
+        words += ["--tokens", row["sequence"]]
+    if network:  # "400 Gbit/s a node"
+        profile = (ROOT / f"costmodel/hardware/profiles/{device}.toml").read_text()
+        gigabytes = int(network.split()[0]) / 8
+        device = str(folder / f"{device} {gigabytes}.toml")
+        Path(device).write_text(re.sub(r"(\[network\]\ngb_per_s = )\S+", rf"\g<1>{gigabytes}", profile))
+    given = vars(parser().parse_args(["plan", *words, "--hardware", device, *row["layout"].split()]))
+    options = {name: given[name] for name in (*vars(AskedStep()), *ASKED, "hardware", "qlora") if name in given}
+    options["compiled"] = is_compiled(f"{row['layout']} {row['source']}")
+    asked = tuple(method for method in USUAL if method.name == row["precision"])
+    made = costmodel.plan(**options, methods=asked).rows
+    said = next(each for each in made if each.method.name == row["precision"])
+    tokens = int(row["accumulation"]) * int(row["micro_batch"]) * int(row["sequence"])
+    published, known = (float(row[name] or 0) for name in ("tokens_per_second_per_device", "memory"))
+    found: dict[str, Any] = {"fits": said.fits, "peak": said.memory.peak, "predicted": tokens / said.step.seconds}
+    found["ratio"] = found["predicted"] / published if published else None
+    return found | {"of_peak": said.memory.peak / (known * 2**30) if known else None}
+
+
+# ---- kinds of training, each with its range
+
+#: words of a row that say that its passes were fused
+_COMPILED = ("compile", "nanoGPT", "TinyLlama README", "Optimization flags")
+
+
+@dataclass(frozen=True)
+class Residual:
+    """A published training, and its published time over the predicted one."""
+
+    name: str
+    kind: str
+    program: str
+    time: float
+
+    @property
+    def half(self) -> str:
+        """ "fitted" or "judging", as a hash of the row draws it."""
+        return "fitted" if hashlib.sha256(self.name.encode()).digest()[0] % 2 else "judging"
+
+
+def residuals(more: Path | None = None, kinds: Sequence[str] = ()) -> list[Residual]:
+    """Every row with a published speed, of these kinds (none: of all). more: a table of further commands."""
+    listed = []
+    with tempfile.TemporaryDirectory() as folder:
+        for row in published():
+            if row["table"] != "commands" and not row["profile"]:
+                continue
+            name = " ".join(row[column] for column in list(row)[:14])
+            fused = is_compiled(f"{row['layout']} {row['source']}")
+            kind = _kind(row["profile"] or row["hardware"].partition(",")[0], int(row["devices"]), fused)
+            if kinds and kind not in kinds:
+                continue
+            record = commanded(row, Path(folder)) if row["table"] == "commands" else judged(row)
+            if record["ratio"]:
+                listed.append(Residual(name, kind, row["table"], record["ratio"]))
+    for row in _further(more):
+        given = vars(parser().parse_args(shlex.split(row["command"].replace("optimiser", "optimizer"))[1:]))
+        fused = is_compiled(row["note"])
+        kind = _kind(given["hardware"], given["devices"], fused)
+        if kinds and kind not in kinds:
+            continue
+        options = {name: given[name] for name in (*vars(AskedStep()), *ASKED, "hardware", "qlora") if name in given}
+        options |= {"workload": given["words"][0], "compiled": fused}
+        rows = costmodel.plan(**options).rows
+        said = next(each for each in rows if each.method.name == row["method"])
+        speed = said.tokens_per_second / said.method.devices
+        listed.append(Residual(f"{row['group']} {row['what']}", kind, "more", speed / float(row["published"])))
+    return listed
+
+
+def _further(path: Path | None) -> list[CsvRow]:
+    if path is None:
+        return []
+    with path.open(newline="", encoding="utf-8") as lines:
+        return [row for row in csv.DictReader(lines) if row["unit"].startswith("tok") and "cfg/" not in row["command"]]
+
+
+def is_compiled(text: str) -> bool:
+    return any(word in text for word in _COMPILED)
+
+
+def _kind(hardware: str, devices: int, fused: bool) -> str:
+    return kind_of(Method("", BF16, devices=devices, compiled=fused), load_hardware(hardware))
+
+
+def range_of(listed: Sequence[Residual]) -> tuple[float, float]:
+    """The times that eight of ten lie between, rounded outwards to hundredths. MPT's many rows weigh as much together
+    as those of all other programs."""
+    times = sorted(listed, key=lambda one: one.time)
+    counts = Counter(one.program == "mpt" for one in times)
+    weights = np.array([1 / counts[one.program == "mpt"] for one in times])
+    places = (np.cumsum(weights) - weights / 2) / weights.sum()
+    low, high = np.interp([0.1, 0.9], places, [one.time for one in times])
+    return math.floor(100 * low) / 100, math.ceil(100 * high) / 100
+
+
+def main() -> None:
+    """Print the range of each kind by its fitted half, and how many times of either half lie within."""
+    every = residuals(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    for kind in dict.fromkeys(residual.kind for residual in every):
+        ours = [residual for residual in every if residual.kind == kind]
+        low, high = range_of([one for one in ours if one.half == "fitted"])
+        words = [f"{kind}: low {low}, high {high}"]
+        for half in ("fitted", "judging"):
+            for name, mpt in (("MPT", True), ("others", False)):
+                times = [one.time for one in ours if one.half == half and (one.program == "mpt") is mpt]
+                if times:
+                    within, off = sum(low <= time <= high for time in times), median(abs(time - 1) for time in times)
+                    words.append(f"{half} {name} {within} of {len(times)}, {off:.1%} off")
+        print("; ".join(words))
+
+
+if __name__ == "__main__":
+    main()
