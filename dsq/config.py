@@ -9,11 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
-from dsq import formats
+from dsq import formats, recipes
 from dsq.arguments import choice, flag, pattern
+from dsq.layers.blocks import parse_ends
+from dsq.operands import MIN_WEIGHT_BITS
 from dsq.packing import Rounding
 from dsq.precision import DEFAULT_LEVELS, Level, Precision, RiseAt, damage, levels_text, parse_levels, parse_rise_at
-from dsq.quantizers import MIN_WEIGHT_BITS, Gemm, Quantizers
+from dsq.quantizers import Gemm, Quantizers
 from dsq.scheduler import PrecisionScheduler, check_plateau
 
 StashScope = Literal["linears", "all"]
@@ -50,7 +52,8 @@ class DSQConfig:
 
     levels: _Converted[Level | Iterable[Level], tuple[Precision, ...]] = _option(
         DEFAULT_LEVELS,
-        'bits [q0,q1,q2,q3] of each level, lowest first, as "[4,3,3,8] [8,4,4,8]"; a single level never changes',
+        'bits [q0,q1,q2,q3] of each level, lowest first, as "[4,3,3,8] [8,4,4,8]", formats of each operand, or the name '
+        "of a recipe, as nvfp4-nvidia (docs/formats.md); a single level never changes",
         "LEVELS",
     )
     format: str = _option(
@@ -94,6 +97,12 @@ class DSQConfig:
     exclude: str | None = _option(
         None, "layers to skip: those whose name the expression matches anywhere, as output_projection", "REGEX"
     )
+    plain_ends: str | None = _option(
+        None,
+        "blocks left in floating point at the beginning and at the end, as 2,8, or shares of them, as 0.03,0.13, and "
+        "what is in no block, as a head; absent: as the recipe of the levels says",
+        "FIRST,LAST",
+    )
     tied: bool = _option(
         False,
         "also convert layers that share their weight with an embedding; few bits there can stop a model from learning",
@@ -118,17 +127,21 @@ class DSQConfig:
         object.__setattr__(self, "rise_at", parse_rise_at(self.rise_at, len(self.levels)))
         if self.exclude is not None:
             pattern("exclude", self.exclude)
+        if self.plain_ends is None and (first := self.levels[0].text) in recipes.names():
+            object.__setattr__(self, "plain_ends", recipes.recipe(first).plain_ends or None)
+        if self.plain_ends is not None:
+            parse_ends(self.plain_ends)
         for name in ("attention", "adapters", "tied", "eval_full_precision"):
             flag(name, getattr(self, name))
         for level in range(len(self.levels)):
             self.at(level)
-        for text in damage(self.levels, self.format, self.rounding):
+        in_bits = [level for level in self.levels if not level.text]
+        for text in damage(in_bits, self.format, self.rounding):
             warnings.warn(text, stacklevel=3)
 
     def at(self, level: int) -> Quantizers:
         """Return the quantizers of every converted layer at ``level`` (0 is the first)."""
-        q0, q1, q2, q3 = (self._format(bits) for bits in self.levels[level])
-        return Quantizers(q0, q1, q2, q3, self.rounding, self.gemm, self.min_weight_bits)
+        return Quantizers.at(self.levels[level], self._format, self.rounding, self.gemm, self.min_weight_bits)
 
     @property
     def follows_validation(self) -> bool:
@@ -138,7 +151,7 @@ class DSQConfig:
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON takes them; ``from_dict`` reads them back."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return values | {"levels": [list(level) for level in self.levels], "rise_at": list(self.rise_at)}
+        return values | {"levels": [level.as_json() for level in self.levels], "rise_at": list(self.rise_at)}
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> "DSQConfig":

@@ -15,6 +15,7 @@ from dsq.arguments import whole_number
 from dsq.config import DSQConfig
 from dsq.layers import mixed
 from dsq.layers.attention import MultiheadAttention, OutProjection
+from dsq.layers.blocks import plain_at_ends
 from dsq.layers.experts_and_patches import Experts, PatchConv2d, cuts_patches, is_experts
 from dsq.layers.forwards import bound_forwards, free_forwards
 from dsq.layers.own_products import OwnAttention, OwnProducts, calls_attention, multiplies
@@ -27,7 +28,7 @@ from dsq.stash.controller import applied
 Model = TypeVar("Model", bound=nn.Module)
 
 #: fields of DSQConfig that it alone acts on
-_OF_CONVERSION = ("exclude", "tied", "stash", "attention", "adapters", "eval_full_precision")
+_OF_CONVERSION = ("exclude", "plain_ends", "tied", "stash", "attention", "adapters", "eval_full_precision")
 _STASH_ALONE = 'stash="all" packs what a model without products keeps, as one of convolutions'
 
 
@@ -37,7 +38,8 @@ def convert(model: Model, config: DSQConfig | str | None = None, **options: Any)
     nn.Linear becomes dsq.Linear; nn.MultiheadAttention, convolutions that cut patches, and transformers' Conv1D and
     experts become their quantized selves. In any other module the products with parameters of its own are quantized as
     they are called (layers/own_products.py). Only the class of a module changes: names, parameters, tying,
-    initialization and state dict stay. Modules whose name matches ``config.exclude``, those whose weight is an
+    initialization and state dict stay. Modules whose name matches ``config.exclude``, those of ``config.plain_ends``
+    (a recipe has its own), those whose weight is an
     embedding's too (unless ``config.tied``), routers of experts and PEFT's adapters are left alone. Fused paths that
     would read the weights past the layers are switched off. Warns where nothing was converted, where under half of the
     parameters that are multiplied were (``dsq.report`` says what was left, and why), or where ``config.exclude``
@@ -59,7 +61,7 @@ def convert(model: Model, config: DSQConfig | str | None = None, **options: Any)
         raise ValueError(f"model has been converted before; {known}")
     if config.stash == "all":
         suit_a_packed_stash()
-    excluded, tied = change_classes(model, config)
+    excluded, others = change_classes(model, config)
     layers = converted(model)
     for layer in layers.values():
         layer.eval_full_precision = config.eval_full_precision
@@ -79,7 +81,7 @@ def convert(model: Model, config: DSQConfig | str | None = None, **options: Any)
     if is_converted(model):
         change(model, "whole", True)
     if layers:
-        _warn_of_little(model, excluded + tied)
+        _warn_of_little(model, excluded + others)
     else:
         _warn_of_none(model, packed=config.stash == "all")
     if config.exclude is not None and not excluded:
@@ -201,12 +203,13 @@ _CLASSES: dict[type[nn.Module], type[nn.Module]] = {it.plain: it for it in (Line
 def change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
     """Give the layers of ``model`` their quantized classes, and switch off what would read their weights past them.
 
-    Returns how many values the matrices hold that ``config.exclude`` left out, and how many those that are an
-    embedding's too.
+    Returns how many values the matrices hold that ``config.exclude`` left out, and how many those that
+    ``config.plain_ends`` left out, or that are an embedding's too.
     """
     pattern = None if config.exclude is None else re.compile(config.exclude)
     tables = set() if config.tied else embedded(model)
-    excluded, tied, attentions = 0, 0, set[str]()
+    ends = set() if config.plain_ends is None else plain_at_ends(model, config.plain_ends)
+    excluded, others, attentions = 0, 0, set[str]()
     adapters = set() if config.adapters else _adapters(model)
     for name, module in list(model.named_modules()):
         kind = None if module in adapters else quantized_class(module)
@@ -216,14 +219,14 @@ def change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
             own = matrices(module)
             if pattern is not None and pattern.search(name):
                 excluded += max(1, sum(p.numel() for p in own))
-            elif any(id(p) in tables for p in own):
-                tied += sum(p.numel() for p in own)
+            elif module in ends or any(id(p) in tables for p in own):
+                others += sum(p.numel() for p in own)
             else:
                 set_class(module, kind)
                 attentions |= {name} if kind is MultiheadAttention else set()
         else:
             _switch_off_fused_path(module)
-    return excluded, tied
+    return excluded, others
 
 
 def quantized_class(module: nn.Module) -> type[nn.Module] | None:

@@ -231,6 +231,8 @@ def parse_format(text: str) -> Format:
         return GridFormat(integer_grid(int(integers[1])), block, "fp32")
     if name == "grid":
         return _parse_grid_format(rest)
+    if identity := re.fullmatch(r"float:bits=(\d+)", text):
+        return Identity(int(identity[1]))
     if name not in FORMATS or not rest:
         raise ValueError(f"format must be one of {', '.join(format_names())}, got {text!r}{_nearest(text)}")
     try:

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from dsq.conversion import converted
-from dsq.formats import Identity
 from dsq.stash.controller import applied, suspended
 from dsq.stash.policy import run_eagerly
 
@@ -278,12 +277,7 @@ def at_32_bits(layers: list[Any], but_stash: bool = False) -> Iterator[None]:
     before = [layer.quantizers for layer in layers]
     try:
         for layer, q in zip(layers, before, strict=True):
-            wide = replace(q, **{name: Identity() for name in ("q0", "q1", "q2", "q3")})
-            stashing = replace(wide, q1=q.q1)
-            matmuls = stashing.matmuls._replace(input_gradient=wide.matmuls.input_gradient)  # w is no stash
-            object.__setattr__(stashing, "matmuls", matmuls)
-            object.__setattr__(stashing, "text", f"{stashing.text} exact weights")  # layers know formats by their text
-            layer.quantizers = stashing if but_stash else wide
+            layer.quantizers = q.unquantized(but_stash)
         yield
     finally:
         for layer, q in zip(layers, before, strict=True):

@@ -53,7 +53,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
         return handle_torch_function(linear, (x, weight, bias), x, weight, bias, precision)
     quantizers = precision if type(precision) is Quantizers else Quantizers.of(precision)
     linear_passes.check_callers(x, weight, bias)
-    seed = None if quantizers.rounding == "nearest" else quantizers.seed()
+    seed = quantizers.seed() if quantizers.draws else None
     trained = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     # PyTorch refuses an autograd function in forward mode; the kernels would lose the tangents
     if (trained and torch.is_grad_enabled() and not torch.compiler.is_exporting()) or forward_ad._current_level >= 0:
@@ -89,8 +89,8 @@ class _Linear(torch.autograd.Function):
         x_wanted, w_wanted = ctx.needs_input_grad[:2]
         plan = ctx.plan = linear_passes.plan(matmuls, x, w_NK, bias, seed)
         ctx.seed = seed
-        # a compiler, which sees products, finds by itself what is packed twice
-        packs = w_wanted and plan.fused is not None and plan.stash.packs
+        # a compiler, which sees products, finds by itself what is packed twice; random signs are those of one call
+        packs = w_wanted and plan.fused is not None and plan.stash.packs and not plan.stash.random_signs
         inputs, stash = input_codes() if packs else None, None
         if inputs is not None:
             key = input_key(x, plan.stash, seed is None)

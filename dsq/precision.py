@@ -1,12 +1,14 @@
-"""[q0, q1, q2, q3]: the four bit widths of a layer, schedules of them, and widths that were seen to damage training."""
+"""[q0, q1, q2, q3]: the precision of a layer, schedules of it, and widths that were seen to damage training."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from dsq.formats import NARROWEST, WIDEST
+from dsq import recipes
+from dsq.formats import NAMED, NARROWEST, WIDEST
+from dsq.operands import Operands, parse_operands
 
 ACCEPTED = f"four whole numbers in {NARROWEST}..{WIDEST}, as in [16,4,4,16]"
 ACCEPTED_LEVELS = "precisions that never decrease, as in [4,3,3,8] [8,4,4,8]"
@@ -14,15 +16,18 @@ ACCEPTED_LEVELS = "precisions that never decrease, as in [4,3,3,8] [8,4,4,8]"
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Bits at the four points of a linear layer where DSQ quantizes (DSQ, section 3, figure 2).
+    """Bits at the four points of a linear layer where DSQ quantizes (DSQ, section 3, figure 2), or its six operands.
 
-    Raises ValueError where a width is not a whole number in 2..32. A width above 16 leaves values in floating point.
+    A width above 16 leaves values in floating point, but for bfp. ``text`` has a level that names formats, in dsq's
+    grammar (dsq/operands.py), or a recipe; the widths are then those of x, of the stash, and of dy in dx and in dw.
+    Raises ValueError where a width is not a whole number in 2..32.
     """
 
     q0: int  #: the forward GEMM: x and w
     q1: int  #: the stash: x and w as the backward reads them
     q2: int  #: the gradient dy entering the GEMM for dx
     q3: int  #: the gradient dy entering the GEMM for dw, and dx leaving the layer
+    text: str = ""  #: as the level was written, if it is not four widths
 
     def __post_init__(self) -> None:
         for width in self:
@@ -30,20 +35,53 @@ class Precision:
                 raise ValueError(f"precision must be {ACCEPTED}, got {self}")
 
     def __iter__(self) -> Iterator[int]:
-        return iter(astuple(self))
+        return iter((self.q0, self.q1, self.q2, self.q3))
 
     def __str__(self) -> str:
-        return "[" + ",".join(map(str, self)) + "]"
+        return self.text or "[" + ",".join(map(str, self)) + "]"
+
+    @property
+    def operands(self) -> Operands:
+        """Return how each operand is quantized; widths stand for formats of the config's family."""
+        return parse_operands(_in_full(str(self)))
+
+    def as_json(self) -> list[int] | str:
+        """Return the widths, or the text of a level that names formats: as checkpoints and ledgers have it."""
+        return self.text or list(self)
 
     @staticmethod
     def parse(text: str) -> "Precision":
-        """Read ``[16,4,4,16]``: brackets optional, commas or spaces. Raises ValueError for anything else."""
+        """Read ``[16,4,4,16]``, brackets optional, commas or spaces; a level of named formats; a recipe's or a format's
+        name. Raises ValueError for anything else.
+        """
         body = re.fullmatch(r"\s*(?:\[([^\[\]]*)\]|([^\[\]]*))\s*", text) if isinstance(text, str) else None
         widths = re.split(r"[\s,]+", (body[1] or body[2] or "").strip(" ,")) if body else []
+        if body and (len(widths) != 4 or not all(width.isdecimal() for width in widths)) and _names_formats(text):
+            operands = parse_operands(_in_full(text))
+            backward = operands.x_for_dw.bits, operands.dy_for_dx.bits, operands.dy_for_dw.bits
+            return Precision(operands.x.bits, *backward, text=text.strip())
         if len(widths) != 4 or not all(width.isdecimal() for width in widths):
             hint = '; stash="all" packs all saved tensors, in dsq-cost: plan "[8,4,8,8] all"'
             raise ValueError(f"precision must be {ACCEPTED}, got {text!r}{hint * str(text).endswith('all')}")
-        return Precision(*map(int, widths))
+        q0, q1, q2, q3 = map(int, widths)
+        return Precision(q0, q1, q2, q3)
+
+
+def _names_formats(text: str) -> bool:
+    """Return whether a text is a level of operands, or a name, and not four widths written wrong."""
+    return bool(re.search(r"[|/~@^]|(?<![\w.])-(?![\w.])|[a-z]\w", text)) and not text.strip().endswith("all")
+
+
+def _in_full(text: str) -> str:
+    """Return the operands of a level: its own text, or what the name of a recipe or a format stands for."""
+    name = text.strip()
+    if name.startswith("[") or not re.fullmatch(r"[a-z][\w.:-]*[~@^\w]*|-", name):
+        return text
+    if name in recipes.names():
+        return recipes.recipe(name).operands
+    if name.partition(":")[0] in NAMED or name in ("-", "bf16", "fp32") or not recipes.nearest(name):
+        return f"[{name} {name} | {name} {name} | {name} {name}]"
+    raise ValueError(f"recipe must be one of {', '.join(recipes.names())}, got {name!r}{recipes.nearest(name)}")
 
 
 #: the levels where none are given: fewer bits take as long here and lose more. At q2 = 4 the gradient of peaked logits
@@ -64,7 +102,7 @@ def parse_levels(levels: Level | Iterable[Level]) -> tuple[Precision, ...]:
     if not schedule:
         raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got none")
     for before, after in pairwise(schedule):
-        if any(b > a for b, a in zip(before, after, strict=True)):
+        if any(b > a for b, a in zip(before.operands.bits, after.operands.bits, strict=True)):
             raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got {before} before {after}")
     return schedule
 
@@ -79,6 +117,8 @@ def _precisions(levels: Any) -> Iterator[Precision]:
         yield levels
     elif isinstance(levels, str) and re.fullmatch(r"\s*\[[^\[\]]*\](?:[\s,;]*\[[^\[\]]*\])+\s*", levels):
         yield from map(Precision.parse, re.findall(r"\[[^\[\]]*\]", levels))
+    elif isinstance(levels, str) and len(words := _SCHEDULE.findall(levels)) > 1 and _is_schedule(levels):
+        yield from map(Precision.parse, words)
     elif isinstance(levels, str):
         yield Precision.parse(levels)
     elif not isinstance(levels, Iterable):
@@ -88,6 +128,16 @@ def _precisions(levels: Any) -> Iterator[Precision]:
     else:
         for level in given:
             yield from _precisions(level)
+
+
+#: a level in brackets, or the name of a recipe or a format
+_SCHEDULE = re.compile(r"\[[^\[\]]*\]|[^\s,;\[\]]+")
+
+
+def _is_schedule(text: str) -> bool:
+    """Return whether a text is of several levels, one of which is a name: "nvfp4-nvidia bf16", "[4,3,3,8] bf16"."""
+    words = _SCHEDULE.findall(text)
+    return any(word.startswith("[") or word in recipes.names() for word in words) and not text.strip().endswith("all")
 
 
 RiseAt = float | str | Iterable[float]

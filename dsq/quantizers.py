@@ -1,8 +1,8 @@
-"""The four formats of a layer, the products that they make, and what every layer has that carries them."""
+"""The formats of a layer, the products that they make, and what every layer has that carries them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args
 
@@ -10,29 +10,23 @@ import torch
 from torch import nn
 
 from dsq.arguments import choice, whole_number
-from dsq.formats import DEFAULT, WIDEST, Format, named, parse_format
+from dsq.formats import DEFAULT, WIDEST, Format, Identity, named, parse_format
 from dsq.kernels.backend import LinearMatMuls, MatMul, Operand
+from dsq.operands import MIN_WEIGHT_BITS, PLAIN_BITS, Operands, OperandSpec, parse_operands
 from dsq.ops.products import ProductMatMuls, product_matmuls
 from dsq.packing import Rounding
 from dsq.precision import Precision
 
-#: least bits of w in the backward. The weight is not stashed, so these bits cost no memory, and all tokens share its
-#: rounding error, so no batch averages it out. With 5 bits instead of 4 a GPT's gradient error falls by 9 %, by 18 %
-#: under stash="all"; with 8 by 13 and 27 %. AVX2 multiplies codes of 13 bits together: 8 of dy leave 5, and 8 of w cost
-#: a tenth of a step there. In eleven translations under stash="all" 8 gained nothing (-.007 nats +- .018, 2026-11-28).
-MIN_WEIGHT_BITS = 5
 Gemm = Literal["exact", "float32"]
-
-
-#: those that layers were given, by their text
-_BY_TEXT: dict[str, "Quantizers"] = {}
 
 
 @dataclass(frozen=True)
 class Quantizers:
-    """The four formats of a linear layer, and how they are applied.
+    """The formats of a linear layer, and how they are applied.
 
-    Raises TypeError for what is no format, ValueError for unknown words.
+    Four formats make the products of the paper. ``operands``, where a level names each operand, makes them instead; its
+    formats are the four then as ``of_operands`` gives them. Raises TypeError for what is no format, ValueError for
+    unknown words.
     """
 
     q0: Format  #: the forward product: x and w
@@ -42,9 +36,12 @@ class Quantizers:
     rounding: Rounding = "nearest"
     gemm: Gemm = "exact"
     min_weight_bits: int = MIN_WEIGHT_BITS  #: of w in the product for dx; 0: w is read at q1, as the paper's Q1
+    operands: Operands | None = None  #: without bits: each names a format, or "-"
+    always_draws: bool = False  #: a seed at each call, also if nothing is random: in comparisons dropout stays the same
     matmuls: LinearMatMuls = field(init=False, repr=False, compare=False)
     products: ProductMatMuls = field(init=False, repr=False, compare=False)  #: of two activations
-    text: str = field(init=False, repr=False, compare=False)  #: all of the above
+    text: str = field(init=False, repr=False, compare=False)  #: all of the above, as ``parse`` reads it back
+    draws: bool = field(init=False, repr=False, compare=False)  #: random numbers, at each call
 
     def __post_init__(self) -> None:
         choice("rounding", self.rounding, get_args(Rounding))
@@ -53,24 +50,67 @@ class Quantizers:
         for q in (self.q0, self.q1, self.q2, self.q3):
             if not isinstance(q, Format):
                 raise TypeError(f"q0, q1, q2 and q3 must be formats, as dsq.BFP(4), got {q!r}")
+        words = *map(str, (self.q0, self.q1, self.q2, self.q3)), self.rounding, self.gemm, str(self.min_weight_bits)
+        if self.operands is None:
+            matmuls, products, drawn = self._of_widths(), product_matmuls(self.q0, self.q1, self.q2), False
+        else:
+            matmuls, products = self._of_operands(self.operands)
+            drawn = any(operand.stochastic or operand.random_signs for operand in self.operands)
+            words += (str(int(self.always_draws)), str(self.operands))
+        object.__setattr__(self, "matmuls", matmuls)
+        object.__setattr__(self, "products", products)
+        object.__setattr__(self, "text", " ".join(words))
+        object.__setattr__(self, "draws", drawn or self.always_draws or self.rounding == "stochastic")
+
+    def _of_widths(self) -> LinearMatMuls:
         q0, q1, q2, q3 = (q if q.quantizes else None for q in (self.q0, self.q1, self.q2, self.q3))
         w = self.backward_weight if q1 else None
         exact = self.gemm == "exact"
-        matmuls = LinearMatMuls(  # each operand has a seed offset of its own, so that no two share random numbers
+        return LinearMatMuls(  # each operand has a seed offset of its own, so that no two share random numbers
             MatMul(Operand(q0, -1, seed=0), Operand(q0, -1, transposed=True, seed=1), exact=exact),
             MatMul(Operand(q2, -1, seed=4), Operand(w, 0, seed=3), result=q3, result_seed=6, exact=exact),
             MatMul(Operand(q3, 0, transposed=True, seed=5), Operand(q1, 0, seed=2), exact=exact),
         )
-        object.__setattr__(self, "matmuls", matmuls)
-        object.__setattr__(self, "products", product_matmuls(self.q0, self.q1, self.q2))
-        named = *map(str, (self.q0, self.q1, self.q2, self.q3)), self.rounding, self.gemm, str(self.min_weight_bits)
-        object.__setattr__(self, "text", " ".join(named))
+
+    def _of_operands(self, specs: Operands) -> tuple[LinearMatMuls, ProductMatMuls]:
+        """Return the products of a layer, and of two activations, whose second one takes the place of w; it is stashed
+        as x is where the level leaves w as it is."""
+        exact = self.gemm == "exact"
+
+        def operand(spec: OperandSpec, axis: int, seed: int, transposed: bool = False, of: Any = None) -> Operand:
+            nearest = not spec.stochastic and self.rounding == "nearest"
+            first = of if spec.of_forward else None
+            transform = spec.hadamard, spec.random_signs
+            return Operand(spec.resolved, axis, transposed, seed, nearest, *transform, first)
+
+        x, w, dx = operand(specs.x, -1, 0), operand(specs.w, -1, 1, transposed=True), operand(specs.dx, -1, 6)
+        matmuls = LinearMatMuls(
+            MatMul(x, w, exact=exact),
+            MatMul(
+                operand(specs.dy_for_dx, -1, 4),
+                operand(specs.w_for_dx, 0, 3, of=w),
+                *(dx.format, dx.seed, dx.nearest),
+                exact=exact,
+            ),
+            MatMul(operand(specs.dy_for_dw, 0, 5, True), operand(specs.x_for_dw, 0, 2, of=x), exact=exact),
+        )
+        b, b_for_da = operand(specs.w, -2, 1), specs.w_for_dx
+        if b_for_da.format == "-":
+            b_for_da = specs.x_for_dw.untransformed()
+        products = ProductMatMuls(
+            MatMul(x, b),
+            MatMul(operand(specs.dy_for_dx, -1, 4), operand(b_for_da, -1, 3, True, b)),
+            MatMul(operand(specs.dy_for_dw, -2, 5, True), operand(specs.x_for_dw, -2, 2, of=x)),
+        )
+        return matmuls, products
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Quantizers":
         return self  # a copied model keeps the plans of its layers
 
     @property
     def precision(self) -> Precision:
+        if self.operands is not None:
+            return Precision.parse(str(self.operands))
         return Precision(self.q0.bits, self.q1.bits, self.q2.bits, self.q3.bits)
 
     @property
@@ -79,8 +119,8 @@ class Quantizers:
         return self.q1.at(max(self.q1.bits, min(self.q0.bits, self.min_weight_bits)))
 
     def seed(self) -> int | None:
-        """Draw the seed of one call from torch's default generator; None if rounding is to nearest."""
-        if self.rounding == "nearest":
+        """Draw the seed of one call from torch's default generator; None if nothing is random."""
+        if not self.draws:
             return None
         seed: Any = torch.randint(2**62, (), device="cpu").item()  # int() is no node of an exported graph
         return seed  # type: ignore[no-any-return]
@@ -88,9 +128,32 @@ class Quantizers:
     @staticmethod
     def parse(text: str) -> "Quantizers":
         """Return the quantizers whose ``text`` this is."""
-        *formats, rounding, gemm, bits = text.split()
-        q0, q1, q2, q3 = map(parse_format, formats)
-        return Quantizers(q0, q1, q2, q3, rounding, gemm, int(bits))  # type: ignore[arg-type]
+        words: list[Any] = text.split(maxsplit=8)
+        words[:4] = map(parse_format, words[:4])
+        words[6] = int(words[6])
+        if len(words) > 7:
+            words[7:] = parse_operands(words[8]), words[7] == "1"
+        return Quantizers(*words)
+
+    def unquantized(self, but_stash: bool = False) -> "Quantizers":
+        """Return quantizers that multiply in floating point, on stashes as they are or, ``but_stash``, at q1; they draw
+        seeds as these do, so that dropout stays the same."""
+        stash = OperandSpec()
+        if but_stash and self.operands is not None:
+            stash = self.operands.x_for_dw.untransformed()
+        elif but_stash and self.q1.quantizes:
+            stash = OperandSpec(str(self.q1))
+        plain = OperandSpec()
+        operands = Operands(plain, plain, plain, plain, plain, x_for_dw=stash, dx=plain)
+        return replace(Quantizers.of_operands(operands, self.rounding, self.gemm), always_draws=self.draws)
+
+    @staticmethod
+    def of_operands(operands: Operands, rounding: Rounding = "nearest", gemm: Gemm = "exact") -> "Quantizers":
+        """Return the quantizers of operands that name their formats: q0 is that of x, q1 of the stash, q2 and q3 of dy
+        in dx and in dw."""
+        specs = operands.x, operands.x_for_dw, operands.dy_for_dx, operands.dy_for_dw
+        q0, q1, q2, q3 = (spec.resolved or Identity(PLAIN_BITS) for spec in specs)
+        return Quantizers(q0, q1, q2, q3, rounding, gemm, operands=operands)
 
     @staticmethod
     def of(precision: "Precision | str | Quantizers") -> "Quantizers":
@@ -99,11 +162,28 @@ class Quantizers:
             return precision
         return _default(precision if isinstance(precision, Precision) else Precision.parse(precision))
 
+    @staticmethod
+    def at(
+        precision: Precision,
+        family: Callable[[int], Format],
+        rounding: Rounding = "nearest",
+        gemm: Gemm = "exact",
+        min_weight_bits: int = MIN_WEIGHT_BITS,
+    ) -> "Quantizers":
+        """Return the quantizers of a level, its widths those of ``family``; ``min_weight_bits`` is of four widths."""
+        if precision.text:
+            return Quantizers.of_operands(precision.operands.with_family(family), rounding, gemm)
+        q0, q1, q2, q3 = map(family, precision)
+        return Quantizers(q0, q1, q2, q3, rounding, gemm, min_weight_bits)
+
 
 @lru_cache
 def _default(precision: Precision) -> Quantizers:
-    q0, q1, q2, q3 = (named(DEFAULT, bits) for bits in precision)
-    return Quantizers(q0, q1, q2, q3)
+    return Quantizers.at(precision, partial(named, DEFAULT))
+
+
+#: quantizers by their text, so that all layers share the products that caches of kernels go by
+_PARSED: dict[str, Quantizers] = {}
 
 
 NO_JIT = "use torch.compile or torch.export, or call dsq.unconvert(model) first"
@@ -125,14 +205,14 @@ class Quantized:
         A layer holds their text: of an object that it held, and that changed, a compiler would take the widths for
         symbols where FSDP2 shards the layer, and no format can be made of symbols.
         """
-        if self.formats not in _BY_TEXT:  # unpickled in another process
-            _BY_TEXT[self.formats] = Quantizers.parse(self.formats)
-        return _BY_TEXT[self.formats]
+        if self.formats not in _PARSED:  # unpickled in another process
+            _PARSED[self.formats] = Quantizers.parse(self.formats)
+        return _PARSED[self.formats]
 
     @quantizers.setter
     def quantizers(self, value: Quantizers) -> None:
         self.formats = value.text
-        _BY_TEXT.setdefault(value.text, value)
+        _PARSED.setdefault(value.text, value)
 
     @property
     def evaluates_plain(self) -> bool:
@@ -146,5 +226,6 @@ class Quantized:
     def extra_repr(self) -> str:
         q = self.quantizers
         formats = dict.fromkeys(type(fmt).__name__ for fmt in (q.q0, q.q1, q.q2, q.q3))  # wide widths have another
-        own = f"precision={q.precision}, format={'/'.join(formats)}"
+        families = "" if q.operands else f", format={'/'.join(formats)}"
+        own = f"precision={q.precision}{families}"
         return ", ".join(filter(None, (super().extra_repr(), own)))  # type: ignore[misc]

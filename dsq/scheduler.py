@@ -135,7 +135,7 @@ class PrecisionScheduler:
     def state_dict(self) -> dict[str, Any]:
         """Return everything a resumed run needs to go on as an unbroken one would."""
         return {
-            "levels": [list(precision) for precision in self.levels],
+            "levels": [precision.as_json() for precision in self.levels],
             "level": self.level,
             "best": self.best if math.isfinite(self.best) else None,  # JSON has no infinity
             "validations_without_improvement": self.validations_without_improvement,
@@ -160,7 +160,7 @@ class PrecisionScheduler:
     def history(self) -> dict[str, Any]:
         """Return the work at each level, as plain data."""
         worked = zip(self.levels, self.work, strict=True)
-        return {"levels": [{"precision": list(level), **asdict(work)} for level, work in worked]}
+        return {"levels": [{"precision": level.as_json(), **asdict(work)} for level, work in worked]}
 
 
 def _mean_over_processes(loss: float) -> float:

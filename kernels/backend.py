@@ -80,11 +80,24 @@ class Operand:
     axis: int  #: of its blocks
     transposed: bool = False  #: its transpose is multiplied
     seed: int = 0  #: added to the product's seed: random numbers of its own
+    nearest: bool = False  #: rounds to nearest, whatever the product does
+    hadamard: int = 0  #: values of a transform along the axis before rounding; 0: none
+    random_signs: bool = False  #: of the transform
+    first: "Operand | None" = None  #: the matrix is quantized so before all this
 
     @property
     def packs(self) -> bool:
         """Whether its values become codes, in which a stash saves them; else it is saved as it came."""
         return self.format is not None and self.format.packs
+
+    @property
+    def transforms(self) -> bool:
+        """Whether its codes are those of other values than the matrix has."""
+        return self.hadamard > 0 or self.first is not None
+
+    def seed_of(self, seed: int | None) -> int | None:
+        """Return the seed of its rounding, of that of the product; None: to nearest."""
+        return None if seed is None or self.nearest else seed + self.seed
 
     @property
     def quantized_to(self) -> Format:
@@ -93,7 +106,21 @@ class Operand:
         return self.format
 
     def __str__(self) -> str:
-        return f"{self.format or '-'} {self.axis} {int(self.transposed)} {self.seed}"
+        """Return four words: format, axis, whether transposed, and the seed with what else it says."""
+        more = "/n" * self.nearest + f"/h{self.hadamard}" * (self.hadamard > 0) + "/r" * self.random_signs
+        first = "" if self.first is None else "/^" + str(self.first).replace(" ", "|")
+        return f"{self.format or '-'} {self.axis} {int(self.transposed)} {self.seed}{more}{first}"
+
+    @staticmethod
+    def parse(words: list[str]) -> "Operand":
+        """Return the operand of the four words of its text."""
+        fmt, axis, transposed, rest = words
+        rest, _, first = rest.partition("/^")
+        seed, *more = rest.split("/")
+        hadamard = next((int(word[1:]) for word in more if word.startswith("h")), 0)
+        before = Operand.parse(first.split("|")) if first else None
+        options = int(seed), "n" in more, hadamard, "r" in more, before
+        return Operand(_format(fmt), int(axis), transposed == "1", *options)
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # a key of caches: by identity, which is quick
@@ -104,12 +131,23 @@ class MatMul:
     b: Operand
     result: Format | None = None  #: blocks along the last axis
     result_seed: int = 0
+    result_nearest: bool = False  #: the result rounds to nearest, whatever the operands do
     exact: bool = True  #: by the fastest kernel whose products of values are exact; else in the operands' own dtype
     text: str = field(init=False, repr=False)  #: what ``parse_matmul`` reads back: a registered operator takes text
 
     def __post_init__(self) -> None:
-        text = f"{self.a} {self.b} {self.result or '-'} {self.result_seed} {int(self.exact)}"
+        result_seed = f"{self.result_seed}{'/n' * self.result_nearest}"
+        text = f"{self.a} {self.b} {self.result or '-'} {result_seed} {int(self.exact)}"
         object.__setattr__(self, "text", text)
+
+    def seed_of_result(self, seed: int | None) -> int | None:
+        """Return the seed of the result's rounding, of that of the product; None: to nearest."""
+        return None if seed is None or self.result_nearest else seed + self.result_seed
+
+    @property
+    def rounds_alike(self) -> bool:
+        """Whether all that it quantizes is rounded in one way, and as it comes: what fused kernels take."""
+        return not any((self.a.nearest, self.b.nearest, self.a.transforms, self.b.transforms, self.result_nearest))
 
     def sizes(self, a_shape: torch.Size, b_shape: torch.Size) -> Sizes:
         """The sizes of a product of matrices of these shapes, before either is transposed; batched: of each of them."""
@@ -137,11 +175,10 @@ class MatMul:
 def parse_matmul(text: str) -> MatMul:
     """The product that ``MatMul.text`` wrote."""
     words = text.split()
-    a, b = (
-        Operand(_format(fmt), int(axis), transposed == "1", int(seed))
-        for fmt, axis, transposed, seed in (words[:4], words[4:8])
-    )
-    return MatMul(a, b, _format(words[8]), int(words[9]), words[10] == "1")
+    result, result_seed, exact = words[8:]
+    seed, _, nearest = result_seed.partition("/")
+    a, b = Operand.parse(words[:4]), Operand.parse(words[4:8])
+    return MatMul(a, b, _format(result), int(seed), nearest == "n", exact == "1")
 
 
 def _format(text: str) -> Format | None:

@@ -204,6 +204,8 @@ def _runs(backend: Backend, layer: Layer, *matmuls: MatMul) -> bool:
     are packed in formats of its own."""
     if torch.float64 in layer.dtypes or 0 in (*layer.x_shape, *layer.w_shape):
         return False
+    if not all(matmul.rounds_alike for matmul in matmuls):
+        return False
     given = [fmt for it in matmuls for fmt in (it.a.format, it.b.format, *([it.result] if it.result else []))]
     return all(fmt is not None and backend.serves(fmt) for fmt in given)
 

@@ -22,10 +22,11 @@ from torch.autograd import forward_ad
 from torch.library import register_autograd
 from torch.utils.flop_counter import register_flop_formula
 
-from dsq.formats import Format, Layout
+from dsq.formats import Format, GridFormat, Layout
 from dsq.kernels.backend import Codes, MatMul, Operand, check_codes, parse_matmul
 from dsq.kernels.dispatch import backend_for, define, gemm_for, pack, plain, quantize, signed, unpack
 from dsq.kernels.reference.backend import TORCH
+from dsq.ops.hadamard import transform
 
 #: seeds that one product may take: those of its operands (product_matmuls) are offsets below this
 SEEDS = 8
@@ -62,8 +63,11 @@ def _multiply(
 ) -> Tensor:
     _check_operands(matmul, a, b, bias_N)
     batched = max(a.dim(), len(b.shape)) > 2
-    inner = min(a.dtype, dtype, key=lambda dtype: dtype.itemsize)
-    gemm = TORCH if batched else gemm_for(matmul, inner, matmul.sizes(a.shape, b.shape), backend_for(a.device))
+    inner = _inner_dtype(matmul, min(a.dtype, dtype, key=lambda dtype: dtype.itemsize))
+    plainly = matmul.a.format is matmul.b.format is None  # as the trainer multiplies
+    gemm = TORCH
+    if not (batched or plainly):
+        gemm = gemm_for(matmul, inner, matmul.sizes(a.shape, b.shape), backend_for(a.device))
     if bias_N is not None:
         bias_N = bias_N.to(inner if gemm is TORCH else torch.promote_types(inner, torch.float32))
     if gemm.packed:
@@ -74,7 +78,16 @@ def _multiply(
         result = gemm.run(matmul, left, right, bias_N)
     if matmul.result is None:
         return result.to(dtype)
-    return quantize(result, matmul.result, -1, offset_seed(seed, matmul.result_seed), dtype)
+    return quantize(result, matmul.result, -1, matmul.seed_of_result(seed), dtype)
+
+
+def _inner_dtype(matmul: MatMul, dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of a product of tensors of ``dtype``: float32 where ``dtype`` would round values of a grid."""
+    if dtype in (torch.float32, torch.float64):
+        return dtype
+    grids = [fmt for fmt in (matmul.a.format, matmul.b.format) if isinstance(fmt, GridFormat)]
+    exact = all(dtype is torch.bfloat16 and fmt.exact_in_bfloat16 for fmt in grids)
+    return dtype if exact else torch.float32
 
 
 def _check_operands(matmul: MatMul, a: Tensor, b: Tensor | Codes, bias: Tensor | None) -> None:
@@ -93,7 +106,8 @@ def packed(operand: Operand, x: Tensor | Codes, seed: int | None) -> Codes:
     """Return ``x`` in the bits of ``operand``, which has a format."""
     if isinstance(x, Codes):
         return x
-    return Codes(*pack(x, operand.quantized_to, operand.axis, offset_seed(seed, operand.seed)), x.shape)
+    before = _before_rounding(operand, x, seed)
+    return Codes(*pack(before, operand.quantized_to, operand.axis, operand.seed_of(seed)), x.shape)
 
 
 def _values(operand: Operand, x: Tensor | Codes, dtype: torch.dtype, seed: int | None) -> Tensor:
@@ -103,8 +117,19 @@ def _values(operand: Operand, x: Tensor | Codes, dtype: torch.dtype, seed: int |
     elif operand.format is None:
         values = x.to(dtype)
     else:
-        values = quantize(x, operand.format, operand.axis, offset_seed(seed, operand.seed), dtype)
+        values = quantize(
+            _before_rounding(operand, x, seed), operand.format, operand.axis, operand.seed_of(seed), dtype
+        )
     return values.mT if operand.transposed else values
+
+
+def _before_rounding(operand: Operand, x: Tensor, seed: int | None) -> Tensor:
+    """Return the values that ``operand`` rounds: those of the forward's format, and transformed, where it says so."""
+    if operand.first is not None and operand.first.format is not None:
+        x = quantize(x, operand.first.format, operand.first.axis, operand.first.seed_of(seed))
+    if not operand.hadamard:
+        return x
+    return transform(x, operand.axis, operand.hadamard, seed if operand.random_signs else None)
 
 
 def offset_seed(seed: int | None, offset: int) -> int | None:

@@ -17,7 +17,6 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from dsq.kernels.backend import LinearMatMuls, MatMul
 from dsq.kernels.dispatch import quantize
-from dsq.ops.products import offset_seed
 
 
 def sharded_linear(
@@ -65,5 +64,5 @@ class _RoundedGradient(torch.autograd.Function):
         matmul, seed = ctx.matmul, ctx.seed
         total = _local(dx, Replicate())
         if matmul.result is not None:
-            total = quantize(total, matmul.result, -1, offset_seed(seed, matmul.result_seed))
+            total = quantize(total, matmul.result, -1, matmul.seed_of_result(seed))
         return DTensor.from_local(total, dx.device_mesh, [Replicate()], run_check=False), None, None

@@ -133,7 +133,7 @@ class Changed(nn.Module):
         dsq.convert(self, dsq.DSQConfig("[16,16,16,16]", stash="linears"))
 
     def forward(self, x):
-        first = self.change(self.first) if self.layer.quantizers.q0.bits == 16 else self.first
+        first = self.change(self.first) if self.layer.quantizers.q0.packs else self.first
         return self.layer(x * (self.scale * first + self.second))
 
 

@@ -275,7 +275,8 @@ def test_stochastic_rounding_is_unbiased_and_stays_on_the_grid():
 
 
 def test_a_format_s_text_is_its_own():
-    for fmt in (*NAMED.values(), parse_format("mxfp4:even"), parse_format("int4_16x16"), parse_format("fixed8")):
+    others = parse_format("mxfp4:even"), parse_format("int4_16x16"), dsq.FixedPoint(8), dsq.Identity(16)
+    for fmt in (*NAMED.values(), *others):
         assert parse_format(str(fmt)) == fmt
         assert " " not in str(fmt)
 

@@ -67,11 +67,11 @@ def test_linear(
     assert agrees(w.grad, rounded(dy, q.q3, 0).T, rounded(x, q.q1, 0))
     assert q.backward_weight == q.q1.at(max(precision.q1, min(precision.q0, min_weight_bits)))
     q2_dy, q_w = rounded(dy, q.q2, 1), rounded(w, q.backward_weight, 0)
-    if precision.q3 > 16:
+    if not q.q3.quantizes:
         assert agrees(x.grad, q2_dy, q_w)
     else:  # rounded again, a sum near a tie may go either way: to the next step
         dx = rounded((q2_dy.double() @ q_w.double()).float(), q.q3, 1)
-        assert (x.grad - dx).abs().max() <= 2.0 ** (2 - precision.q3) * 1.01 * dx.abs().max() + 1e-30
+        assert (x.grad - dx).abs().max() <= 2.0 ** (2 - min(precision.q3, 20)) * 1.01 * dx.abs().max() + 1e-30
         if name in ("bfp", "fixed"):  # whose values keep their step when they are rounded once more
             assert torch.equal(rounded(x.grad, q.q3, 1), x.grad)
     if biased:

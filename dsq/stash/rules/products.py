@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dsq.formats import GridFormat
 from dsq.kernels.backend import LinearMatMuls
 from dsq.kernels.dispatch import pack
 from dsq.linear import linear
@@ -60,12 +61,13 @@ def quantized_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | Non
     quantizers = precision if type(precision) is Quantizers else Quantizers.of(precision)
     if not weight.requires_grad or not quantizers.matmuls.stash.packs:
         return linear(x, weight, bias, quantizers)
-    nearest = quantizers.rounding == "nearest"
-    plan = linear_passes.plan(quantizers.matmuls, x, weight, bias, None if nearest else 0)
+    if quantizers.matmuls.stash.transforms:  # codes of other values than x: of no use to other operations
+        return linear(x, weight, bias, quantizers)
+    plan = linear_passes.plan(quantizers.matmuls, x, weight, bias, 0 if quantizers.draws else None)
     if plan.fused is None:  # a compiler, or a mode, sees products
         return linear(x, weight, bias, quantizers)
     stash.count_call(weight)
-    seed = None if nearest else quantizers.seed()
+    seed = quantizers.seed()
     return QuantizedLinear.apply(stash, x, weight, bias, plan, seed)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -107,6 +109,8 @@ _WIDE = 8  #: bits at which an input that was made again enters the product: it 
 def _read_wide(matmuls: LinearMatMuls) -> LinearMatMuls:
     operand = matmuls.weight_gradient.b
     assert operand.format is not None
+    if isinstance(operand.format, GridFormat):  # a recipe names what its product reads
+        return matmuls
     wide = replace(operand, format=operand.format.at(max(_WIDE, operand.format.bits)))
     return matmuls._replace(weight_gradient=replace(matmuls.weight_gradient, b=wide))
 

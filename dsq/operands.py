@@ -1,0 +1,178 @@
+"""The operands of a linear layer's three products, and how a level writes them.
+
+    y = x w        dx = dy w        dw = dy x        each operand rounded along its contraction
+
+The long form names each operand, the products between bars, and the format of dx as a third word where it has one:
+``[nvfp4 nvfp4_2d | nvfp4~ nvfp4_2d bf16 | nvfp4~@r16 nvfp4@r16]``. The short form has four places, as
+``[nvfp4/nvfp4_2d, mxfp8, nvfp4~, bf16]``: the forward (x/w), the stash (x/w as the backward reads them), dy in dx, and
+dy in dw (that/dx).
+
+An operand is bits of the config's family, or the name of a format, and after it ``~`` where rounding is stochastic,
+``@h32`` or ``@r32`` for a Hadamard transform of 32 values along the contraction with fixed or random signs, ``^`` where
+it is quantized from what the forward rounded. ``-``, bf16 and fp32 leave it as it is.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from dsq.formats import NARROWEST, WIDEST, Format, parse_format
+
+#: least bits of w in the backward. The weight is not stashed, so these bits cost no memory, and all tokens share its
+#: rounding error, so no batch averages it out. With 5 bits instead of 4 a GPT's gradient error falls by 9 %, by 18 %
+#: under stash="all"; with 8 by 13 and 27 %. AVX2 multiplies codes of 13 bits together: 8 of dy leave 5, and 8 of w cost
+#: a tenth of a step there. In eleven translations under stash="all" 8 gained nothing (-.007 nats +- .018, 2026-11-28).
+MIN_WEIGHT_BITS = 5
+#: bits that an operand counts for which stays in floating point
+PLAIN_BITS = 16
+LARGEST_HADAMARD = 4096
+_PLAIN = ("-", "bf16", "fp16", "fp32")
+_WORD = re.compile(r"(?P<format>-|[^~@^/\s]+)(?P<stochastic>~?)(?:@(?P<signs>[hr])(?P<size>\d*))?(?P<forward>\^?)")
+
+
+@dataclass(frozen=True, slots=True)
+class OperandSpec:
+    """How one operand is quantized, as a level writes it."""
+
+    format: str = "-"  #: bits of the config's family, what ``parse_format`` reads, or "-"
+    stochastic: bool = False
+    hadamard: int = 0  #: values of a transform along the contraction; 0: none
+    random_signs: bool = False  #: of the transform
+    of_forward: bool = False  #: quantized from what the forward rounded
+
+    @staticmethod
+    def parse(word: str) -> "OperandSpec":
+        """Return the operand that ``word`` describes. Raises ValueError for another form or an unknown format."""
+        match = _WORD.fullmatch(word)
+        if match is None:
+            raise ValueError(f"an operand must be written as in 8, mxfp4, nvfp4~@r16 or -, got {word!r}")
+        name = "-" if match["format"] in _PLAIN else match["format"]
+        fmt = None if name == "-" else _check_format(name)
+        if name == "-" and word not in _PLAIN:
+            raise ValueError(f"an operand that stays as it is takes no ~, @ or ^, got {word!r}")
+        size = 0
+        if match["signs"]:
+            size = int(match["size"] or (0 if fmt is None else fmt.block_size))
+            if size < 2 or size & (size - 1) or size > LARGEST_HADAMARD:
+                raise ValueError(f"a Hadamard transform takes 2, 4, 8 .. {LARGEST_HADAMARD} values, got {word!r}")
+        return OperandSpec(name, bool(match["stochastic"]), size, match["signs"] == "r", bool(match["forward"]))
+
+    @property
+    def bits(self) -> int:
+        """Return the bits of an element; of an operand that stays as it is 16."""
+        if self.format == "-":
+            return PLAIN_BITS
+        return int(self.format) if self.format.isdecimal() else parse_format(self.format).bits
+
+    @property
+    def resolved(self) -> Format | None:
+        """Return the format, of an operand whose bits ``with_family`` has replaced; None: it stays as it is."""
+        return None if self.format == "-" else parse_format(self.format)
+
+    def with_family(self, family: Callable[[int], Format]) -> "OperandSpec":
+        """Return the operand with its bits, if it has some, as the format of ``family``."""
+        if not self.format.isdecimal():
+            return self
+        fmt = family(int(self.format))
+        if not fmt.quantizes:
+            return OperandSpec()
+        short = f"{fmt.name}{fmt.bits}"
+        return replace(self, format=short if parse_format(short) == fmt else str(fmt))
+
+    def untransformed(self) -> "OperandSpec":
+        """Return the operand quantized as it comes, along the same axis."""
+        return replace(self, hadamard=0, random_signs=False, of_forward=False)
+
+    def __str__(self) -> str:
+        transform = f"@{'r' if self.random_signs else 'h'}{self.hadamard}" if self.hadamard else ""
+        return f"{self.format}{'~' * self.stochastic}{transform}{'^' * self.of_forward}"
+
+
+def _check_format(name: str) -> Format | None:
+    """Return the format of a name; None for bits, whose family the config has. Raises ValueError for neither."""
+    if not name.isdecimal():
+        return parse_format(name)
+    if not NARROWEST <= int(name) <= WIDEST:
+        raise ValueError(f"bits of an operand must be in {NARROWEST}..{WIDEST}, got {name}")
+    return None
+
+
+class Operands(NamedTuple):
+    """The six operands, and dx as it leaves the layer."""
+
+    x: OperandSpec
+    w: OperandSpec
+    dy_for_dx: OperandSpec
+    w_for_dx: OperandSpec
+    dy_for_dw: OperandSpec
+    x_for_dw: OperandSpec  #: the stash
+    dx: OperandSpec
+
+    def __str__(self) -> str:
+        dx = "" if self.dx.format == "-" else f" {self.dx}"
+        x, w, dy_for_dx, w_for_dx, dy_for_dw, x_for_dw, _ = map(str, self)
+        return f"[{x} {w} | {dy_for_dx} {w_for_dx}{dx} | {dy_for_dw} {x_for_dw}]"
+
+    @property
+    def bits(self) -> tuple[int, ...]:
+        return tuple(operand.bits for operand in self)
+
+    def with_family(self, family: Callable[[int], Format]) -> "Operands":
+        return Operands(*(operand.with_family(family) for operand in self))
+
+
+ACCEPTED = 'four places, as in [nvfp4/nvfp4_2d,mxfp8,nvfp4~,bf16], or three products, as in "[- - | mxfp4 mxfp4 | 8 8]"'
+
+
+@lru_cache(maxsize=256)
+def parse_operands(text: str) -> Operands:
+    """Return the operands of a level in the short or the long form, brackets optional. Raises ValueError."""
+    body = text.strip().removeprefix("[").removesuffix("]")
+    products = [product.split() for product in body.split("|")]
+    if len(products) == 3 and len(products[0]) == len(products[2]) == 2 and len(products[1]) in (2, 3):
+        (x, w), (dy_for_dx, w_for_dx, *dx), (dy_for_dw, x_for_dw) = products
+        words = x, w, dy_for_dx, w_for_dx, dy_for_dw, x_for_dw, *(dx or ["-"])
+        operands = Operands(*map(OperandSpec.parse, words))
+    elif len(products) == 1 and len(places := re.split(r"\s*,\s*|\s+", body.strip(" ,"))) == 4:
+        operands = _of_places(*([OperandSpec.parse(word) for word in place.split("/")] for place in places))
+    else:
+        raise ValueError(f"a level must have {ACCEPTED}, got {text!r}")
+    _check_transforms(operands)
+    return operands
+
+
+def _of_places(*places: list[OperandSpec]) -> Operands:
+    forward, stash, (dy_for_dx, *more), gradient = places
+    if more or max(map(len, places)) > 2:
+        raise ValueError("a place has one operand, or two as in nvfp4/nvfp4_2d; the third, dy, is one alone")
+    dx = gradient[-1]
+    return Operands(
+        x=forward[0],
+        w=forward[-1],
+        dy_for_dx=dy_for_dx,
+        w_for_dx=stash[1] if len(stash) == 2 else _weight_for_dx(forward[-1], stash[0], dy_for_dx),
+        dy_for_dw=gradient[0],
+        x_for_dw=stash[0],
+        dx=dx.untransformed(),
+    )
+
+
+def _weight_for_dx(w: OperandSpec, stash: OperandSpec, dy: OperandSpec) -> OperandSpec:
+    """Return how dx's product reads w where the level does not say: as the stash, in MIN_WEIGHT_BITS bits at least if
+    the forward has as many; as it is, beside a gradient that stays as it is."""
+    if "-" in (stash.format, dy.format):
+        return OperandSpec()
+    if not stash.format.isdecimal():
+        return OperandSpec(stash.format, hadamard=dy.hadamard, random_signs=dy.random_signs)
+    return OperandSpec(str(max(stash.bits, min(w.bits, MIN_WEIGHT_BITS))), stash.stochastic)
+
+
+def _check_transforms(operands: Operands) -> None:
+    """Raise ValueError where the operands of a product are not transformed alike: they would not meet."""
+    for a, b in (operands[:2], operands[2:4], operands[4:6]):
+        if (a.hadamard, a.random_signs) != (b.hadamard, b.random_signs):
+            raise ValueError(f"the operands of a product must have one transform, got {a} and {b}")
+    if operands.x.of_forward or operands.w.of_forward:
+        raise ValueError("^ is of the backward's operands: the forward rounds x and w first")

@@ -1,0 +1,43 @@
+"""Hadamard transforms along an axis: both operands of a product take one, and the product stays what it was.
+
+The axis is cut into runs of ``size`` values, and the rest into shorter powers of two, so that no value is added. Each
+run is multiplied by the orthogonal Hadamard matrix of its length, its values by random signs before if it has some.
+"""
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from dsq.kernels.reference.codec import uniform
+
+#: added to the seed of a product: the signs of both operands are the same, and no operand's rounding draws them
+SIGN_SEED = 7
+
+
+def transform(x: Tensor, axis: int, size: int, seed: int | None) -> Tensor:
+    """Return the transform of ``x`` in float32 (float64 stays), runs of ``size``, a power of two, along ``axis``.
+
+    ``seed``: of random signs; None: the values keep theirs.
+    """
+    x = x.to(torch.promote_types(x.dtype, torch.float32)).movedim(axis, -1)
+    length, runs, begin = x.shape[-1], [], 0
+    if seed is not None and length:
+        signs = uniform(1, length, seed + SIGN_SEED, x.device)[0].round().mul(2).sub(1)
+        x = x * signs.to(x.dtype)
+    while begin < length:
+        size = min(size, 1 << ((length - begin).bit_length() - 1))
+        end = length - (length - begin) % size
+        runs.append((x[..., begin:end].unflatten(-1, (-1, size)) @ matrix(size, x.dtype, x.device)).flatten(-2))
+        begin = end
+    return (torch.cat(runs, -1) if len(runs) != 1 else runs[0]).movedim(-1, axis)
+
+
+@lru_cache(maxsize=64)
+def matrix(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return Sylvester's Hadamard matrix of ``size``, a power of two, divided by its square root."""
+    h = torch.ones(1, 1, dtype=torch.float64)
+    while len(h) < size:
+        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
+    return (h / math.sqrt(size)).to(dtype).to(device)

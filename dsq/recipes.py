@@ -1,0 +1,51 @@
+"""Published recipes of training in few bits (recipes.toml), by name: ``python -m dsq.recipes`` lists them."""
+
+import tomllib
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A recipe as its authors published it."""
+
+    operands: str  #: the long form of dsq/operands.py
+    source: str  #: paper or code that defines it
+    result: str  #: what its authors report
+    plain: str  #: what stays in 16 bits
+    plain_ends: str = ""  #: DSQConfig's, unless it has its own
+
+
+@lru_cache(maxsize=1)
+def _recipes() -> dict[str, Recipe]:
+    tables = tomllib.loads(Path(__file__).with_name("recipes.toml").read_text())
+    return {name: Recipe(**table) for name, table in tables.items()}
+
+
+def names() -> list[str]:
+    return list(_recipes())
+
+
+def recipe(name: str) -> Recipe:
+    """Return the recipe called ``name``. Raises ValueError for an unknown one, with the nearest."""
+    if name not in _recipes():
+        raise ValueError(f"recipe must be one of {', '.join(names())}, got {name!r}{nearest(name)}")
+    return _recipes()[name]
+
+
+def nearest(name: str) -> str:
+    """Return the end of an error line: the recipe that ``name`` may have meant, or nothing."""
+    near = get_close_matches(name, names(), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def main() -> None:
+    """Print each recipe: its operands, what stays in 16 bits, the published result and the source."""
+    for name, it in _recipes().items():
+        print(f"{name}\n  {it.operands}\n  in 16 bits: {it.plain}\n  published: {it.result}\n  source: {it.source}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""Levels that name each operand: their grammar, their equations, what they save, and every way into the library."""
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import dsq
+from dsq import recipes
+from dsq.functional import linear, matmul
+from dsq.ops.hadamard import transform
+from dsq.precision import Precision, parse_levels
+from dsq.quantizers import Quantizers
+from tests.dsq.gradients import saving
+
+LONG = "[nvfp4 nvfp4_2d | nvfp4~ nvfp4_2d mxfp8 | nvfp4~@r16 nvfp4@r16]"
+
+
+# ---- the grammar
+
+
+def test_four_widths_stay_four_widths():
+    (level,) = parse_levels("[8,4,8,6]")
+    assert (str(level), list(level), level.as_json()) == ("[8,4,8,6]", [8, 4, 8, 6], [8, 4, 8, 6])
+    assert str(level.operands) == "[8 8 | 8 5 6 | 6 4]"
+    assert dsq.DSQConfig("[8,4,8,6]").at(0).operands is None
+
+
+@pytest.mark.parametrize(
+    ("text", "operands"),
+    [
+        ("[nvfp4/nvfp4_2d, mxfp8, nvfp4~, bf16]", "[nvfp4 nvfp4_2d | nvfp4~ mxfp8 | - mxfp8]"),
+        ("[-,4,-,-]", "[- - | - - | - 4]"),
+        ("[8/4,4/6,8,8/16]", "[8 4 | 8 6 16 | 8 4]"),
+        ("[mxfp4, mxfp4@h, 8, mxfp4@h]", "[mxfp4 mxfp4 | 8 mxfp4 mxfp4 | mxfp4@h32 mxfp4@h32]"),
+        (LONG, LONG),
+        ("mxfp6", "[mxfp6 mxfp6 | mxfp6 mxfp6 | mxfp6 mxfp6]"),
+        ("bf16", "[- - | - - | - -]"),
+        ("nvfp4-nvidia", "[nvfp4 nvfp4_2d | nvfp4~ nvfp4_2d | nvfp4~@r16 nvfp4@r16]"),
+    ],
+)
+def test_a_level_is_printed_as_it_was_written_and_says_each_operand(text, operands):
+    level = Precision.parse(text)
+    assert str(level) == text
+    assert str(level.operands) == operands
+    assert parse_levels(level.as_json()) == (level,)
+
+
+def test_no_operand_s_bits_may_fall():
+    assert [str(it) for it in parse_levels("nvfp4-nvidia bf16")] == ["nvfp4-nvidia", "bf16"]
+    assert len(parse_levels("[mxfp4,4,4,8] [nvfp4,4,4,8]")) == 2  # as many bits in another format
+    with pytest.raises(ValueError, match=r"never decrease, .* got \[- - \| 8 8 \| 8 8\] before \[8,8,8,8\]"):
+        parse_levels("[- - | 8 8 | 8 8] [8,8,8,8]")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("nvfp4-nvida", "recipe must be one of .* did you mean 'nvfp4-nvidia'"),
+        ("[mxfp4,mxpf4,4,4]", "did you mean 'mxfp4'"),
+        ("[mxfp4 mxfp4 | mxfp4@h16 mxfp4 | - -]", "must have one transform, got mxfp4@h16 and mxfp4"),
+        ("[mxfp4 mxfp4 | 4 4 | mxfp4@h12 mxfp4@h12]", "takes 2, 4, 8"),
+        ("[4/4/4,4,4,4]", "a place has one operand, or two"),
+        ("[-~,4,4,4]", "takes no ~"),
+        ("[mxfp4^ mxfp4 | 4 4 | 4 4]", "the forward rounds x and w first"),
+        ("[4/99,4,4,4]", "bits of an operand must be in 2..32"),
+        ("[mxfp4 | mxfp4 | mxfp4]", "a level must have four places"),
+    ],
+)
+def test_errors_are_one_line(text, error):
+    with pytest.raises(ValueError, match=error) as caught:
+        parse_levels(text)
+    assert "\n" not in str(caught.value)
+
+
+# ---- the equations
+
+
+def tensors(tokens=40, k=48, n=32):
+    x, w, dy = torch.randn(tokens, k), torch.randn(n, k), torch.randn(tokens, n)
+    return x.requires_grad_(), w.requires_grad_(), dy
+
+
+def passes(level, x, w, dy):
+    y = linear(x, w, None, dsq.DSQConfig(level, format="bfp").at(0))
+    return (y, *torch.autograd.grad(y, (x, w), dy))
+
+
+def near(found, expected):
+    return torch.allclose(found.double(), expected.double(), rtol=1e-4, atol=1e-3)
+
+
+def test_each_operand_is_rounded_in_its_own_format_along_its_contraction():
+    x, w, dy = tensors()
+    y, dx, dw = passes("[mxfp8 nvfp4_2d | mxfp6 5 mxfp8 | mx9 nvfp4]", x, w, dy)
+
+    def q(t, fmt, dim=-1):
+        return dsq.quantize(t.detach(), fmt, dim).double()
+
+    assert near(y, q(x, "mxfp8") @ q(w, "nvfp4_2d").t())
+    assert near(dx, dsq.quantize((q(dy, "mxfp6") @ q(w, "bfp5", 0)).float(), "mxfp8"))
+    assert near(dw, q(dy, "mx9", 0).t() @ q(x, "nvfp4", 0))
+
+
+def test_a_caret_rounds_what_the_forward_rounded():
+    x, w, dy = tensors()
+    _, dx, dw = passes("[mxfp8 mxfp4 | - mxfp4^ | - mxfp4^]", x, w, dy)
+    x, w = dsq.quantize(x, "mxfp8"), dsq.quantize(w, "mxfp4")
+    assert near(dx, dy.double() @ dsq.quantize(w, "mxfp4", 0).double())
+    assert near(dw, dy.double().t() @ dsq.quantize(x, "mxfp4", 0).double())
+
+
+def test_a_transform_comes_before_the_rounding_of_both_operands():
+    x, w, dy = tensors(70)
+    _, dx, dw = passes("[- - | mxfp4@h16 mxfp4@h16 | mxfp4@h32 mxfp4@h32]", x, w, dy)
+
+    def q(t, axis, size):
+        return dsq.quantize(transform(t.detach(), axis, size, None), "mxfp4", axis).double()
+
+    assert near(dx, q(dy, 1, 16) @ q(w, 0, 16))
+    assert near(dw, q(dy, 0, 32).t() @ q(x, 0, 32))
+    for exact in ("bfp16@h32", "bfp16@r32"):
+        dw = passes(f"[- - | - - | {exact} {exact}]", x, w, dy)[2]
+        assert near(dw, dy.double().t() @ x.double())
+
+
+def test_transforms_of_any_length_are_orthogonal():
+    for length in (1, 7, 32, 45):
+        for seed in (None, 3):
+            h = transform(torch.eye(length, dtype=torch.float64), -1, 16, seed)
+            assert torch.allclose(h @ h.t(), torch.eye(length, dtype=torch.float64))
+
+
+def test_a_tilde_rounds_that_operand_alone_stochastically():
+    x, w, dy = tensors()
+    first, second = (passes("[mxfp4 mxfp4 | mxfp4~ mxfp4 | mxfp4 mxfp4]", x, w, dy) for _ in range(2))
+    assert [torch.equal(a, b) for a, b in zip(first, second, strict=True)] == [True, False, True]
+    means = torch.stack([passes("[- - | mxfp4_aws~ - | - -]", x, w, dy)[1] for _ in range(300)]).mean(0)
+    assert (means - dy @ w).norm() / (dy @ w).norm() < 0.02
+
+
+def test_random_signs_are_not_shared_by_layers_of_one_input():
+    x, w, dy = tensors()
+    q = dsq.DSQConfig("[- - | - - | bfp16@r16 bfp16@r16]").at(0)
+    other = w.detach().clone().requires_grad_()
+    gradients = torch.autograd.grad(linear(x, w, None, q) + linear(x, other, None, q), (w, other), dy)
+    assert all(near(dw, dy.t() @ x) for dw in gradients)
+
+
+def test_products_of_two_activations_take_the_same_level():
+    a, b, dy = torch.randn(2, 24, 32), torch.randn(2, 32, 16), torch.randn(2, 24, 16)
+    a, b = a.requires_grad_(), b.requires_grad_()
+    y = matmul(a, b, dsq.DSQConfig("[mxfp8 mxfp4 | - mxfp6 | - nvfp4]").at(0))
+    da, db = torch.autograd.grad(y, (a, b), dy)
+    assert near(y, dsq.quantize(a, "mxfp8") @ dsq.quantize(b, "mxfp4", -2))
+    assert near(da, dy @ dsq.quantize(b, "mxfp6").mT)
+    assert near(db, dsq.quantize(a, "nvfp4", -2).mT @ dy)
+
+
+def test_under_bfloat16_a_grid_with_fractional_scales_is_multiplied_in_float32():
+    x, w = (t.detach().bfloat16() for t in tensors()[:2])
+    y = linear(x, w, None, "nvfp4")
+    expected = (dsq.quantize(x.float(), "nvfp4").double() @ dsq.quantize(w.float(), "nvfp4").double().t()).bfloat16()
+    assert y.dtype == torch.bfloat16
+    assert (y == expected).float().mean() > 0.98  # else the order of sums decides
+
+
+# ---- products of the trainer's own, and a packed stash
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_stash_alone_is_packed_where_the_products_are_left_as_they_are(autocast):
+    """y and dx have the bits of nn.Linear's own; dw reads x from codes."""
+    plain = nn.Linear(48, 32)
+    packed = dsq.convert(nn.Linear(48, 32), dsq.DSQConfig("[-,4,-,-]", stash="linears"))
+    packed.load_state_dict(plain.state_dict())
+    x, dy = torch.randn(5, 8, 48, requires_grad=True), torch.randn(5, 8, 32)
+    results = []
+    for layer in (plain, packed):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y, saved = saving(layer, x)
+        results.append((y, *torch.autograd.grad(y, (x, *layer.parameters()), dy.to(y.dtype))))
+    (y, dx, dw, db), (y1, dx1, dw1, db1) = results
+    assert torch.equal(y, y1)
+    assert torch.equal(dx, dx1)
+    assert torch.equal(db, db1)
+    assert 0.02 < (dw - dw1).norm() / dw.norm() < 0.15
+    codes, scales, of_tensor = 40 * 48 / 2, 3 * 48, 1  # 40 tokens are three blocks
+    assert sum(t.nbytes for t in saved if t.dtype == torch.uint8) == codes + scales + of_tensor
+
+
+BYTES = ("mxfp8", 8.25), ("mxfp6", 6.25), ("mxfp4", 4.25), ("nvfp4", 4.5), ("mx6", 6), ("mxint8", 8.25)
+
+
+@pytest.mark.parametrize(("fmt", "bits"), BYTES)
+def test_the_stash_has_the_format_s_own_bytes(fmt, bits):
+    layer, x = (
+        dsq.convert(nn.Linear(64, 32), dsq.DSQConfig(f"[- - | - - | - {fmt}]", stash="linears")),
+        torch.randn(128, 64),
+    )
+    _, saved = saving(layer, x)
+    codes = sum(t.nbytes for t in saved if t.dtype == torch.uint8)
+    assert codes - 4 * (fmt == "nvfp4") == 128 * 64 * bits / 8
+
+
+def test_a_model_trains_with_its_whole_stash_packed_beside_a_recipe():
+    net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.LayerNorm(64))
+    x = torch.randn(128, 64)
+    before = dsq.stash.measure(lambda: net(x)).nbytes
+    dynamic = dsq.DynamicPrecision(net, "mxfp4-amd")
+    assert dsq.stash.measure(lambda: net(x)).nbytes < 0.35 * before
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    losses = []
+    for _ in range(30):
+        loss = (net(x) - x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        dynamic.record()
+        losses.append(float(loss))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+# ---- every way in
+
+
+def test_every_recipe_is_a_level_of_its_own():
+    for name in recipes.names():
+        level = Precision.parse(name)
+        assert str(level) == name
+        quantizers = dsq.DSQConfig(name).at(0)
+        again = Quantizers.parse(quantizers.text)
+        assert again == quantizers
+        assert [it.text for it in again.matmuls] == [it.text for it in quantizers.matmuls]
+
+
+def test_a_config_of_a_recipe_goes_through_json_and_pickle():
+    config = dsq.DSQConfig.of("nvfp4-nvidia bf16", rise_at=0.82)
+    assert config.as_dict()["levels"] == ["nvfp4-nvidia", "bf16"]
+    assert dsq.DSQConfig.from_dict(config.as_dict()) == config
+    layer = dsq.convert(nn.Linear(32, 32), dsq.DSQConfig("nvfp4-nvidia bf16", stash="linears"))
+    assert pickle.loads(pickle.dumps(layer)).quantizers == layer.quantizers
+    dsq.set_level(layer, config, 1)
+    x = torch.randn(4, 32)
+    assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
+
+
+def test_a_compiled_layer_has_the_eager_one_s_bits():
+    layer = dsq.convert(
+        nn.Linear(64, 32), dsq.DSQConfig("[mxfp8 nvfp4_2d | mxfp6 5 | mxfp4@h16 nvfp4@h16]", stash="linears")
+    )
+    x = torch.randn(16, 64, requires_grad=True)
+    both = []
+    for run in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+        y = run(x)
+        both.append((y, *torch.autograd.grad(y.square().sum(), (x, *layer.parameters()))))
+    assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
