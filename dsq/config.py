@@ -52,8 +52,8 @@ class DSQConfig:
 
     levels: _Converted[Level | Iterable[Level], tuple[Precision, ...]] = _option(
         DEFAULT_LEVELS,
-        'bits [q0,q1,q2,q3] of each level, lowest first, as "[4,3,3,8] [8,4,4,8]", formats of each operand, or the name '
-        "of a recipe, as nvfp4-nvidia (docs/formats.md); a single level never changes",
+        'bits [q0,q1,q2,q3] of each level, lowest first, as "[4,3,3,8] [8,4,4,8]", formats of each operand, or the '
+        "name of a recipe, as nvfp4-nvidia (docs/formats.md); a single level never changes",
         "LEVELS",
     )
     format: str = _option(

@@ -17,6 +17,7 @@ OTHER = {
     "rounding": "stochastic",
     "gemm": "float32",
     "min_weight_bits": 8,
+    "plain_ends": "1,1",
     "stash": "linears",
     "attention": True,
     "adapters": True,
