@@ -39,12 +39,12 @@ _PROCESSES = {"Zen 5": "process.csv", "Zen 4": "process_zen4.csv", "Xeon": "proc
 
 def _file(file: str, *columns: str) -> str:
     """``columns``: their names, and after a colon how numbers are written; NAME=VALUE: of such rows alone."""
-    wanted = dict(column.split("=") for column in columns if "=" in column)
+    conditions = dict(column.split("=") for column in columns if "=" in column)
     specs = {name: spec for name, _, spec in (column.partition(":") for column in columns if "=" not in column)}
     rows = read_csv(RESULTS / file)
-    if absent := (set(specs) | set(wanted)) - set(rows[0]):
+    if absent := (set(specs) | set(conditions)) - set(rows[0]):
         raise ValueError(f"{file}: has no column {min(absent)!r}, but {', '.join(rows[0])}")
-    rows = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+    rows = [row for row in rows if all(row[name] == value for name, value in conditions.items())]
     return table([{name: _read(row[name], spec) for name, spec in specs.items()} for row in rows], specs, markdown=True)
 
 
@@ -94,11 +94,11 @@ def _beside(evidence: Evidence, paper: str, tasks: str, *settings: str) -> str:
     rows: list[dict[str, Any]] = [{"setting": name} for name in settings]
     for row, task in product(rows, tasks.split(",")):
         saved = evidence.saved(task, row["setting"])
-        here = _less(evidence.scores(task, row["setting"]).text("+.2f"), 1 / saved.mean if saved.values else None)
+        cell = _less(evidence.scores(task, row["setting"]).text("+.2f"), 1 / saved.mean if saved.values else None)
         if one := printed.get((task, row["setting"])):
             difference = f"{float(one['score']) - float(one['fp32']):+.2f}"
-            here = f"{here or '-'}; {_less(difference, _read(one['times'], '.2f'))}"
-        row[heads.get(task, task)] = here
+            cell = f"{cell or '-'}; {_less(difference, _read(one['times'], '.2f'))}"
+        row[heads.get(task, task)] = cell
     return table(rows, markdown=True)
 
 

@@ -122,14 +122,14 @@ def cases(options: argparse.Namespace) -> list[ProcessCase]:
     """The rows that ``--only`` finds; ValueError where it finds none."""
     batches = options.batches[:1] if options.largest else options.batches
     names = [(setup, loss, setting) for setup in SETUPS for loss in LOSSES for setting in SETTINGS]
-    rest: tuple[Any, ...] = tuple(options.size), options.threads or 1, options.steps, options.dropout
-    found = [ProcessCase(*name, batch, *rest) for batch in batches for name in names]
-    found = [case for case in found if re.search(options.only, case.name)]
-    if not found:
+    sizes: tuple[Any, ...] = tuple(options.size), options.threads or 1, options.steps, options.dropout
+    candidates = [ProcessCase(*name, batch, *sizes) for batch in batches for name in names]
+    candidates = [case for case in candidates if re.search(options.only, case.name)]
+    if not candidates:
         raise ValueError(
             f"--only {options.only!r} finds no row; rows are called as in {ProcessCase(*names[0], 1).name!r}"
         )
-    return found
+    return candidates
 
 
 def measured(case: ProcessCase) -> dict[str, float]:
@@ -148,13 +148,13 @@ def largest(case: ProcessCase, limit: float) -> int:
     """The largest batch whose process stays within ``limit`` MiB, a few per cent too small at most; 0: not even one."""
     fits, over, batch = 0, sys.maxsize, case.batch
     while over - fits > max(1, fits * NEAR):
-        found = measured(replace(case, batch=batch, steps=1))
-        if found["process MiB"] <= limit:
+        measurement = measured(replace(case, batch=batch, steps=1))
+        if measurement["process MiB"] <= limit:
             fits = batch
         else:
             over = batch
-        room = limit - found["process MiB"] + found["above MiB"]  # memory grows about as the batch does
-        batch = min(max(fits + 1, int(batch * room / found["above MiB"])), over - 1)
+        free = limit - measurement["process MiB"] + measurement["above MiB"]  # memory grows about as the batch does
+        batch = min(max(fits + 1, int(batch * free / measurement["above MiB"])), over - 1)
     return fits
 
 

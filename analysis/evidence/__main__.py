@@ -56,62 +56,70 @@ def main(arguments: list[str] | None = None) -> int:
     for command in (runner, timer, writer):
         command.add_argument("--ledger", type=Path, default=LEDGER, metavar="FILE.csv")
     writer.add_argument("--out", type=Path, default=PAGE, metavar="FILE.md")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
 
-    work = {"run": run, "time": time, "table": write, "one": train}[given.command]
-    return guarded(parser.prog, lambda: work(given, load_suite(given.suite)))
+    work = {"run": run, "time": time, "table": write, "one": train}[options.command]
+    return guarded(parser.prog, lambda: work(options, load_suite(options.suite)))
 
 
-def run(given: Namespace, suite: Suite) -> None:
+def run(options: Namespace, suite: Suite) -> None:
     """Run what is asked for and the ledger lacks."""
-    planned = [one for one in _asked(given, suite) if not given.seeds or one.seed in given.seeds]
-    roots = [root.resolve() for root in given.data]
-    Session(suite, roots, given.work.resolve(), given.ledger, given.device).go(planned, given.jobs, given.again)
+    planned = [
+        planned_run
+        for planned_run in planned_runs(options, suite)
+        if not options.seeds or planned_run.seed in options.seeds
+    ]
+    roots = [root.resolve() for root in options.data]
+    Session(suite, roots, options.work.resolve(), options.ledger, options.device).go(
+        planned, options.jobs, options.again
+    )
 
 
-def time(given: Namespace, suite: Suite) -> None:
+def time(options: Namespace, suite: Suite) -> None:
     """Time a step of what is asked for and the ledger has."""
-    rows = read_rows(given.ledger, suite)
-    pairs = dict.fromkeys(one.key[:2] for one in _asked(given, suite) if one.key in rows)
-    time_steps(suite, pairs, given.data, given.work.resolve(), given.rounds)
+    rows = read_rows(options.ledger, suite)
+    pairs = dict.fromkeys(
+        planned_run.key[:2] for planned_run in planned_runs(options, suite) if planned_run.key in rows
+    )
+    time_steps(suite, pairs, options.data, options.work.resolve(), options.rounds)
 
 
-def _asked(given: Namespace, suite: Suite) -> list[Run]:
-    for name in given.tasks or ():
+def planned_runs(options: Namespace, suite: Suite) -> list[Run]:
+    for name in options.tasks or ():
         suite.run(name, next(iter(suite.settings)), 1)
-    for name in given.settings or ():
+    for name in options.settings or ():
         suite.run(next(iter(suite.tasks)), name, 1)
     return [
-        one
-        for one in suite.runs(given.tier)
-        if (not given.tasks or one.task.name in given.tasks)
-        and (not given.settings or one.setting.name in given.settings)
+        planned_run
+        for planned_run in suite.runs(options.tier)
+        if (not options.tasks or planned_run.task.name in options.tasks)
+        and (not options.settings or planned_run.setting.name in options.settings)
     ]
 
 
-def write(given: Namespace, suite: Suite) -> None:
+def write(options: Namespace, suite: Suite) -> None:
     """Write the page of a ledger: docs/evidence.md with tables of it."""
-    kinds = page_tables(Evidence(suite, read_rows(given.ledger, suite), read_steps()))
-    write_text(given.out, written(PAGE.read_text(encoding="utf-8"), kinds))
+    kinds = page_tables(Evidence(suite, read_rows(options.ledger, suite), read_steps()))
+    write_text(options.out, written(PAGE.read_text(encoding="utf-8"), kinds))
 
 
-def train(given: Namespace, suite: Suite) -> None:
+def train(options: Namespace, suite: Suite) -> None:
     """Train once in this process."""
     import torch
 
     from analysis.evidence.problems import run_once
 
     torch.set_num_threads(1)
-    asked = suite.run(given.task, given.setting, given.seed)
-    files = locate(asked.task, given.data)
-    found = asdict(run_once(asked.task, asked.setting, given.seed, files, given.work, given.device))
-    if given.device != "cpu":
-        accelerator = torch.get_device_module(given.device)
-        found |= {
+    planned_run = suite.run(options.task, options.setting, options.seed)
+    files = locate(planned_run.task, options.data)
+    result = asdict(run_once(planned_run.task, planned_run.setting, options.seed, files, options.work, options.device))
+    if options.device != "cpu":
+        accelerator = torch.get_device_module(options.device)
+        result |= {
             "cpu": accelerator.get_device_name(),
             "peak_mib": round(accelerator.max_memory_allocated() / 2**20, 1),
         }
-    write_text(given.out, json.dumps(found))
+    write_text(options.out, json.dumps(result))
 
 
 if __name__ == "__main__":

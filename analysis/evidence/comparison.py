@@ -72,8 +72,8 @@ class Evidence:
 
     def saved(self, task: str, setting: str) -> Mean:
         """Ratios of the saved bytes to fp32's of the same seed."""
-        known = [(a.get("saved_mib"), b.get("saved_mib")) for a, b in self._pairs(task, setting).values()]
-        return Mean(tuple(float(ours) / float(theirs) for ours, theirs in known if ours and theirs))
+        mib = [(a.get("saved_mib"), b.get("saved_mib")) for a, b in self._pairs(task, setting).values()]
+        return Mean(tuple(float(ours) / float(theirs) for ours, theirs in mib if ours and theirs))
 
     def time(self, task: str, setting: str) -> Mean:
         """The ratio of a step's time to fp32's."""
@@ -91,8 +91,8 @@ class Evidence:
 
     def regressions(self, setting: str) -> list[str]:
         """Tasks whose loss is above the yardstick's by more than two standard errors of the paired differences."""
-        found = {task: self.losses(task, setting, YARDSTICK) for task in self.suite.tasks}
-        return [task for task, one in found.items() if len(one.values) > 1 and one.mean > 2 * one.standard_error]
+        losses = {task: self.losses(task, setting, YARDSTICK) for task in self.suite.tasks}
+        return [task for task, loss in losses.items() if len(loss.values) > 1 and loss.mean > 2 * loss.standard_error]
 
     def _above_fp32(self, task: str, setting: str) -> dict[int, float]:
         """Differences of losses to fp32, by seed."""
@@ -101,12 +101,12 @@ class Evidence:
 
     def _pairs(self, task: str, setting: str) -> dict[int, tuple[Record, Record]]:
         """The setting's rows with fp32's of the same seed, by seed."""
-        found = {}
+        pairs = {}
         for seed in SEEDS:
             row, fp32 = (self.rows.get((task, name, seed)) for name in (setting, FP32))
             if row and fp32:
-                found[seed] = row, fp32
-        return found
+                pairs[seed] = row, fp32
+        return pairs
 
 
 def page_tables(evidence: Evidence) -> dict[str, Callable[..., str]]:

@@ -149,10 +149,10 @@ class _Matrix:
         self.__dict__.update(state)
 
     def dense(self) -> np.ndarray:
-        found = np.zeros(self.__dict__["_shape"], np.float32)
-        rows = np.repeat(np.arange(len(found)), np.diff(self.__dict__["indptr"]))
-        found[rows, self.__dict__["indices"]] = self.__dict__["data"]
-        return found
+        matrix = np.zeros(self.__dict__["_shape"], np.float32)
+        rows = np.repeat(np.arange(len(matrix)), np.diff(self.__dict__["indptr"]))
+        matrix[rows, self.__dict__["indices"]] = self.__dict__["data"]
+        return matrix
 
 
 #: what Planetoid's pickles are made of, but for the matrices
@@ -185,12 +185,12 @@ def read_planetoid(graph: Path) -> Graph:
 
     def load(part: str) -> Any:
         with graph.with_suffix(f".{part}").open("rb") as file:
-            found = _Unpickler(file, encoding="latin1").load()
-        return found.dense() if isinstance(found, _Matrix) else found
+            content = _Unpickler(file, encoding="latin1").load()
+        return content.dense() if isinstance(content, _Matrix) else content
 
     order = np.array([int(line) for line in graph.with_suffix(".test.index").read_text().split()])
-    known = load("allx").shape[0]
-    test = np.arange(known, order.max() + 1)
+    labeled = load("allx").shape[0]
+    test = np.arange(labeled, order.max() + 1)
     x_NF, y_NC = (
         np.concatenate([load(f"all{name}"), np.zeros((len(test), load(name).shape[1]), np.float32)])
         for name in ("x", "y")

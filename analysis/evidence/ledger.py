@@ -137,8 +137,14 @@ class Session:
 
     def _train(self, run: Run, result: Path) -> tuple[int, struct_rusage]:
         """The exit status of the run's process, and what it and its own processes used: seconds of a core, memory."""
-        given = {"task": run.task.name, "setting": run.setting.name, "seed": run.seed, "work": self.work, "out": result}
-        words = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
+        options = {
+            "task": run.task.name,
+            "setting": run.setting.name,
+            "seed": run.seed,
+            "work": self.work,
+            "out": result,
+        }
+        words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
         words += ["--device", self.device, "--suite", str(self.suite.path.resolve()), "--data", *map(str, self.roots)]
         with self._log(run).open("wb") as log:
             process = subprocess.Popen(

@@ -104,8 +104,8 @@ def apply_policies(model: nn.Module, setting: Setting) -> dict[str, dsq.stash.Co
             for block in blocks(model):
                 block.forward = partial(dsq.stash.packed_checkpoint, block.forward)  # type: ignore[method-assign]
         else:
-            given = {name: None if value == "None" else value for name, value in options.items()}
-            controllers[policy] = dsq.stash.apply(model, policy, **given)
+            values = {name: None if value == "None" else value for name, value in options.items()}
+            controllers[policy] = dsq.stash.apply(model, policy, **values)
     return controllers
 
 
@@ -123,10 +123,10 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     Raises ValueError where there are none.
     """
     lists = [module for module in model.modules() if isinstance(module, (nn.ModuleList, nn.Sequential))]
-    children = [child for one in lists for child in one if not isinstance(child, nn.ModuleList)]
-    found = [child for child in children if any(True for _ in child.children())]
-    inner = {module for block in found for module in block.modules() if module is not block}
-    outer = [block for block in found if block not in inner]
+    children = [child for container in lists for child in container if not isinstance(child, nn.ModuleList)]
+    candidates = [child for child in children if any(True for _ in child.children())]
+    inner = {module for block in candidates for module in block.modules() if module is not block}
+    outer = [block for block in candidates if block not in inner]
     if not outer:
         raise ValueError("the model has no list of blocks to checkpoint")
     return outer

@@ -94,20 +94,22 @@ class Suite:
 
     def run(self, task: str, setting: str, seed: int, noise: float | None = None) -> Run:
         """Raises ValueError for a name that the suite has not."""
-        for name, known in ((task, self.tasks), (setting, self.settings)):
-            if name not in known:
-                raise ValueError(f"{name}: the suite has no such name, but {', '.join(known)}")
+        for name, names in ((task, self.tasks), (setting, self.settings)):
+            if name not in names:
+                raise ValueError(f"{name}: the suite has no such name, but {', '.join(names)}")
         return Run(self.tasks[task], self.settings[setting], seed, self.definitions[task, setting], noise)
 
     def runs(self, tier: int) -> list[Run]:
         """The runs of the tiers 0 to ``tier``: all with one seed, then the next."""
         if not 0 <= tier < len(self.tiers):
             raise ValueError(f"--tier {tier}: accepted are 0 to {len(self.tiers) - 1}")
-        found: dict[tuple[str, str, int], Run] = {}
-        for one in self.tiers[: tier + 1]:
-            for key in itertools.product(one.tasks or self.tasks, one.settings or self.settings, SEEDS):
-                found.setdefault(key, self.run(*key, one.noise))
-        return sorted(found.values(), key=lambda run: run.seed)
+        runs: dict[tuple[str, str, int], Run] = {}
+        for tier_settings in self.tiers[: tier + 1]:
+            for key in itertools.product(
+                tier_settings.tasks or self.tasks, tier_settings.settings or self.settings, SEEDS
+            ):
+                runs.setdefault(key, self.run(*key, tier_settings.noise))
+        return sorted(runs.values(), key=lambda run: run.seed)
 
 
 def load_suite(path: Path = SUITE) -> Suite:
@@ -133,14 +135,14 @@ def load_suite(path: Path = SUITE) -> Suite:
 
 def locate(task: Task, roots: Sequence[Path]) -> list[Path]:
     """The task's files, each under the first of ``roots`` that has it. Raises ValueError where one is absent."""
-    found = []
+    paths = []
     for name in task.files:
         path = next((root / name for root in roots if (root / name).exists()), None)
         if path is None:
             places = " or ".join(map(str, roots))
             raise ValueError(f"{name} is not under {places}. Get {task.get}")
-        found.append(path)
-    return found
+        paths.append(path)
+    return paths
 
 
 def _digest(tables: list[dict[str, Any]]) -> str:

@@ -31,15 +31,17 @@ def train(task: Task, setting: Setting, seed: int, files: Sequence[Path], work: 
     text, binary = _prepared(task, files, work)
     user = {SETTING: json.dumps(asdict(setting))}
     with tempfile.TemporaryDirectory(dir=work, prefix="fairseq-") as folder, patch.dict(os.environ, user):
-        own = ["--user-dir", str(USER)] if setting.autocast or setting.policies else []
-        given = [*flags(task, setting, seed), *own]
-        found = training.train(text, binary, Path(folder) / "run", setting.levels, given, task.sizes.get("beam", 4))
-    return Result(math.log(2) * found.valid_losses[-1][1], found.bleu)
+        plugin = ["--user-dir", str(USER)] if setting.autocast or setting.policies else []
+        arguments = [*flags(task, setting, seed), *plugin]
+        result = training.train(
+            text, binary, Path(folder) / "run", setting.levels, arguments, task.sizes.get("beam", 4)
+        )
+    return Result(math.log(2) * result.valid_losses[-1][1], result.bleu)
 
 
 def _prepared(task: Task, files: Sequence[Path], work: Path) -> tuple[training.Text, Path]:
-    wanted = [task.sizes.get("pairs" if split == "train" else "held_out") for split in training.SPLITS]
-    pairs = {split: read_pairs(file, some) for split, file, some in zip(training.SPLITS, files, wanted, strict=True)}
+    limits = [task.sizes.get("pairs" if split == "train" else "held_out") for split in training.SPLITS]
+    pairs = {split: read_pairs(file, limit) for split, file, limit in zip(training.SPLITS, files, limits, strict=True)}
     text = training.Text(pairs, task.source, task.target, task.sizes.get("vocab", 4000))
     return text, training.prepare(text, work)
 
@@ -80,11 +82,11 @@ def flags(task: Task, setting: Setting, seed: int) -> list[str]:
     schedule = {"lr": task.rate, "lr-scheduler": "polynomial_decay", "warmup-updates": task.updates // 3}
     length = {"total-num-update": task.updates, "max-update": task.updates, "max-epoch": 0}
     data = {"max-tokens": task.batch, "validate-interval": 1000, "validate-interval-updates": task.updates // 3}
-    given = {"cpu": True, **schedule, **length, **data, "dropout": task.dropout or 0.1, "seed": seed, **task.flags}
-    given |= {f"{name.replace('_', '-')}": value for name, value in task.sizes.items() if "coder" in name}
+    options = {"cpu": True, **schedule, **length, **data, "dropout": task.dropout or 0.1, "seed": seed, **task.flags}
+    options |= {f"{name.replace('_', '-')}": value for name, value in task.sizes.items() if "coder" in name}
     if setting.levels:
-        given |= {f"dsq-{name.replace('_', '-')}": value for name, value in setting.converting.items()}
-    return _words(given)
+        options |= {f"dsq-{name.replace('_', '-')}": value for name, value in setting.converting.items()}
+    return _words(options)
 
 
 def _words(given: Mapping[str, Any]) -> list[str]:

@@ -134,8 +134,8 @@ def _seed_on_device(device: torch.device) -> str:
     for fmt in (BFP(4), SignedNVInt(3)):
         layout = Layout.of(x.shape, -1)
         expected = REFERENCE.quantize(x, fmt, layout, seed, torch.float32)
-        found = codec.quantize(x.to(device), fmt, layout, torch.tensor([seed], device=device), torch.float32)
-        wrong += [] if torch.equal(found.cpu(), expected) else [str(fmt)]
+        values = codec.quantize(x.to(device), fmt, layout, torch.tensor([seed], device=device), torch.float32)
+        wrong += [] if torch.equal(values.cpu(), expected) else [str(fmt)]
     return " ".join(wrong)
 
 

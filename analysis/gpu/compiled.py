@@ -220,18 +220,18 @@ def compiled_rows(target: str, wanted: Iterable[KernelCall]) -> Iterator[Record]
 
 def faults(rows: Iterable[Record]) -> list[str]:
     """List the faults: kernels that do not compile, do not fit the target or flush, and hot ones that spill."""
-    found = []
+    lines = []
     for row in rows:
-        what = f"{row['target']}: {row['launch']}"
+        launch = f"{row['target']}: {row['launch']}"
         if "error" in row:
-            found.append(f"{what}: {row['error']}")
+            lines.append(f"{launch}: {row['error']}")
         elif row["shared"] > TARGETS[row["target"]]:
-            found.append(f"{what}: {row['kernel']} takes {row['shared']:,} bytes of shared memory")
+            lines.append(f"{launch}: {row['kernel']} takes {row['shared']:,} bytes of shared memory")
         elif row["hot"] and row["spilled"]:
-            found.append(f"{what}: {row['kernel']} spills {row['spilled']} bytes")
+            lines.append(f"{launch}: {row['kernel']} spills {row['spilled']} bytes")
         elif row["flushes"]:
-            found.append(f"{what}: {row['kernel']} flushes subnormals")
-    return found
+            lines.append(f"{launch}: {row['kernel']} flushes subnormals")
+    return lines
 
 
 def summary(rows: list[Record]) -> list[Any]:

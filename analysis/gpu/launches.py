@@ -72,10 +72,10 @@ class Counted(TorchDispatchMode):
             self.note(name, given[1:] if name == "copy_" else given, made)
         return out
 
-    def note(self, name: str, given: list[Tensor], made: list[Tensor]) -> None:
+    def note(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Add an operation of PyTorch's, if it runs on the device."""
-        if any(x.device == META for x in made):
-            moved = sum(x.nbytes for x in (*given, *made) if x.device == META)
+        if any(x.device == META for x in outputs):
+            moved = sum(x.nbytes for x in (*inputs, *outputs) if x.device == META)
             self.launches.append(DeviceCall(name, moved, False))
 
 

@@ -44,14 +44,14 @@ TINY = Size(64, 16, 32, 1, 2, 2)
 
 def setups(machine: Machine) -> dict[str, str]:
     """Name -> that of analysis/models.py; torchao's float8 if it is installed and the GPU has it."""
-    found = {"fp32": "fp32", "bf16": "autocast", "bf16, checkpoints": "around checkpoint + autocast"}
+    names = {"fp32": "fp32", "bf16": "autocast", "bf16, checkpoints": "around checkpoint + autocast"}
     for level in LEVELS if machine.is_gpu else LEVELS[:1]:
-        found[f"dsq {level}, linears"] = f"{level} + autocast"
-        found[f"dsq {level}, all"] = f"{level} all + autocast"
-    found[f"dsq {LEVELS[0]}, all, checkpoints"] = f"{LEVELS[0]} all + around checkpoint + autocast"
+        names[f"dsq {level}, linears"] = f"{level} + autocast"
+        names[f"dsq {level}, all"] = f"{level} all + autocast"
+    names[f"dsq {LEVELS[0]}, all, checkpoints"] = f"{LEVELS[0]} all + around checkpoint + autocast"
     if machine.is_gpu and importlib.util.find_spec("torchao") and torch.cuda.get_device_capability() >= (8, 9):
-        found[FLOAT8] = "autocast"
-    return found
+        names[FLOAT8] = "autocast"
+    return names
 
 
 class Step:

@@ -50,16 +50,22 @@ def demo(out: Path) -> None:
         return train(text, binary, out / name, levels, [*FLAGS.split(), *more.split()], BEAM)
 
     with ThreadPoolExecutor(len(TRAININGS)) as pool:
-        found = dict(zip(TRAININGS, pool.map(trained, TRAININGS), strict=True))
-    _show_translations(text, found)
-    sizes = {name: kept(one.checkpoint) / 2**20 for name, one in found.items()}
+        trainings = dict(zip(TRAININGS, pool.map(trained, TRAININGS), strict=True))
+    _show_translations(text, trainings)
+    sizes = {name: kept(training.checkpoint) / 2**20 for name, training in trainings.items()}
     rows = [
-        dict(zip(_COLUMNS, (_NAMES[name][0], one.bleu, one.valid_losses[-1][1], sizes[name], one.seconds), strict=True))
-        for name, one in found.items()
+        dict(
+            zip(
+                _COLUMNS,
+                (_NAMES[name][0], training.bleu, training.valid_losses[-1][1], sizes[name], training.seconds),
+                strict=True,
+            )
+        )
+        for name, training in trainings.items()
     ]
     write_text(out / "demo.csv", as_csv(rows))
     print(f"\n{table(rows, _COLUMNS)}\n\n{_NOTE}")
-    draw(found, sizes, out / "demo.png")
+    draw(trainings, sizes, out / "demo.png")
     print(f"picture: {out / 'demo.png'}; figures: {out / 'demo.csv'}")
 
 
@@ -121,8 +127,8 @@ def main(arguments: list[str] | None = None) -> int:
     """The command; ``arguments``: default, those of the process."""
     parser = OneLineParser(prog="python -m analysis.translation.demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="new directory (default: %(default)s)")
-    given = parser.parse_args(arguments)
-    return guarded(parser.prog, lambda: demo(given.out))
+    options = parser.parse_args(arguments)
+    return guarded(parser.prog, lambda: demo(options.out))
 
 
 if __name__ == "__main__":

@@ -127,8 +127,8 @@ def train(text: Text, binary: Path, out: Path, levels: str, flags: Sequence[str]
 
 def own_flags(binary: Path, checkpoints: Path, levels: str) -> list[str]:
     """Return what dsq-train is given before a caller's flags."""
-    given = [str(binary), "--save-dir", str(checkpoints), *_FIXED.split(), *_DEFAULTS.split()]
-    return [*given, *(["--dsq-levels", levels] if levels else [])]
+    arguments = [str(binary), "--save-dir", str(checkpoints), *_FIXED.split(), *_DEFAULTS.split()]
+    return [*arguments, *(["--dsq-levels", levels] if levels else [])]
 
 
 def fairseq(command: str, arguments: Sequence[str], log: Path) -> None:
@@ -157,15 +157,15 @@ def fairseq(command: str, arguments: Sequence[str], log: Path) -> None:
 def valid_losses(log: Path) -> list[tuple[int, float]]:
     """Updates and losses of the validations that dsq-train logged."""
     lines = log.read_text(encoding="utf-8").splitlines()
-    records = [json.loads(found[1]) for line in lines if (found := _VALID.search(line))]
+    records = [json.loads(match[1]) for line in lines if (match := _VALID.search(line))]
     return [(int(one["valid_num_updates"]), float(one["valid_loss"])) for one in records]
 
 
 def hypotheses(log: Path) -> list[str]:
     """The translations of dsq-generate's output, in the order of the test text."""
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     for line in log.read_text(encoding="utf-8").split("\n"):
         if line.startswith("D-"):
             number, _, text = line.split("\t")
-            found[int(number[2:])] = text
-    return [found[number] for number in sorted(found)]
+            texts[int(number[2:])] = text
+    return [texts[number] for number in sorted(texts)]
