@@ -137,6 +137,11 @@ class Format:
         """Return the width of an operand as the multiplier of the cost law sees it: a code, sign included."""
         return self.bits
 
+    def unit_significand(self, floats: bool) -> int:
+        """Return the bits of an element's magnitude as a unit of ``floats``, or of integers, multiplies it; scales that
+        are no powers of two stay outside of the product."""
+        return self.significand_bits
+
     @property
     def exact_in_bfloat16(self) -> bool:
         """Return whether bfloat16, whose significand has 8 bits, holds every value (subnormal ones aside)."""
@@ -419,6 +424,11 @@ class Grid:
     def significand_bits(self) -> int:
         return self.digits + (self.largest >= 2.0**self.lowest)
 
+    @property
+    def integer_bits(self) -> int:
+        """Return the width of the integers, sign included, that hold every element in units of the finest step."""
+        return 1 + int(self.largest * 2.0 ** (self.digits - self.lowest)).bit_length()
+
 
 def integer_grid(bits: int) -> Grid:
     """Return the symmetric integers of ``bits`` bits as MX scales them: k / 2^(bits - 2), |k| < 2^(bits - 1)."""
@@ -491,6 +501,9 @@ class GridFormat(Format):
     @property
     def multiplier_bits(self) -> int:
         return self.grid.significand_bits + 1
+
+    def unit_significand(self, floats: bool) -> int:
+        return self.grid.significand_bits if floats else self.grid.integer_bits - 1
 
     def matrix(self, layout: Layout) -> tuple[int, int, int]:
         """Return the tensor as (outer, rows, columns) whose columns run along the contraction."""

@@ -92,7 +92,7 @@ class Peak:
         significand = max(own, alike) - 1
         if isinstance(operand, Identity) or significand < 1:
             return 0
-        parts = -(-operand.significand_bits // significand)
+        parts = -(-operand.unit_significand(self.multiplies_floats) // significand)
         return parts if operand.packs or parts == 1 else 0
 
 

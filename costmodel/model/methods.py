@@ -32,8 +32,17 @@ class Setup:
         """Width `a` of tensors no quantizer touches (norms, softmax...): 16 if q0..q3 fit, else 32, unless told."""
         return self.container or (MAX_PACKED_BITS if max(self.precision) <= MAX_PACKED_BITS else WIDEST)
 
+    @cached_property
+    def operands(self) -> dict[str, Format] | None:
+        """The formats of a level that names them, by the operand's name in dsq.operands; None of four widths."""
+        if not self.precision.text:
+            return None
+        specs = self.precision.operands.with_family(lambda bits: at_width(self.format, bits))
+        plain = Identity(self.container_bits)
+        return {name: spec.resolved or plain for name, spec in specs._asdict().items()}
+
     def __str__(self) -> str:
-        return f"{self.format.name} {self.precision}"
+        return self.precision.text or f"{self.format.name} {self.precision}"
 
 
 FP32 = Setup(Identity(WIDEST), Precision(32, 32, 32, 32))

@@ -82,7 +82,8 @@ def stash_bytes(gemm: Gemm, setup: Setup) -> int:
     """Bytes that a converted layer keeps of its input for the backward; of floats the input itself."""
     if isinstance(setup.format, Identity):
         return gemm.batch * gemm.M * gemm.K * setup.container_bits // 8
-    return at_width(setup.format, setup.precision.q1).nbytes(Layout(gemm.batch, gemm.M, gemm.K, along_rows=True))
+    fmt = setup.operands["x_for_dw"] if setup.operands else at_width(setup.format, setup.precision.q1)
+    return fmt.nbytes(Layout(gemm.batch, gemm.M, gemm.K, along_rows=True))
 
 
 def total_stash_bytes(workload: Workload, setup: Setup) -> int:
@@ -178,9 +179,18 @@ def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
         pairs += [("recompute", q.q0, q.q0)] * op.recompute
         for name, m1, m2 in pairs:
             plain = WIDEST if op.wide else container
-            fmt, *widths = (setup.format, m1, m2) if op.quantized else (Identity(), plain, plain)
-            listed.append(CostedMatMul(group, op, name, *(at_width(fmt, bits) for bits in widths)))
+            if op.quantized and setup.operands:
+                first, second = (setup.operands[operand] for operand in _OPERANDS[name])
+            else:
+                fmt, *widths = (setup.format, m1, m2) if op.quantized else (Identity(), plain, plain)
+                first, second = (at_width(fmt, bits) for bits in widths)
+            listed.append(CostedMatMul(group, op, name, first, second))
     return listed
+
+
+#: operands of each product, as a level that names formats has them
+_OPERANDS = {"forward": ("x", "w"), "dx": ("dy_for_dx", "w_for_dx"), "dw": ("dy_for_dw", "x_for_dw")}
+_OPERANDS["recompute"] = _OPERANDS["forward"]
 
 
 def arithmetic_cost(listed: list[CostedMatMul]) -> float:

@@ -313,3 +313,9 @@ def test_numbers_that_make_no_grid_are_refused():
         GridFormat(integer_grid(8), rule="te")
     with pytest.raises(ValueError, match="pair must divide"):
         GridFormat(integer_grid(8), (1, 15), pair=2)
+
+
+def test_what_units_need_follows_from_the_grid():
+    """Bits of the integers that hold all elements, as published: an int8 unit multiplies MXFP4 and E2M3 exactly."""
+    published = {"mxfp8_e4m3": 19, "mxfp8_e5m2": 33, "mxfp6_e2m3": 7, "mxfp6_e3m2": 10, "mxfp4": 5, "mx9": 8, "mx6": 5}
+    assert {name: NAMED[name].grid.integer_bits for name in published} == published

@@ -134,3 +134,15 @@ def test_unquantized_products_multiply_significands():
 
 def test_a_setup_lays_blocks_along_the_axis_that_is_summed_over():
     assert stash_bytes(Gemm("l", 16, 1, 1), SETUP) == 16 + 1  # a bitstream a row, one exponent
+
+
+def test_a_level_that_names_formats_is_costed_operand_by_operand():
+    gemm = Gemm("layer", 128, 64, 32)
+    setup = Setup(BFP(32), Precision.parse("[mxfp4 8 | - mxfp8 | nvfp4~ mxfp6]"))
+    found = {it.name: (str(it.first), str(it.second)) for it in matmuls(of(gemm), setup)}
+    assert found == {
+        "forward": ("mxfp4", "bfp:bits=8,block_size=16"),
+        "dx": ("float:bits=16", "mxfp8_e4m3"),
+        "dw": ("nvfp4", "mxfp6_e2m3"),
+    }
+    assert stash_bytes(gemm, setup) == 128 * 64 * 6.25 / 8
