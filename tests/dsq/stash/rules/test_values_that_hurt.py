@@ -167,7 +167,7 @@ def test_gates_of_a_recurrence_and_what_they_leave_sum_to_one(gates):
 
 LSTM, GRU = nn.LSTM(32, 32), nn.GRU(32, 32)
 ADJACENCY = (drawn(30, 30) > 1).float()
-WITHOUT_A_ROW = {
+WITHOUT_A_RULE = {
     "einsum without a sum": lambda x: torch.einsum("abi,aci->abci", x, x),
     "einsum of three": lambda x: torch.einsum("abi,aci,adi->abcd", x, x, x),
     "einsum of an index that one alone has": lambda x: torch.einsum("abi,aij->aj", x, x[:, :1].mT.expand(-1, -1, 7)),
@@ -188,9 +188,9 @@ WITHOUT_A_ROW = {
 }
 
 
-@pytest.mark.parametrize("name", WITHOUT_A_ROW)
-def test_an_operation_without_a_row_is_exact(name):
-    found = pairs(lambda x, w: WITHOUT_A_ROW[name](x + w), drawn(30, 4, 32), torch.zeros(32))
+@pytest.mark.parametrize("name", WITHOUT_A_RULE)
+def test_an_operation_without_a_rule_is_exact(name):
+    found = pairs(lambda x, w: WITHOUT_A_RULE[name](x + w), drawn(30, 4, 32), torch.zeros(32))
     assert all(torch.equal(*pair) for pair in found)
 
 
