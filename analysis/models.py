@@ -11,6 +11,7 @@ A name has parts with " + " between them, in the order of applying. A part is
     mesa                also "selective", "checkpoint SEGMENTS", "wtacrs 0.3"
     around bfp 4        a GPT's blocks are called with a packed checkpoint of that format; "around checkpoint": plain
     bf16                the model itself is cast
+    compiled            the model's blocks, by torch.compile; after a policy by dsq.compile
     fp32, plain, autocast, bf16 autocast, fused    nothing: the caller's contexts
 """
 
@@ -26,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dsq
 from dsq.formats import format_class
+from dsq.stash.compiled import repeated_blocks
 
 
 class Attention(nn.Module):
@@ -204,6 +206,11 @@ def attach(model: nn.Module, name: str) -> list[Any]:
             model.around = around
         elif part == "bf16":
             model.bfloat16()
+        elif part == "compiled" and controllers:
+            dsq.compile(model)
+        elif part == "compiled":
+            for block in repeated_blocks(model):
+                block.compile(fullgraph=True)
         elif part not in _NOTHING:
             policy, options = _policy(first, words)
             controllers.append(dsq.stash.apply(model, policy, **options))

@@ -41,6 +41,9 @@ GPT2 = Size(50304, 1024, 768, 12, 12, 8)  # 124 million parameters
 LARGE = Size(50304, 1024, 2048, 24, 16, 8)  # 1.3 billion, whose kernels take longer than the host takes to launch them
 TINY = Size(64, 16, 32, 1, 2, 2)
 
+#: by PyTorch's compiler, of steps alone: the first question to a GPU is what packing costs there (docs/gpu.md)
+COMPILED = {"bf16, compiled": "compiled + autocast", "dsq 6 bits, compiled": "bfp 4 + compiled + autocast"}
+
 
 def setups(machine: Machine) -> dict[str, str]:
     """Name -> that of analysis/models.py; torchao's float8 if it is installed and the GPU has it."""
@@ -62,7 +65,7 @@ class Step:
         made_on = machine.device if size == LARGE else torch.device("cpu")  # where small ones are what a CPU has
         with made_on:
             model = GPT(*size[:5], dropout=0.0)
-        setup = setups(machine)[name]
+        setup = (setups(machine) | COMPILED)[name]
         attach(model, setup)
         if name == FLOAT8:
             from torchao.float8 import convert_to_float8_training
@@ -87,7 +90,9 @@ class Step:
 
 def steps(machine: Machine) -> Iterator[Trial]:
     """A row a setup: tokens a second and the peak that the allocator held."""
-    for name in setups(machine):
+    for name in COMPILED if machine.is_gpu else ():
+        yield Trial(f"{name}, 1.3 billion", partial(_step, machine, name, LARGE))
+    for name in (*setups(machine), *(COMPILED if machine.is_gpu else ())):
         yield Trial(name, partial(_step, machine, name, GPT2 if machine.is_gpu else TINY))
     for name in ("bf16", "bf16, checkpoints", *(it for it in setups(machine) if LEVELS[0] in it)):
         if machine.is_gpu:

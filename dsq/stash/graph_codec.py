@@ -122,7 +122,8 @@ def _codes(planes: Sequence[Tensor], bits: int) -> Tensor:
     """Return the codes, int32 (..., blocks, 16), of the words that ``_planes`` gave."""
     codes, low = torch.zeros((), dtype=torch.int32, device=planes[0].device), 0
     if bits == MAX_GRAPH_BITS:
-        return planes[0].view(*planes[0].shape[:-1], -1, BLOCK_SIZE).to(torch.int32)
+        values: Tensor = planes[0].unflatten(-1, (-1, BLOCK_SIZE))
+        return values.to(torch.int32)
     position = torch.arange(BLOCK_SIZE, device=planes[0].device)
     for width, plane in zip(_PLANES[bits], planes, strict=True):
         wide = torch.int64 if width == 4 else torch.int32

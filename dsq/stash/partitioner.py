@@ -32,6 +32,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import optimization_hint
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 from dsq.kernels.backend import FLOATS
@@ -49,6 +50,8 @@ _ATTENTION = {
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
 }
+#: by which a router of experts chooses: what it chooses from is small, and rounded its gradient loses much
+_CHOICES = {aten.topk.default, aten.sort.default, aten.sort.stable, aten.argmax.default}
 _OP_TYPES = get_default_op_list()
 #: operators of dsq that cost about as much as reading their input, and draw no random numbers that are no argument
 _CHEAP = {"dsq::quantize", "dsq::pack", "dsq::unpack"}
@@ -99,8 +102,9 @@ class PackedPartitioner(CustomPartitionerFn):
         if not tensors:
             return ""
         raw, saved = (sum(getattr(t, name) for t in tensors) / 2**20 for name in ("raw_bytes", "saved_bytes"))
-        exact = ", ".join(f"{t.name} {list(t.shape)}" for t in tensors if not t.bits)
-        return f"{len(self.graphs)} graphs save {raw:.1f} MiB as {saved:.1f} MiB; exact: {exact or 'none'}"
+        exact = [f"{tensor.name} {list(tensor.shape)}" for tensor in tensors if not tensor.bits]
+        names = ", ".join(exact[:4]) + f" and {len(exact) - 4} more" * (len(exact) > 4)
+        return f"{len(self.graphs)} graphs save {raw:.1f} MiB as {saved:.1f} MiB; exact: {names or 'none'}"
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[Any], **kwargs: Any) -> Any:
         bits, outputs = self.bits(), kwargs["num_fwd_outputs"]
@@ -135,7 +139,8 @@ def _numel(node: fx.Node) -> int:
 
 def _is_costly(node: fx.Node) -> bool:
     """Return whether min-cut must not recompute a call: PyTorch's list of costly operations, attention that is not on
-    it, random numbers, and operators of other libraries or higher order, whose cost is unknown."""
+    it, random numbers, integers made of floating values, which of rounded ones would be others, and operators of other
+    libraries or higher order, whose cost is unknown."""
     if node.op != "call_function" or node.target is operator.getitem:
         return False
     if not isinstance(node.target, torch._ops.OpOverload):
@@ -144,7 +149,14 @@ def _is_costly(node: fx.Node) -> bool:
         return True
     if node.target.namespace not in ("aten", "prims", "inductor_prims", "prim"):
         return node.target.name() not in _CHEAP
-    return torch.Tag.nondeterministic_seeded in node.target.tags
+    return torch.Tag.nondeterministic_seeded in node.target.tags or _rounds_to_integers(node)
+
+
+def _rounds_to_integers(node: fx.Node) -> bool:
+    """Return whether a call gives integers of floating values: places of maxima, the experts of a router, a cast."""
+    results = [x for x in tree_leaves(node.meta.get("val")) if isinstance(x, Tensor)]
+    integers = any(not x.is_floating_point() and x.dtype is not torch.bool for x in results)
+    return integers and any(map(_is_floating, node.all_input_nodes))
 
 
 def _is_normalized(node: fx.Node) -> bool:
@@ -214,7 +226,9 @@ def _tag(graph: fx.Graph, outputs: int, static: Sequence[int], packs: bool, reco
     losses = [node for node in results[:outputs] if isinstance(node, fx.Node) and _numel(node) == 1]
     losses += [node for node in forward if node.target is aten.log.default and _is_statistic(node)]
     attentions = [q for node in forward if _stays_exact(node) for q in (node, *node.all_input_nodes)]
-    for node in weights | _ancestors(losses + attentions, lambda node: _is_costly(node) or _is_normalized(node)).keys():
+    routers = [source for node in forward if node.target in _CHOICES for source in node.all_input_nodes]
+    ends = [*losses, *attentions, *routers]
+    for node in weights | _ancestors(ends, lambda node: _is_costly(node) or _is_normalized(node)).keys():
         node.meta[_EXACT] = True
     products = [node for node in forward if node.target in (aten.mm.default, aten.addmm.default)]
     products = [node for node in products if any(map(_comes_from_norm, node.all_input_nodes))]
@@ -358,6 +372,11 @@ def _save_masks(cut: _Cut) -> None:
         cut.erase(node)
 
 
+def _is_floating(node: fx.Node) -> bool:
+    value = _value(node)
+    return value is not None and value.is_floating_point()
+
+
 def _is_bool(node: fx.Node) -> bool:
     value = _value(node)
     return value is not None and value.dtype is torch.bool
@@ -373,7 +392,7 @@ def _pack(cut: _Cut, bits: int) -> Iterator[PackedTensor]:
         x, layout = node.meta["val"], cut.layout(node)
         shape, size = tuple(optimization_hint(n, 0) for n in x.shape), _numel(node)
         if layout is None:
-            if cut.is_activation(node) and size > MAX_EXACT_NUMEL:
+            if _is_floating(node) and cut.is_activation(node) and size > MAX_EXACT_NUMEL and not _is_statistic(node):
                 yield PackedTensor(node.name, shape, x.dtype, 0, size * x.itemsize)
             continue
         fused, width = x.device.type != "cpu", 1 if x.dtype is torch.bool else bits

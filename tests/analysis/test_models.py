@@ -25,6 +25,14 @@ def test_a_name_says_what_is_converted_and_which_policies_apply(name: str) -> No
     assert bool(dsq.converted(model)) == ("[" in name)
 
 
+@pytest.mark.parametrize("name", ["compiled + autocast", "bfp 4 + compiled"])
+def test_the_blocks_are_compiled_and_nothing_else(name: str) -> None:
+    model = GPT(16, 8, 16, 2, 2, dropout=0.0)
+    attach(model, name)
+    compiled = [module for module in model.modules() if module._compiled_call_impl is not None]
+    assert compiled == list(model.encoder)[:-1]
+
+
 def test_options_reach_the_config() -> None:
     model = GPT(16, 8, 16, 2, 2, dropout=0.0, tied=False)
     attach(model, "[8,4,4,8] bfp headless + bf16")

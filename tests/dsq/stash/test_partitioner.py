@@ -192,6 +192,35 @@ def test_the_partition_alone_changes_no_bit_and_packing_saves_what_is_counted(na
     assert error(step(name, packed(8))[1], exact) < error(gradient, exact) / 2
 
 
+class Routed(nn.Module):
+    """Each token's features times its two largest gates."""
+
+    def __init__(self):
+        super().__init__()
+        self.router, self.experts = nn.Linear(64, 8), nn.Linear(64, 8 * 8)
+
+    def forward(self, x):
+        gates, chosen = self.router(x).softmax(-1).topk(2, -1)
+        outputs = self.experts(x).unflatten(-1, (8, 8)).gather(-2, chosen.unsqueeze(-1).expand(*chosen.shape, 8))
+        return (gates.unsqueeze(-1) * outputs).sum(-2)
+
+
+def pooled():
+    return nn.Sequential(nn.Conv2d(4, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.MaxPool2d(2), nn.Conv2d(16, 4, 3))
+
+
+@pytest.mark.parametrize(("make", "x", "most"), [(Routed, X, 0.05), (pooled, X.view(4, 4, 16, 32), 0.012)])
+def test_experts_and_places_of_maxima_are_those_of_the_forward(make, x, most):
+    torch.manual_seed(0)
+    gradients, partitioner, model = [], packed(4), make()
+    for options in ({}, {"custom_partitioner_fn": partitioner}):
+        torch.compiler.reset()
+        model.zero_grad()
+        torch.compile(model, backend=divided, fullgraph=True, options=options)(x).square().mean().backward()
+        gradients.append(all_gradients(model))
+    assert 0 < error(*reversed(gradients)) < most
+
+
 @pytest.mark.parametrize("products", [0.0, 0.5, 1.0])
 def test_products_of_normalized_values_are_recomputed_by_share_largest_first(products):
     partitioner = packed(6, products)
