@@ -31,7 +31,7 @@ def completed(
         if len(several) == 1:
             return several[0]
     listed = ", ".join(map(repr, several))
-    meant = f"nearest is {listed}; " if several else suggestion(name, names.values())
+    meant = f"nearest is {listed}; " if several else suggestion(typed, names.values())
     raise ValueError(f"unknown {kind} {name!r}: {meant}known are {', '.join(sorted(names.values()))}{otherwise}")
 
 

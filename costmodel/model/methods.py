@@ -10,10 +10,11 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from dsq import formats
-from dsq.arguments import choice
+from dsq.arguments import choice, whole_number
 from dsq.costmodel.model.ledger import Stored
 from dsq.costmodel.model.operations import Gemm, Operation
 from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity
+from dsq.operands import MIN_WEIGHT_BITS
 from dsq.precision import DEFAULT_LEVELS, Precision, parse_levels
 from dsq.stash_bits import EXTRA_BITS, GACT_GROUP, MAX_EXACT_NUMEL, MESA_BITS, MIN_BITS, Role
 
@@ -25,6 +26,7 @@ class Setup:
     format: Format  #: its own bits do not matter: the precision has them
     precision: Precision
     container: int = 0  #: bits of what no quantizer touches; 0: as few as the precision allows
+    min_weight_bits: int = MIN_WEIGHT_BITS  #: of w in the product for dx; 0: q1, as the paper has it
     autocast: bool = False  #: torch.autocast: parameters and the residual stream stay in fp32, products cast them
 
     @cached_property
@@ -92,7 +94,9 @@ def parse_setups(text: str, described: Mapping[str, Any]) -> list[Setup]:
     name, colon, widths = text.rpartition(":")
     levels = parse_levels(widths) if widths.count("[") > 1 else [Precision.parse(widths)]
     fmt = template(name.strip().lower() if colon else described["format"], described)
-    return [Setup(fmt, level, described.get("container") or 0) for level in levels]
+    least = described.get("min_weight_bits")
+    least = MIN_WEIGHT_BITS if least is None else whole_number("min_weight_bits", least, 0, WIDEST)
+    return [Setup(fmt, level, described.get("container") or 0, least) for level in levels]
 
 
 # ---- policies of dsq.stash

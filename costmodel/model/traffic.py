@@ -5,7 +5,8 @@ The ledger's tensors move, each written once and read once by each of its reader
 Master weights, their gradients and Adam's moments have 32 bits, the working copy of the weights has the container
 width. Elementwise passes are not fused with their neighbors.
 
-A training step multiplies, in each linear layer, q0 x q0 (forward), q2 x q1 (dx = Q2(dy) Q1(w), as in the paper) and
+A training step multiplies, in each linear layer, q0 x q0 (forward), q2 x q1
+(dx = Q2(dy) Q1(w), where w has at least `min_weight_bits`) and
 q3 x q1 (dw = Q3(dy)^T Q1(x)); of attention's products, where they are quantized, both gradients take Q2(dy). Matrix
 products no quantizer touches multiply containers of width a as floating point.
 """
@@ -173,8 +174,9 @@ def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
         op = group.operation
         if not isinstance(op, Gemm):
             continue
+        w = max(q.q1, min(q.q0, setup.min_weight_bits)) if op.weight else q.q1
         pairs = [("forward", q.q0, q.q0)]
-        pairs += [("dx", q.q2, q.q1)] if op.x_grad else []
+        pairs += [("dx", q.q2, w)] if op.x_grad else []
         pairs += [("dw", q.q3 if op.weight else q.q2, q.q1)] if op.w_grad else []
         pairs += [("recompute", q.q0, q.q0)] * op.recompute
         for name, m1, m2 in pairs:

@@ -1,4 +1,4 @@
-"""The `paper` profile: the cost model behind the published tables 1 and 6, rebuilt from named assumptions
+"""The paper's accounting, by bits: the cost model behind the published tables 1 and 6, rebuilt from named assumptions
 (calibrated.toml).
 
 DRAM: every linear layer moves the eight tensors of TENSORS, each stored at stored_bits a value. Arithmetic: its three
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from dsq.arguments import whole_number
 from dsq.command import read_toml
-from dsq.costmodel.model.methods import Setup
+from dsq.costmodel.model.methods import Setup, at_width
 from dsq.costmodel.model.operations import Gemm, Workload
-from dsq.formats import SCALE_BITS, WIDEST, FixedPoint, Format, Identity
+from dsq.formats import SCALE_BITS, WIDEST, FixedPoint, Format
 
 #: a block (values and exponent) is stored in whole words of this many bits; it makes BFP 32 cost 36 bits a value
 #: (1.13x) and BFP 16 20 (0.63x)
@@ -36,11 +36,9 @@ def stored_bits(bits: int, template: Format) -> float:
 
 def dram(workload: Workload, setup: Setup) -> float:
     """DRAM traffic of a step's linear layers, relative to fixed-point 32. Raises ValueError if there is none."""
-    if isinstance(setup.format, Identity):
-        raise ValueError("the paper profile costs no float, only quantized formats: use --profile first-principles")
     layers = [gemm for gemm in workload.gemms if gemm.weight]
     if not layers:
-        raise ValueError(f"workload {workload.name!r} has no linear layer, and the paper profile costs nothing else")
+        raise ValueError(f"workload {workload.name!r} has no linear layer, which alone the paper's accounting costs")
     values = [sum(_values(gemm, shape) for gemm in layers) for shape, _ in TENSORS]
     stored = [stored_bits(getattr(setup.precision, width), setup.format) for _, width in TENSORS]
     bits = sum(count * width for count, width in zip(values, stored, strict=True))
@@ -49,7 +47,8 @@ def dram(workload: Workload, setup: Setup) -> float:
 
 def arithmetic(setup: Setup) -> float:
     """Cost of a multiply-accumulate, the mean of the three matrix products, relative to a fixed-point 32 x 32 one."""
-    pairs = ([getattr(setup.precision, width) for width in widths] for widths in MATMULS)
+    formats = {f"q{i}": at_width(setup.format, bits) for i, bits in enumerate(setup.precision)}
+    pairs = ([formats[width].multiplier_bits for width in widths] for widths in MATMULS)
     costs = sum((setup.format.law.cost(*pair) for pair in pairs), start=0.0)
     return float(costs / len(MATMULS) / FixedPoint.law.cost(WIDEST, WIDEST))
 

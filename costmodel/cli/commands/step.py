@@ -9,14 +9,15 @@ from dsq import costmodel
 from dsq.command import write_whole
 from dsq.costmodel.cli.answer import Answer, Record, Section, hardware_facts, refuse_idle
 from dsq.costmodel.hardware.hardware import Hardware, Rate, load_hardware
-from dsq.costmodel.model.methods import Method, Setup, all_sizes, parse_setups, whole_stash
+from dsq.costmodel.model.methods import Method, Setup, all_sizes, parse_setups, template, whole_stash
 from dsq.costmodel.model.operations import Workload
 from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates
 from dsq.costmodel.model.traffic import matmuls, transfers
-from dsq.costmodel.paper.calibrated import level_costs, shares
+from dsq.costmodel.paper.calibrated import dram, level_costs, shares
 from dsq.costmodel.planning.plan import ASKED
 from dsq.costmodel.workloads.named import AskedStep, asked
-from dsq.precision import parse_rise_at
+from dsq.formats import WIDEST
+from dsq.precision import Precision, parse_rise_at
 
 _UNITS = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
@@ -96,16 +97,10 @@ def heading(workload: Workload, hardware: Hardware) -> str:
 def floor_record(floor: Floor) -> Record:
     record: Record = {"gflop": floor.flops / 1e9, "flop_per_byte": floor.intensity}
     record |= {"ridge": floor.ridge if floor.compute_seconds else None}
-    return record | {"bound": "memory" if floor.memory_bound else "compute", "floor_ms": floor.seconds * 1e3}
+    return record | {"bound": "memory" if floor.memory_bound else "compute", "expected_ms": floor.seconds * 1e3}
 
 
 # ---- estimate: precisions, or the levels of a run, in one line each
-
-#: options that change nothing in the paper profile, which costs linear layers and knows no hardware
-IGNORED_BY_PAPER = (
-    *("hardware", "exclude", "freeze", "lora", "lora_layers", "lora_dropout", "fused_attention"),
-    *("eager_attention", "chunked_loss", "container"),
-)
 
 
 def estimate(arguments: argparse.Namespace) -> Answer:
@@ -117,22 +112,13 @@ def estimate(arguments: argparse.Namespace) -> Answer:
     units = setups_of(arguments, [arguments.relative_to])
     if len(units) > 1:
         raise ValueError(f"relative_to must be one precision, as [16,4,4,16], got {arguments.relative_to!r}")
-    if arguments.profile == "paper":
-        refuse_idle(arguments, IGNORED_BY_PAPER, "in the paper profile")
-        records, known, notes = _by_paper(workload, setups, units[0]), facts(workload), []
-        title = f"{workload.name}, paper profile, relative to {units[0]}"
-    else:
-        records = _from_first_principles(workload, setups, units[0], hardware)
-        title, known = heading(workload, hardware), facts(workload, hardware)
-        meant = (
-            f"a training step; dram and arithmetic: relative to {units[0]}; linears stash: what the converted layers "
-            "keep for the backward; model saved: what the whole model keeps."
-        )
-        notes = [meant, f"times: {hardware.rates}."]
+    records = _estimates(workload, setups, units[0], hardware)
+    notes = [_MEANING.format(units[0]), f"times: {hardware.rates}."]
     records = [named(setup) | record for setup, record in zip(setups, records, strict=True)]
     if worked:
         records.append(_mean_record(records, worked))
-    return Answer([Section("estimates", title, records, arguments.profile)], notes, known)
+    section = Section("estimates", heading(workload, hardware), records, "estimates")
+    return Answer([section], notes, facts(workload, hardware))
 
 
 def _shares(rise_at: str | None, levels: int) -> list[float]:
@@ -148,18 +134,25 @@ def _shares(rise_at: str | None, levels: int) -> list[float]:
     return shares(parse_rise_at(moments, levels))
 
 
-def _by_paper(workload: Workload, setups: list[Setup], unit: Setup) -> list[Record]:
-    whole, *costs = level_costs(workload, [unit, *setups])
-    return [{name: size / whole[name] for name, size in cost.items()} for cost in costs]
+_MEANING = (
+    "relative to {}. dram, arithmetic: linear layers by the paper's accounting, each operand at its own bits "
+    "(docs/cost-model.md). dram in containers: the whole step as a GPU runs it, where what no quantizer touches has 16 "
+    "or 32 bits. linears stash: what the converted layers save for the backward; model saved: what the whole model "
+    "saves."
+)
 
 
-def _from_first_principles(workload: Workload, setups: list[Setup], unit: Setup, hardware: Hardware) -> list[Record]:
+def _estimates(workload: Workload, setups: list[Setup], unit: Setup, hardware: Hardware) -> list[Record]:
+    """A record for each setup: by the paper's accounting, and in containers."""
+    by_bits = level_costs(workload, [unit, *setups])
     whole, *costs = (evaluate(workload, setup, hardware) for setup in (unit, *setups))
     records = []
-    for cost in costs:
-        record = {"dram_MB": cost.dram_bytes / 1e6, "dram": cost.dram_bytes / whole.dram_bytes}
+    for cost, bits in zip(costs, by_bits[1:], strict=True):
+        record = {name: size / by_bits[0][name] for name, size in bits.items()}
+        record |= {"dram_in_containers": cost.dram_bytes / whole.dram_bytes, "dram_MB": cost.dram_bytes / 1e6}
+        record |= {"arithmetic_of_step": cost.arithmetic / whole.arithmetic}
         record |= {"linears_stash_MB": cost.stash_bytes / 1e6, "model_saved_MB": cost.saved_bytes / 1e6}
-        records.append(record | {"arithmetic": cost.arithmetic / whole.arithmetic, **floor_record(cost.total)})
+        records.append(record | floor_record(cost.total))
     return records
 
 
@@ -191,9 +184,9 @@ def roofline(arguments: argparse.Namespace) -> Answer:
     records: list[Record] = []
     notes = []
     for setup in setups_of(arguments, arguments.precision):
-        found, note = _classes(workload, setup, hardware)
-        records += found
-        notes.append(note)
+        classes, note = _classes(workload, setup, hardware)
+        records += classes
+        notes.append(f"{note} {_by_bits(workload, setup)}")
     if arguments.picture:
         from dsq.costmodel.cli.pictures.roofline import draw_roofline
 
@@ -202,6 +195,15 @@ def roofline(arguments: argparse.Namespace) -> Answer:
     notes += [_OF_ROOF, f"times: {hardware.rates}."]
     section = Section("classes", heading(workload, hardware), records, "classes")
     return Answer([section], notes, facts(workload, hardware))
+
+
+def _by_bits(workload: Workload, setup: Setup) -> str:
+    """The traffic of linear layers by the paper's accounting and in containers, in a sentence; empty: there is none."""
+    if not any(gemm.weight for gemm in workload.gemms):
+        return ""
+    fixed = Setup(template("fixed", {}), Precision(WIDEST, WIDEST, WIDEST, WIDEST))
+    whole, moved = (sum(t.bytes for t in transfers(workload, each)) for each in (fixed, setup))
+    return f"DRAM: {dram(workload, setup):.3f} of fixed-point 32 by bits, {moved / whole:.3f} in containers, as drawn."
 
 
 def _classes(workload: Workload, setup: Setup, hardware: Hardware) -> tuple[list[Record], str]:

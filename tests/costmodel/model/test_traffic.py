@@ -1,5 +1,7 @@
 """First-principles traffic and arithmetic of operations small enough to count by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from dsq.costmodel.model.methods import Setup
@@ -111,12 +113,13 @@ def test_arithmetic_counts_each_product_at_its_widths():
     found = matmuls(workload, FIXED)
     assert [(p.name, p.op.macs, p.first.bits, p.second.bits) for p in found] == [
         ("forward", 105, 8, 8),
-        ("dx", 105, 6, 4),
+        ("dx", 105, 6, 5),
         ("dw", 105, 16, 4),
     ]
-    assert arithmetic_cost(found) == pytest.approx(105 * (64 + 24 + 64) / 1024)
+    assert [p.second.bits for p in matmuls(workload, replace(FIXED, min_weight_bits=0))] == [8, 4, 4]
+    assert arithmetic_cost(found) == pytest.approx(105 * (64 + 30 + 64) / 1024)
     assert arithmetic_cost(matmuls(workload, SETUP)) == pytest.approx(
-        105 * sum(BFP.law.cost(*pair) for pair in ((8, 8), (6, 4), (16, 4)))
+        105 * sum(BFP.law.cost(*pair) for pair in ((8, 8), (6, 5), (16, 4)))
     )
     assert [p.name for p in matmuls(of(Gemm("l", 3, 5, 7, x_grad=False)), SETUP)] == ["forward", "dw"]
 
