@@ -91,7 +91,7 @@ def _why(module: nn.Module, own: list[nn.Parameter], tied: bool) -> str:
     if kind is nn.Linear and tied:
         return "its weight is an embedding's too, which few bits keep from learning; DSQConfig(tied=True) converts it"
     if kind in _CONVERTED or kind.__name__ == "Conv1D":
-        return "excluded, an adapter (adapters=True converts it), or added after the conversion"
+        return "excluded, an adapter (adapters=True converts it), of plain_ends, or added after the conversion"
     if isinstance(module, nn.Linear):
         return f"a subclass of nn.Linear, {kind.__name__}, whose weight is of another quantization"
     if isinstance(module, nn.MultiheadAttention):

@@ -140,11 +140,20 @@ def test_a_tilde_rounds_that_operand_alone_stochastically():
     assert (means - dy @ w).norm() / (dy @ w).norm() < 0.02
 
 
-def test_random_signs_are_not_shared_by_layers_of_one_input():
-    x, w, dy = tensors()
-    q = dsq.DSQConfig("[- - | - - | bfp16@r16 bfp16@r16]").at(0)
-    other = w.detach().clone().requires_grad_()
-    gradients = torch.autograd.grad(linear(x, w, None, q) + linear(x, other, None, q), (w, other), dy)
+class TwoOfOneInput(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(48, 32), nn.Linear(48, 32)
+
+    def forward(self, x):
+        return self.a(x) + self.b(x)
+
+
+@pytest.mark.parametrize("stash", ["linears", "all"])
+def test_random_signs_are_not_shared_by_layers_of_one_input(stash):
+    x, dy = torch.randn(64, 48), torch.randn(64, 32)
+    net = dsq.convert(TwoOfOneInput(), dsq.DSQConfig("[- - | - - | bfp16@r16 bfp16@r16]", stash=stash))
+    gradients = torch.autograd.grad(net(x), (net.a.weight, net.b.weight), dy)
     assert all(near(dw, dy.t() @ x) for dw in gradients)
 
 
