@@ -1,0 +1,48 @@
+"""Pages, public names and help texts use the field's words: none of banned_words.txt."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from dsq.config import DSQConfig
+from dsq.costmodel.cli.main import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *ROOT.glob("docs/*.md"),
+    *ROOT.glob("[!.]*/README.md"),
+    ROOT / ".ci/README.md",
+    ROOT / "dsq/__init__.pyi",
+]
+LINES = (ROOT / "tests/banned_words.txt").read_text(encoding="utf-8").splitlines()
+BANNED = re.compile("|".join(f"(?:{line})" for line in LINES if not line.startswith("#")), re.IGNORECASE)
+
+
+def banned(text):
+    """The banned words of a text, each with what stands around it."""
+    line = re.sub(r"bounding box(es)?", "", " ".join(text.split()))
+    return [line[max(0, match.start() - 30) : match.end() + 30] for match in BANNED.finditer(line)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages(page):
+    assert banned(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("command", ["plan", "estimate", "table", "roofline", "calibrate", "trace"])
+def test_help_of_dsq_cost(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert banned(capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize("option", dataclasses.fields(DSQConfig), ids=lambda option: option.name)
+def test_help_of_options(option):
+    assert banned(f"{option.name} {option.metadata['help']}") == []
+
+
+def test_a_banned_word_is_named_across_lines():
+    assert banned("A bounding box.\nThe tensor is made\nagain here.") == ["A . The tensor is made again here."]
