@@ -99,8 +99,8 @@ class DSQConfig:
     )
     plain_ends: str | None = _option(
         None,
-        "transformer blocks to skip at the beginning and at the end, as 2,8, or fractions of all, as 0.03,0.13, and with "
-        "them layers outside of blocks, such as a head; absent: those that the recipe in levels names",
+        "transformer blocks to skip at the beginning and at the end, as 2,8, or fractions of all, as 0.03,0.13, and "
+        "with them layers outside of blocks, such as a head; absent: those that the recipe in levels names",
         "FIRST,LAST",
     )
     tied: bool = _option(
