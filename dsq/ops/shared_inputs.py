@@ -5,7 +5,7 @@ with several layers, bounds (dsq/layers/forwards.py). The backward bounds what a
 called outside of both share nothing: a buffer may have been refilled since another layer read it, past autograd's
 version counter, by NumPy, ``x.data.copy_`` or a collective.
 
-Under ``stash="all"`` the stash of the forward is where layers share (dsq/stash/codes.py).
+Under ``stash="all"`` the stash of the forward is where layers share (dsq/stash/stash.py).
 """
 
 import threading

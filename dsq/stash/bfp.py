@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from dsq.arguments import choice
 from dsq.formats import DEFAULT, FORMATS, MAX_PACKED_BITS, Format, named
 from dsq.quantizers import Quantized
-from dsq.stash.codes import Code, Stash, in_blocks
 from dsq.stash.controller import Controller
 from dsq.stash.interception import Interception, RulePolicy
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
+from dsq.stash.saved_forms import Encoded, encode_blocks
+from dsq.stash.stash import Stash
 from dsq.stash_bits import EXTRA_BITS, GRAPH_EXTRA_BITS, MAX_GRAPH_BITS, MIN_BITS, Role
 
 
@@ -124,6 +125,6 @@ class BlockCodec:
     def __init__(self, formats: Mapping[Role, Format]) -> None:
         self.formats = formats
 
-    def encode(self, values: Tensor, order: MemoryOrder, role: Role) -> Code | None:
+    def encode(self, values: Tensor, order: MemoryOrder, role: Role) -> Encoded | None:
         fmt = self.formats.get(role)
-        return None if fmt is None else in_blocks(values, fmt)
+        return None if fmt is None else encode_blocks(values, fmt)

@@ -24,11 +24,11 @@ from torch.utils.checkpoint import checkpoint
 
 from dsq.arguments import pattern
 from dsq.formats import DEFAULT, Format, format_class
-from dsq.stash.codes import Decode, Form, in_blocks
 from dsq.stash.controller import Controller
 from dsq.stash.interception import in_backward
-from dsq.stash.memory import MemoryOrder, place, weak
+from dsq.stash.memory import place, weak
 from dsq.stash.policy import register
+from dsq.stash.saved_forms import Coded, Decode, SavedForm, encode_blocks
 from dsq.stash.torch_checkpoint import code_inputs, segment_now
 
 
@@ -123,34 +123,32 @@ def packed_checkpoint(function: Callable[..., Any], *args: Any, fmt: Format = FO
     def run(*given: Any, **named: Any) -> Any:
         segment = segment_now()  # None where it is recomputed
         if segment is not None and fmt.packs:
-            code_inputs(segment, lambda x: _packed(x, fmt))
+            code_inputs(segment, lambda x: _coded(x, fmt))
         return function(*given, **named)
 
     return checkpoint(run, *args, use_reentrant=False, **kwargs)
 
 
 @dataclass(eq=False)
-class _Packed:
-    """An input of segments, in codes."""
+class _CodedInput:
+    """An input of segments, in codes, for as long as one of the segments has its ``decode``."""
 
     codes: tuple[Tensor, ...]
-    decode: Decode
-    order: MemoryOrder
-    dtype: torch.dtype
+    decoder: Decode
     source: StorageWeakRef  #: while it lives no other storage has the address by which the input is known
 
-    def value(self, codes: Sequence[Tensor]) -> Tensor:
-        return self.order.restore(self.decode(codes, self.dtype))
+    def decode(self, codes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        return self.decoder(codes, dtype)
 
 
-#: by memory, order and format: an input of many segments (the encoder's output, to a decoder's blocks) is packed once
-_inputs: WeakValueDictionary[Any, _Packed] = WeakValueDictionary()
+#: by memory, order and format: an input of many segments (the encoder's output, to a decoder's blocks) is coded once
+_inputs: WeakValueDictionary[Any, _CodedInput] = WeakValueDictionary()
 
 
-def _packed(x: Tensor, fmt: Format) -> Form:
-    place_of_x, order, values = place(x)
-    key = place_of_x, order, fmt
-    found = _inputs.get(key)
-    if found is None:
-        found = _inputs[key] = _Packed(*in_blocks(values, fmt), order, x.dtype, weak(x))
-    return Form(found.codes, found.value)
+def _coded(x: Tensor, fmt: Format) -> SavedForm:
+    memory, order, values = place(x)
+    key = memory, order, fmt
+    coded_input = _inputs.get(key)
+    if coded_input is None:
+        coded_input = _inputs[key] = _CodedInput(*encode_blocks(values, fmt), weak(x))
+    return SavedForm(coded_input.codes, Coded(coded_input.decode, x.dtype, order))

@@ -33,11 +33,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from dsq.arguments import choice, number, whole_number
 from dsq.kernels.backend import AffineCodes, Groups
 from dsq.kernels.dispatch import affine_pack, affine_unpack
-from dsq.stash.codes import Code, Codec, Decode
 from dsq.stash.controller import Controller
 from dsq.stash.interception import RulePolicy, in_backward
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import apply, register
+from dsq.stash.saved_forms import Codec, Decode, Encoded
 from dsq.stash_bits import GACT_GROUP, Role
 
 LEVELS = ("L1", "CB1", "CB2")
@@ -46,7 +46,7 @@ EXACT = 32  #: the width that stands for "kept as it is"
 WIDTHS = tuple(range(1, 9))
 
 
-def encode(values_N: Tensor, bits: int, seed: int) -> Code:
+def encode(values_N: Tensor, bits: int, seed: int) -> Encoded:
     """Code, by groups, by q = floor((x - low) / step + u), step = (max - min) / (2^b - 1) (appendix A.4)."""
     count = values_N.numel()
     groups = Groups(GACT_GROUP, -(-count // GACT_GROUP))
@@ -123,7 +123,7 @@ class RecomputedForward:
     def __init__(self, plan: BitPlan, seed: tuple[int, int], segment: int = 0) -> None:
         self.plan, self.seed, self.segment, self.count = plan, seed, segment, 0
 
-    def encode(self, values: Tensor, order: MemoryOrder, role: Role) -> Code | None:
+    def encode(self, values: Tensor, order: MemoryOrder, role: Role) -> Encoded | None:
         self.count += 1
         seed = _seed_of(*self.seed, self.segment, self.count)
         return encode(values.reshape(-1), self.plan.uniform, seed)
@@ -151,7 +151,7 @@ class TrainingForward:
         duals, self._duals = self._duals, []
         return duals
 
-    def encode(self, values: Tensor, order: MemoryOrder, role: Role) -> Code | None:
+    def encode(self, values: Tensor, order: MemoryOrder, role: Role) -> Encoded | None:
         index, size, flat = len(self.sizes), values.numel(), values.reshape(-1)
         # another list of tensors than this input made before: its bits are not this tensor's
         expected, bits = self.planned[index] if index < len(self.planned) else (size, self.plan.uniform)

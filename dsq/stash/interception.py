@@ -17,9 +17,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from dsq.layers import not_compiled_alone
-from dsq.stash.codes import EXACT, Codec, Stash
 from dsq.stash.controller import RUNNING, Controller, PolicyStatus, run_under
 from dsq.stash.rules import MASK_RULES, RULES, Rule
+from dsq.stash.saved_forms import EXACT_CODEC, Codec
+from dsq.stash.stash import Stash
 from dsq.stash.torch_checkpoint import (
     code_inputs,
     exact_inputs,
@@ -97,7 +98,7 @@ class Interception(TorchFunctionMode):
         if not torch.compiler.is_compiling() and row is None and func in _OPENING:
             for x in tree_leaves((args, kwargs)):
                 if type(x) in _PLAIN:
-                    self.stash.leave_open(x)
+                    self.stash.never_cache(x)
         if func in _CHOOSE:
             self._follow_checkpoint()
             for segment, inputs in self.segments:
@@ -143,7 +144,7 @@ class RulePolicy(Controller):
 
     def codec(self, module: nn.Module) -> Codec:
         """Return the codec of the forward that begins."""
-        return EXACT
+        return EXACT_CODEC
 
     @contextmanager
     def around(self, module: nn.Module) -> Iterator[None]:
@@ -158,7 +159,7 @@ class RulePolicy(Controller):
                 yield
         finally:
             RUNNING.stashes.pop()
-            stash.forget()
+            stash.end_forward()
 
     def graph_bits(self) -> int | None:
         """Return the bits in which a partitioner packs in graphs, 0 for exact; None: graphs trace the policy's mode."""
@@ -167,7 +168,7 @@ class RulePolicy(Controller):
     def report(self) -> PolicyStatus:
         if self.latest is None:
             return PolicyStatus(self.name)
-        return PolicyStatus(self.name, (), self.latest.raw_bytes, self.latest.saved_bytes, self.details())
+        return PolicyStatus(self.name, (), self.latest.bytes.raw, self.latest.bytes.saved, self.details())
 
     def details(self) -> tuple[str, ...]:
         """Return the lines of the policy's own in its report."""
@@ -177,4 +178,4 @@ class RulePolicy(Controller):
 def stash_now() -> Stash:
     """Return the stash of the policy of the table in whose forward this thread is; one that codes nothing without one.
     For autograd functions of other policies, and operators of compiled graphs."""
-    return RUNNING.stashes[-1] if RUNNING.stashes else Stash(EXACT)
+    return RUNNING.stashes[-1] if RUNNING.stashes else Stash(EXACT_CODEC)

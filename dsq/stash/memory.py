@@ -5,13 +5,20 @@ from functools import cached_property, lru_cache
 from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def weak(tensor: Tensor) -> StorageWeakRef:
     """Return a weak reference to a tensor's storage. While it lives, no other storage has the address."""
     return StorageWeakRef(tensor.untyped_storage())
+
+
+def is_weight(x: Tensor) -> bool:
+    """Return whether ``x`` is a parameter, or a view of one."""
+    if isinstance(x, nn.Parameter):
+        return True
+    return not torch.compiler.is_compiling() and x._is_view() and isinstance(x._base, nn.Parameter)
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ from dsq.arguments import choice, number, whole_number
 from dsq.kernels.backend import AffineCodes, Groups, MovingRanges
 from dsq.kernels.dispatch import affine_pack, affine_unpack, define
 from dsq.packing import Rounding
-from dsq.stash.codes import Code
 from dsq.stash.controller import Controller
 from dsq.stash.interception import RulePolicy, stash_now
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
+from dsq.stash.saved_forms import Encoded
 from dsq.stash_bits import MESA_BITS, Role
 
 KINDS = ("matmul", "softmax", "gelu", "layernorm", "conv", "linear", "batchnorm", "other")
@@ -123,7 +123,7 @@ class RangeCodec:
         self.mesa = mesa
         self.turns: Counter[str] = Counter()
 
-    def encode(self, values: Tensor, order: MemoryOrder, role: Role) -> Code | None:
+    def encode(self, values: Tensor, order: MemoryOrder, role: Role) -> Encoded | None:
         kind, axis = _PLACES[role]
         if kind not in self.mesa.kinds:
             return None

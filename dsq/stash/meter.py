@@ -17,8 +17,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dsq.stash.codes import is_weight
 from dsq.stash.controller import Controller
+from dsq.stash.memory import is_weight
 from dsq.stash.torch_checkpoint import saved_behind
 
 

@@ -21,11 +21,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dsq.stash.codes import Stash
 from dsq.stash.controller import Controller, applied
 from dsq.stash.interception import RulePolicy
 from dsq.stash.policy import register
 from dsq.stash.rules import RULES, Rule, masks, norms, products
+from dsq.stash.stash import Stash
 
 
 def _if_frozen(row: Rule, function: Callable[..., Any], position: int) -> Rule:

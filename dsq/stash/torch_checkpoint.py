@@ -17,7 +17,8 @@ from torch import Tensor
 from torch._C._autograd import SavedTensor
 from torch.utils.checkpoint import _checkpoint_hook, _CheckpointFrame
 
-from dsq.stash.codes import Form, Kept, refuse_create_graph
+from dsq.stash.functions import refuse_create_graph
+from dsq.stash.saved_forms import Saved, SavedForm, read, split
 
 #: () -> the (pack, unpack) that a tensor saved now would go through; None: PyTorch saves it as it is
 innermost_hooks: Callable[[], Any] = partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
@@ -80,7 +81,7 @@ def exact_inputs(segment: Any) -> list[Any]:
     return getattr(segment, "saved_args", [])
 
 
-def code_inputs(segment: Any, code: Callable[[Tensor], Kept]) -> bool:
+def code_inputs(segment: Any, code: Callable[[Tensor], Saved]) -> bool:
     """Save the hidden states among the inputs of ``segment`` by ``code``: its first tensor, and those of the same rank
     and width. Return whether it did.
 
@@ -97,13 +98,13 @@ def code_inputs(segment: Any, code: Callable[[Tensor], Kept]) -> bool:
         layout = layout or (None if x is None else (x.dim(), *x.shape[-1:]))
         hidden = x is not None and x.grad_fn is not None and (x.dim(), *x.shape[-1:]) == layout
         form = code(x) if x is not None and hidden else None
-        saved.append(form if isinstance(form, Form) else argument)
+        saved.append(form if isinstance(form, SavedForm) else argument)
     set_inputs(segment, saved)
     return True
 
 
 def set_inputs(segment: Any, inputs: list[Any]) -> None:
-    """Let ``segment`` be recomputed from ``inputs``: values, SavedTensors and Forms."""
+    """Let ``segment`` be recomputed from ``inputs``: values, SavedTensors and SavedForms."""
     segment.get_inputs, segment.saved_args = SegmentInputs(inputs), []
 
 
@@ -111,7 +112,7 @@ def set_inputs(segment: Any, inputs: list[Any]) -> None:
 class SegmentInputs:
     """The inputs of a segment, hidden states in codes."""
 
-    inputs: list[Any]  #: values, SavedTensors, and Forms of tensors that want a gradient
+    inputs: list[Any]  #: values, SavedTensors, and SavedForms of tensors that want a gradient
 
     def __call__(self) -> list[Any]:
         return [self._value(item) for item in self.inputs]
@@ -119,9 +120,9 @@ class SegmentInputs:
     def _value(self, item: Any) -> Any:
         if isinstance(item, SavedTensor):
             return item.unpack()
-        if isinstance(item, Form):
+        if isinstance(item, SavedForm):
             refuse_create_graph()
-            return item.make(item.tensors).detach().requires_grad_()
+            return read(*split((item,)))[0][0].detach().requires_grad_()
         return item
 
 

@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.arguments import number, whole_number
-from dsq.stash.codes import keep, kept
 from dsq.stash.controller import RUNNING, Controller, PolicyStatus
+from dsq.stash.functions import save, saved
 from dsq.stash.interception import in_backward, stash_now
 from dsq.stash.memory import weak
 from dsq.stash.policy import register
@@ -364,14 +364,14 @@ class _SampledLinear(torch.autograd.Function):
         sample = policy.sample(x, z.dtype, reader)
         # all through save_for_backward: a checkpoint's recomputation then replaces rows, numbers and scales together
         assert sample.rows is not None
-        keep(ctx, w_NK if ctx.needs_input_grad[0] else None, stash_now().code(sample.rows, "linear"), sample.index)
+        save(ctx, w_NK if ctx.needs_input_grad[0] else None, stash_now().code(sample.rows, "linear"), sample.index)
         ctx.policy, ctx.sample, ctx.reader, ctx.samples = policy, sample, reader, len(x) if x.dim() > 1 else 0
         ctx.shape, ctx.dtypes = x.shape, (x.dtype, w_NK.dtype, None if bias is None else bias.dtype)
         return z
 
     @staticmethod
     def backward(ctx: Any, dz_TN: Tensor) -> tuple[Tensor | None, ...]:
-        w_NK, h_kK, index_2k = kept(ctx)
+        w_NK, h_kK, index_2k = saved(ctx)
         x_dtype, w_dtype, bias_dtype = ctx.dtypes
         ctx.sample.close()
         dx = dw_NK = db_N = None

@@ -42,7 +42,8 @@ def _integer_products(monkeypatch):
     monkeypatch.setenv("DSQ_GEMM", "integer")
 
 
-@pytest.mark.parametrize(("stash", "most", "files"), [("linears", 25, 7), ("all", 60, 12)])
+# files: the cache of shared inputs is one of its own, as are a form, the cache of forms, and their bytes
+@pytest.mark.parametrize(("stash", "most", "files"), [("linears", 25, 9), ("all", 63, 18)])
 def test_one_linear(stash, most, files):
     found = calls(dsq.convert(nn.Sequential(nn.Linear(WIDTH, WIDTH)), dsq.DSQConfig("[4,4,4,8]", stash=stash)))
     assert 0 < found.total() <= most
@@ -51,4 +52,5 @@ def test_one_linear(stash, most, files):
 
 def test_a_block_with_the_whole_stash():
     block = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
-    assert 0 < calls(dsq.convert(block, dsq.DSQConfig("[4,4,4,8]", stash="all"))).total() <= 205
+    # weights are copied for recomputed inputs, and checked in the backward; calls of a layer are counted
+    assert 0 < calls(dsq.convert(block, dsq.DSQConfig("[4,4,4,8]", stash="all"))).total() <= 233

@@ -2,7 +2,7 @@
 
 An allow list. What has no row stays exact, as PyTorch keeps it: a policy codes only what an operation is known to bear.
 A row is a function with PyTorch's own signature behind the stash of the forward, and an autograd function of a dozen
-lines that keeps forms (dsq/stash/codes.py) and calls PyTorch's own backward of what it makes of them. Two principles:
+lines that saves forms (dsq/stash/saved_forms.py) and calls PyTorch's own backward of their values. Two principles:
 
 1.  What is unpacked is a state that the operation could have been in. Then its backward is the exact gradient at a
     point nearby, and what cancels in exact arithmetic still cancels. Rows of a softmax are divided by their sums;

@@ -21,7 +21,8 @@ from torch.nn.attention import SDPBackend
 from dsq.kernels.backend import AttentionOptions
 from dsq.kernels.dispatch import backend_for, define
 from dsq.ops.products import autocast_dtype
-from dsq.stash.codes import Stash, keep, kept
+from dsq.stash.functions import save, saved
+from dsq.stash.stash import Stash
 
 
 def softmax(
@@ -46,13 +47,13 @@ class Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, dim: int, dtype: torch.dtype | None, safe: bool = False) -> Tensor:
         y = torch.ops.aten._safe_softmax(x, dim, dtype) if safe else F.softmax(x, dim, dtype=dtype)
-        keep(ctx, stash.restored(y, "softmax", lambda roots: _rows_of_one(roots, dim), prepare=_roots))
+        save(ctx, stash.code_repaired(y, "softmax", lambda roots: _rows_of_one(roots, dim), prepare=_roots))
         ctx.dim, ctx.dtype = dim, x.dtype
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (y,) = kept(ctx)
+        (y,) = saved(ctx)
         # the operator casts float32 to float16 alone, and on GPUs alone
         dx = torch.ops.aten._softmax_backward_data(dy, y, ctx.dim, y.dtype).to(ctx.dtype)
         return None, dx, None, None, None
@@ -118,14 +119,14 @@ class FusedAttention(torch.autograd.Function):
             # PyTorch saves a copy of a bool mask, and of one that it casts
             copies = copies or mask.dtype != (cast or q.dtype)
             # what it was made of (pointwise.outer), if that is less
-            of_mask = stash.find_derived(mask) or (stash.copy(mask) if copies else stash.exact(mask))
-        keep(ctx, *forms, of_mask, random if options[0] else None)
+            of_mask = stash.find_recomputed(mask) or (stash.copy(mask) if copies else stash.exact(mask))
+        save(ctx, *forms, of_mask, random if options[0] else None)
         ctx.options, ctx.cast = options, cast
         return y  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (*qkv, mask, random), wanted = kept(ctx), ctx.needs_input_grad[1:5]
+        (*qkv, mask, random), wanted = saved(ctx), ctx.needs_input_grad[1:5]
         again: Any = torch.ops.dsq.attend_backward if torch.compiler.is_compiling() else _attend_backward
         found = again(dy, *qkv, _cast(mask, ctx.cast), random, *ctx.options, wanted)
         return None, *(dx if asked else None for dx, asked in zip(found, wanted, strict=True)), None, None

@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 from dsq.kernels.dispatch import apply_mask
 from dsq.kernels.dispatch import relu as masked_relu
-from dsq.stash.codes import Stash, keep, kept
+from dsq.stash.functions import save, saved
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.rules.pointwise import in_place
 from dsq.stash.rules.products import as_tuple
+from dsq.stash.stash import Stash
 
 aten = torch.ops.aten
 _compiling = torch.compiler.is_compiling
@@ -41,19 +42,19 @@ class ReLU(torch.autograd.Function):
         ctx.contiguous = x.is_contiguous() and not _compiling()
         if ctx.contiguous:
             y, bits = masked_relu(x, in_place)
-            mask = stash.mask(bits, MemoryOrder.contiguous(y.shape), y.dtype)
+            mask = stash.packed_mask(bits, MemoryOrder.contiguous(y.shape), y.dtype)
         else:
             y = torch.relu_(x) if in_place else torch.relu(x)
-            mask = stash.bits(y)
-        keep(ctx, mask)
-        stash.derive(x if in_place else y, (source, mask), lambda x, mask: x.relu() * mask)
+            mask = stash.bitmask(y)
+        save(ctx, mask)
+        stash.recompute(x if in_place else y, (source, mask), lambda x, mask: x.relu() * mask)
         return x if in_place else y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor, None]:
         if ctx.contiguous and not torch.is_grad_enabled() and not is_legacy_batchedtensor(dy):
             return None, apply_mask(ctx.saved_tensors[0], dy), None
-        (mask,) = kept(ctx)
+        (mask,) = saved(ctx)
         return None, aten.threshold_backward(dy, mask, 0), None
 
 
@@ -68,13 +69,13 @@ class Clamp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, run: Any) -> Tensor:
         y: Tensor = run(x)
-        keep(ctx, stash.bits(y == x))
-        stash.derive(y, (stash.find(x),), run)
+        save(ctx, stash.bitmask(y == x))
+        stash.recompute(y, (stash.find(x),), run)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor, None]:
-        (mask,) = kept(ctx)
+        (mask,) = saved(ctx)
         return None, aten.threshold_backward(dy, mask.to(dy.dtype), 0), None
 
 
@@ -103,19 +104,19 @@ class Dropout(torch.autograd.Function):
     def forward(ctx: Any, stash: Stash, x: Tensor, p: float) -> Tensor:
         if x.device.type == "cpu":  # as F.dropout draws there
             noise = torch.empty_like(x).bernoulli_(1 - p)
-            mask = stash.bits(noise)
+            mask = stash.bitmask(noise)
             y = noise.div_(1 - p).mul_(x)
         else:
             y, kept_values = torch.native_dropout(x, p, True)
-            mask = stash.bits(kept_values)
-        keep(ctx, mask)
-        stash.derive(y, (stash.find(x), mask), lambda x, mask: mask.to(x.dtype).div_(1 - p).mul_(x))
+            mask = stash.bitmask(kept_values)
+        save(ctx, mask)
+        stash.recompute(y, (stash.find(x), mask), lambda x, mask: mask.to(x.dtype).div_(1 - p).mul_(x))
         ctx.p = p
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor, None]:
-        (mask,) = kept(ctx)
+        (mask,) = saved(ctx)
         scaled = mask.to(dy.dtype).div_(1 - ctx.p)
         several = not _compiling() and is_legacy_batchedtensor(dy)  # gradients, of is_grads_batched=True
         return None, scaled * dy if several else scaled.mul_(dy), None
@@ -167,13 +168,13 @@ class MaxPool(torch.autograd.Function):
     def forward(ctx: Any, stash: Stash, x: Tensor, axes: int, *options: Any) -> Tensor:
         y, places = getattr(aten, f"max_pool{axes}d_with_indices")(x, *options)
         narrow = torch.int16 if x.shape[2:].numel() < 2**15 else torch.int32
-        keep(ctx, stash.exact(places.to(narrow)))
+        save(ctx, stash.exact(places.to(narrow)))
         ctx.axes, ctx.options, ctx.shape = axes, options, x.shape
         return y  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (places,) = kept(ctx)
+        (places,) = saved(ctx)
         unread = dy.new_empty(1).expand(ctx.shape) if not _compiling() else dy.new_zeros(ctx.shape)
         backward = getattr(aten, f"max_pool{ctx.axes}d_with_indices_backward")
         return None, backward(dy, unread, *ctx.options, places.long()), None, *[None] * 5

@@ -13,7 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.ops.products import autocast_dtype
-from dsq.stash.codes import Kept, Stash, is_weight, keep, kept
+from dsq.stash.functions import save, saved
+from dsq.stash.memory import is_weight
+from dsq.stash.saved_forms import Saved
+from dsq.stash.stash import Stash
 
 aten = torch.ops.aten
 
@@ -38,14 +41,14 @@ class LayerNorm(torch.autograd.Function):
             y, mean, inverse = aten.native_layer_norm(x, shape, weight, bias, eps)
             unit = (x - mean).mul_(inverse)
         unit, deviations = unit.to(y.dtype), stash.exact(inverse)
-        form = stash.restored(unit, "layernorm", partial(_unit, axes=axes, eps=eps), deviations)
-        _keep(ctx, stash, y, (form, deviations), weight, weight, bias)
+        form = stash.code_repaired(unit, "layernorm", partial(_unit, axes=axes, eps=eps), deviations)
+        _save(ctx, stash, y, (form, deviations), weight, weight, bias)
         ctx.shape = shape
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        unit, inverse, weight = kept(ctx)
+        unit, inverse, weight = saved(ctx)
         dx_wanted, _, *parameters = ctx.needs_input_grad[1:5]
         if weight is None and parameters[1]:  # PyTorch shapes the gradient of a bias like the weight
             weight = dy.new_ones(ctx.shape)
@@ -57,20 +60,21 @@ class LayerNorm(torch.autograd.Function):
         return None, None if dx is None else dx.mul_(inverse), None, dw, db, None
 
 
-def _keep(
-    ctx: Any, stash: Stash, y: Tensor, forms: tuple[Kept, ...], weight: Tensor | None, *scales: Tensor | None
+def _save(
+    ctx: Any, stash: Stash, y: Tensor, forms: tuple[Saved, ...], weight: Tensor | None, *scales: Tensor | None
 ) -> None:
-    """Keep x^, what else ``forms`` has, and the weight. ``scales``: weight and bias as they broadcast, which make y."""
-    keep(ctx, *forms, weight)
-    names = [name for name, scale in zip(("weight", "bias"), scales, strict=True) if scale is not None]
-    sources = forms[0], *(scale for scale in scales if scale is not None)
-    stash.derive(y, sources, lambda unit, *values: _scaled(unit, **dict(zip(names, values, strict=True))))
+    """Save x^, the other ``forms`` and the weight. ``scales``: weight and bias in the shapes that broadcast to y."""
+    save(ctx, *forms, weight)
+    sources = [x for x in (forms[0], *scales) if x is not None]
+    stash.recompute(y, sources, _scaled if scales[0] is not None else _shifted)
 
 
-def _scaled(unit: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    if weight is None:
-        return unit if bias is None else unit + bias.to(unit.dtype)
+def _scaled(unit: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return unit * weight if bias is None else torch.addcmul(bias.to(unit.dtype), unit, weight.to(unit.dtype))
+
+
+def _shifted(unit: Tensor, bias: Tensor | None = None) -> Tensor:
+    return unit if bias is None else unit + bias.to(unit.dtype)
 
 
 def _unit(rounded: Tensor, inverse: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
@@ -108,15 +112,15 @@ class RMSNorm(torch.autograd.Function):
         eps = torch.finfo(wide.dtype).eps if eps is None else eps  # as PyTorch's, of what it sums in
         inverse = (wide.square().mean(axes, keepdim=True) + eps).rsqrt()
         unit, deviations = (wide * inverse).to(y.dtype), stash.exact(inverse)
-        form = stash.restored(unit, "layernorm", lambda u, inverse: u * _again(u, inverse, axes, eps), deviations)
-        keep(ctx, form, deviations, weight)
-        stash.derive(y, (form,) if weight is None else (form, weight), _scaled)
+        form = stash.code_repaired(unit, "layernorm", lambda u, inverse: u * _again(u, inverse, axes, eps), deviations)
+        save(ctx, form, deviations, weight)
+        stash.recompute(y, *(((form,), _shifted) if weight is None else ((form, weight), _scaled)))
         ctx.axes, ctx.shape = axes, shape
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        unit, inverse, weight = kept(ctx)
+        unit, inverse, weight = saved(ctx)
         g = dy if weight is None else dy * weight
         dx = inverse * (g - unit * (g * unit).mean(ctx.axes, keepdim=True))
         dw = None if weight is None else (dy * unit).sum_to_size(ctx.shape)
@@ -156,19 +160,19 @@ class BatchNorm(torch.autograd.Function):
             center, inverse = (channels(t, x) for t in batch)
             unit, deviations = (x - center).mul_(inverse).to(y.dtype), stash.exact(inverse)
             again = partial(_unit, axes=tuple(axis for axis in range(x.dim()) if axis != 1), eps=ctx.eps)
-            form = stash.restored(unit, "batchnorm", again, deviations)
-            _keep(ctx, stash, y, (form, deviations), weight, *scales)
+            form = stash.code_repaired(unit, "batchnorm", again, deviations)
+            _save(ctx, stash, y, (form, deviations), weight, *scales)
         elif weight is not None and weight.requires_grad:
             inverse = channels((running[1] + ctx.eps).rsqrt(), x)
             form = stash.code((x - channels(running[0], x)).mul_(inverse).to(y.dtype), "batchnorm")
-            _keep(ctx, stash, y, (form, *running), weight, *scales)
+            _save(ctx, stash, y, (form, *running), weight, *scales)
         else:
-            keep(ctx, None, *running, weight)
+            save(ctx, None, *running, weight)
         return y  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        unit, *statistics, weight = kept(ctx)
+        unit, *statistics, weight = saved(ctx)
         dx_wanted, *parameters = ctx.needs_input_grad[1:4]
         if ctx.training:
             dx, dw, db = aten.native_batch_norm_backward(
@@ -232,12 +236,12 @@ class GroupNorm(torch.autograd.Function):
             by_group = x.reshape(x.shape[0], groups, -1)
             unit = (by_group - mean[..., None]).mul_(inverse[..., None])
         forms = stash.code(unit.to(y.dtype).view(x.shape), "groupnorm"), stash.exact(inverse)
-        _keep(ctx, stash, y, forms, weight, channels(weight, x), channels(bias, x))
+        _save(ctx, stash, y, forms, weight, channels(weight, x), channels(bias, x))
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        unit, inverse, weight = kept(ctx)
+        unit, inverse, weight = saved(ctx)
         dx_wanted, _, *parameters = ctx.needs_input_grad[1:5]
         dx, dw, db = aten.native_group_norm_backward(
             dy.contiguous(), unit.contiguous(), *_standard(inverse), weight, *ctx.sizes, [dx_wanted, *parameters]
@@ -264,12 +268,12 @@ class Normalize(torch.autograd.Function):
         def again(y: Tensor, length: Tensor) -> Tensor:
             return torch.where(length > eps, F.normalize(y, dim=dim), y)
 
-        keep(ctx, stash.restored(y, "layernorm", again, lengths), lengths)
+        save(ctx, stash.code_repaired(y, "layernorm", again, lengths), lengths)
         ctx.dim, ctx.eps = dim, eps
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        y, length = kept(ctx)
+        y, length = saved(ctx)
         along = (dy * y).sum(ctx.dim, keepdim=True).masked_fill_(length <= ctx.eps, 0)  # a length of eps is constant
         return None, (dy - y * along) / length, None, None

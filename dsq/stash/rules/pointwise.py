@@ -6,7 +6,7 @@ broadcast (a row's 1 / deviation in an RMS norm that is written out) stays exact
 row is multiplied by it.
 
 A loss that a model writes out stays as exact as PyTorch's losses, which have no row: a residual against data, what is
-divided, and exponentials (dsq/stash/codes.py). In codes of 4 bits the residual of the component that fits a point was 0
+divided, and exponentials (dsq/stash/stash.py). In codes of 4 bits the residual of the component that fits a point was 0
 beside those that do not, and a mixture of Gaussians (y - mean) exp(-s) shrank its deviations without end.
 
 What moves values keeps an index, and gives its result again from a code of the input. A message of a graph network,
@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.stash.codes import Stash, keep, kept, spare
+from dsq.stash.functions import reusable_buffers, save, saved
 from dsq.stash.rules.norms import channels
+from dsq.stash.stash import Stash
 
 aten = torch.ops.aten
 #: an input at which what saturates has all but the gradient of an infinite one: 1e-7 of a sigmoid, 0 of a tanh
@@ -80,7 +81,7 @@ def in_place(stash: Stash, x: Tensor, y: Tensor) -> Tensor:
     """Put ``y``, which a row made of ``x`` and whose gradient does not read ``x`` itself, in the place of ``x``."""
     form = stash.find(y)
     x.copy_(y)
-    stash.derive(x, (form,), lambda same: same)
+    stash.recompute(x, (form,), lambda same: same)
     return x
 
 
@@ -94,15 +95,15 @@ class Activation(torch.autograd.Function):
     ) -> Tensor:
         y: Tensor = run(x)
         source = stash.code(x, "activation", prepare) if limits is None else stash.find(x)
-        keep(ctx, source if limits is None else stash.bits(x, limits[0], limits[1], nan_is_open=False))
-        stash.derive(y, (source,), run)
+        save(ctx, source if limits is None else stash.bitmask(x, limits[0], limits[1], nan_is_open=False))
+        stash.recompute(y, (source,), run)
         ctx.gradient, ctx.writes = gradient, writes
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (x,) = kept(ctx)
-        (over,) = spare(ctx, dy, x)
+        (x,) = saved(ctx)
+        (over,) = reusable_buffers(ctx, dy, x)
         if over is not None and ctx.writes and (dy.dtype, dy.shape) == (x.dtype, x.shape):
             return None, ctx.gradient(dy, x, grad_input=over), *[None] * 5
         return None, ctx.gradient(dy, x.to(dy.dtype)), *[None] * 5
@@ -157,13 +158,13 @@ class PReLU(torch.autograd.Function):
         y = F.prelu(x, weight)
         weight_wanted = ctx.needs_input_grad[2]
         form = stash.code(x, "activation") if weight_wanted else stash.find(x)
-        keep(ctx, stash.bits(x, nan_is_open=False), form if weight_wanted else None, weight)
-        stash.derive(y, (form, weight), lambda x, weight: F.prelu(x, weight.to(x.dtype)))
+        save(ctx, stash.bitmask(x, nan_is_open=False), form if weight_wanted else None, weight)
+        stash.recompute(y, (form, weight), lambda x, weight: F.prelu(x, weight.to(x.dtype)))
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        mask, x, weight = kept(ctx)
+        mask, x, weight = saved(ctx)
         below, slopes = dy * (1 - mask), channels(weight, dy)
         dw = None if x is None else (below * x).sum_to_size(slopes.shape).view(weight.shape)
         return None, dy * mask + below * slopes, dw
@@ -194,18 +195,18 @@ class Mul(torch.autograd.Function):
         a_wanted, b_wanted = ctx.needs_input_grad[1:3]
         a_form = stash.factor(a, "factor", b_wanted, exact=a.shape != y.shape)
         forms = a_form, stash.factor(b, "factor", a_wanted, exact=b.shape != y.shape)
-        keep(ctx, *forms)
+        save(ctx, *forms)
         if plus is None:
-            stash.derive(y, forms, torch.mul)
+            stash.recompute(y, forms, torch.mul)
         ctx.shapes, ctx.value = [None if x is None else x.shape for x in (a, b, plus)], value
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        a, b = kept(ctx)
+        a, b = saved(ctx)
         dplus = dy.sum_to_size(ctx.shapes[2]) if ctx.needs_input_grad[3] else None
         dy = dy if ctx.value == 1 else dy * ctx.value
-        over_a, over_b = (x if x is not None and x.dtype == dy.dtype else None for x in spare(ctx, dy, a, b))
+        over_a, over_b = (x if x is not None and x.dtype == dy.dtype else None for x in reusable_buffers(ctx, dy, a, b))
         da = None if b is None else torch.mul(dy, b, out=over_b).sum_to_size(ctx.shapes[0])
         db = None if a is None else torch.mul(dy, a, out=over_a).sum_to_size(ctx.shapes[1])
         return None, da, db, dplus, None
@@ -225,7 +226,7 @@ def rsub(stash: Stash, input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
     1 would not say how near."""
     y = torch.rsub(input, other, alpha=alpha)
     if not isinstance(other, Tensor):
-        stash.derive(y, (stash.find_derived(input),), lambda z: torch.rsub(z, other, alpha=alpha))
+        stash.recompute(y, (stash.find_recomputed(input),), lambda z: torch.rsub(z, other, alpha=alpha))
     return y
 
 
@@ -244,7 +245,7 @@ def outer(function: Callable[..., Tensor]) -> Callable[..., Any]:
                 tensors = dict(zip(places, values, strict=True))
                 return function(*(tensors.get(place, other) for place, other in enumerate(others)))
 
-            stash.derive(y, [stash.copy(args[place]) for place in places], again)
+            stash.recompute(y, [stash.copy(args[place]) for place in places], again)
         return y
 
     return row
@@ -254,7 +255,7 @@ def contiguous(stash: Stash, input: Tensor, *args: Any, **named: Any) -> Tensor:
     """Run Tensor.contiguous: a copy of what is made again of others is made so too."""
     y = input.contiguous(*args, **named)
     if y is not input:
-        stash.derive(y, (stash.find_derived(input),), Tensor.clone)
+        stash.recompute(y, (stash.find_recomputed(input),), Tensor.clone)
     return y
 
 
@@ -262,7 +263,7 @@ def div(stash: Stash, input: Any, other: Any, **named: Any) -> Tensor:
     """Run torch.div: for a gradient of ``other`` PyTorch keeps both exact, and the result is made again of them."""
     y = torch.div(input, other, **named)
     if isinstance(input, Tensor) and isinstance(other, Tensor) and not named and other.requires_grad:
-        stash.derive(y, (input, other), torch.div)
+        stash.recompute(y, (input, other), torch.div)
     return y
 
 
@@ -313,7 +314,7 @@ def _from_index(stash: Stash, y: Tensor, x: Tensor, index: Tensor, make: Any) ->
     if x.requires_grad and x.is_floating_point() and x.dim() >= 2:
         source = stash.find(x)
         if source is not None:
-            stash.derive(y, (source, stash.exact(index)), make)
+            stash.recompute(y, (source, stash.exact(index)), make)
 
 
 def gather(stash: Stash, input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
@@ -326,13 +327,13 @@ def gather(stash: Stash, input: Tensor, dim: int, index: Tensor, *, sparse_grad:
 class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, dim: int, index: Tensor) -> Tensor:
-        keep(ctx, stash.exact(index))
+        save(ctx, stash.exact(index))
         ctx.dim, ctx.shape = dim, x.shape
         return torch.gather(x, dim, index)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (index,) = kept(ctx)
+        (index,) = saved(ctx)
         return None, dy.new_zeros(ctx.shape).scatter_add_(ctx.dim, index, dy), None, None
 
 
@@ -358,7 +359,7 @@ class IndexAdd(torch.autograd.Function):
     def forward(
         ctx: Any, stash: Stash, x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any, in_place: bool
     ) -> Tensor:
-        keep(ctx, stash.exact(index) if ctx.needs_input_grad[4] else None)
+        save(ctx, stash.exact(index) if ctx.needs_input_grad[4] else None)
         ctx.dim, ctx.alpha = dim, alpha
         if in_place:
             ctx.mark_dirty(x)
@@ -367,7 +368,7 @@ class IndexAdd(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (index,) = kept(ctx)
+        (index,) = saved(ctx)
         dsource = None if index is None else dy.index_select(ctx.dim, index)
         if dsource is not None and ctx.alpha != 1:
             dsource = dsource * ctx.alpha

@@ -20,7 +20,9 @@ from dsq.ops import linear_passes
 from dsq.ops.einsum import as_product, two_operands
 from dsq.ops.linear_passes import LinearPlan
 from dsq.quantizers import Quantizers
-from dsq.stash.codes import Form, Stash, is_weight, keep, kept
+from dsq.stash.functions import save, saved
+from dsq.stash.memory import is_weight
+from dsq.stash.stash import Stash
 
 
 def plain_linear(stash: Stash, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -32,7 +34,7 @@ def plain_linear(stash: Stash, input: Tensor, weight: Tensor, bias: Tensor | Non
 class PlainLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, w_NK: Tensor, bias: Tensor | None) -> Tensor:
-        keep(ctx, stash.code(x, "linear"), w_NK if ctx.needs_input_grad[1] else None)
+        save(ctx, stash.code(x, "linear"), w_NK if ctx.needs_input_grad[1] else None)
         ctx.biased = bias is not None
         y = F.linear(x, w_NK, bias)
         # not a view: fairseq's attention scales it in place
@@ -40,7 +42,7 @@ class PlainLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor | None, Tensor, Tensor | None]:
-        x, w_NK = kept(ctx)
+        x, w_NK = saved(ctx)
         # vmap, which is_grads_batched=True runs this in, has no rule for flatten
         dy_TN, x_TK = dy.reshape(-1, dy.shape[-1]), x.flatten(0, -2).to(dy.dtype)
         dx = None if w_NK is None else dy @ w_NK.to(dy.dtype)
@@ -55,13 +57,13 @@ def addmm(stash: Stash, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: floa
 
 
 def quantized_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | None, precision: Any) -> Tensor:
-    """Run dsq.functional.linear: Q1(x) in its own bits, unless what x was made of is kept already, or x itself."""
+    """Run dsq.functional.linear: saving Q1(x), unless x is saved or recomputed already."""
     if not isinstance(x, Tensor):
         return linear(x, weight, bias, precision)  # which refuses it
     quantizers = precision if type(precision) is Quantizers else Quantizers.of(precision)
-    if not weight.requires_grad or not quantizers.matmuls.stash.packs:
-        return linear(x, weight, bias, quantizers)
-    if quantizers.matmuls.stash.transforms:  # codes of other values than x: of no use to other operations
+    operand = quantizers.matmuls.stash
+    # a transformed operand has codes of other values than x, of no use to other operations
+    if not weight.requires_grad or not operand.packs or operand.transforms:
         return linear(x, weight, bias, quantizers)
     plan = linear_passes.plan(quantizers.matmuls, x, weight, bias, 0 if quantizers.draws else None)
     if plan.fused is None:  # a compiler, or a mode, sees products
@@ -72,7 +74,7 @@ def quantized_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | Non
 
 
 class QuantizedLinear(torch.autograd.Function):
-    """dsq.linear's function with its stash in the table's: three ways to keep x, by what is kept already."""
+    """The function of dsq.linear. It saves x as new codes, as codes of another layer, or in a form that x has."""
 
     @staticmethod
     def forward(
@@ -85,20 +87,20 @@ class QuantizedLinear(torch.autograd.Function):
         if fresh:
             codes = fresh
             stash.put_linear(x, plan.stash, codes)
-        keep(ctx, w, form if codes is None else Form(codes, tuple))  # type: ignore[arg-type]
+        save(ctx, w, *((form,) if codes is None else codes))
         ctx.plan, ctx.seed, ctx.biased = plan, seed, bias is not None
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        w_NK, x1 = kept(ctx)
+        w_NK, *x1 = saved(ctx)
         plan = ctx.plan
         if not ctx.as_codes:
             plan = linear_passes.other_formats(plan, _read_wide(plan.matmuls))
             assert plan.stash.format is not None
             # the product could quantize the values itself, but would hold them until its end: 16 of a GPT's 260 MiB
-            x1 = pack(linear_passes.matrix(x1), plan.stash.format, plan.stash.axis)
-        dx, dw_NK = linear_passes.backward(plan, dy, w_NK, x1, ctx.seed)
+            x1 = [*pack(linear_passes.matrix(*x1), plan.stash.format, plan.stash.axis)]
+        dx, dw_NK = linear_passes.backward(plan, dy, w_NK, tuple(x1), ctx.seed)
         return None, dx, dw_NK, linear_passes.matrix(dy).sum(0) if ctx.biased else None, None, None
 
 
@@ -149,13 +151,13 @@ class PlainMatMul(torch.autograd.Function):
             folded = other.dim() == 2 and not (x.mT if place else x).is_contiguous()
             if form is x and x.dim() > 2 and (folded or x.shape[:-2] != y.shape[:-2]):
                 forms[place] = stash.copy(x)
-        keep(ctx, *forms)
+        save(ctx, *forms)
         ctx.shapes = a.shape, b.shape
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        a, b = kept(ctx)
+        a, b = saved(ctx)
         da = None if b is None else (dy @ b.mT.to(dy.dtype)).sum_to_size(ctx.shapes[0])
         db = None if a is None else (a.mT.to(dy.dtype) @ dy).sum_to_size(ctx.shapes[1])
         return None, da, db, None
@@ -173,12 +175,12 @@ class GroupedMatMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x_TK: Tensor, w_GKN: Tensor, offs_G: Tensor) -> Tensor:
         x_wanted, w_wanted = ctx.needs_input_grad[1:3]
-        keep(ctx, stash.code(x_TK, "linear") if w_wanted else None, stash.exact(w_GKN) if x_wanted else None, offs_G)
+        save(ctx, stash.code(x_TK, "linear") if w_wanted else None, stash.exact(w_GKN) if x_wanted else None, offs_G)
         return F.grouped_mm(x_TK, w_GKN, offs=offs_G)
 
     @staticmethod
     def backward(ctx: Any, dy_TN: Tensor) -> tuple[Tensor | None, ...]:
-        x_TK, w_GKN, offs_G = kept(ctx)
+        x_TK, w_GKN, offs_G = saved(ctx)
         dy_TN = dy_TN.contiguous()  # its kernel takes no expanded one
         dx = None if w_GKN is None else F.grouped_mm(dy_TN, w_GKN.mT.to(dy_TN.dtype), offs=offs_G)
         dw = None if x_TK is None else F.grouped_mm(x_TK.to(dy_TN.dtype).mT, dy_TN, offs=offs_G)
@@ -224,7 +226,7 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, w: Tensor, bias: Tensor | None, run: Any, geometry: Any) -> Tensor:
         x_wanted, w_wanted, _ = ctx.needs_input_grad[1:4]
-        keep(ctx, stash.code(x, "convolution") if w_wanted else None, w if x_wanted else None)
+        save(ctx, stash.code(x, "convolution") if w_wanted else None, w if x_wanted else None)
         ctx.geometry, ctx.shapes, ctx.strides = geometry, (x.shape, w.shape), (x.stride(), w.stride())
         return run(x, w, bias)  # type: ignore[no-any-return]
 
@@ -233,7 +235,7 @@ class Convolution(torch.autograd.Function):
         wanted = list(ctx.needs_input_grad[1:4])
         x, w = (  # what is not kept is not read: memory of its layout serves
             dy.new_empty_strided(shape, stride) if value is None else value.to(dy.dtype)
-            for value, shape, stride in zip(kept(ctx), ctx.shapes, ctx.strides, strict=True)
+            for value, shape, stride in zip(saved(ctx), ctx.shapes, ctx.strides, strict=True)
         )
         sizes = [dy.shape[1]] if wanted[2] else None
         gradients = torch.ops.aten.convolution_backward(dy, x, w, sizes, *ctx.geometry, wanted)

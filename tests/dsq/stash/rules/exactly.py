@@ -2,8 +2,8 @@
 
 import torch
 
-from dsq.stash.codes import Stash
 from dsq.stash.interception import Interception
+from dsq.stash.stash import Stash
 
 
 class Exactly:
@@ -19,5 +19,5 @@ def under_the_table(function, *args, codec=None, **named):
     stash = Stash(codec or Exactly())
     with Interception(stash):
         result = function(*args, **named)
-    stash.forget()
+    stash.end_forward()
     return result, stash

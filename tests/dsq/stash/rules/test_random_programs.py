@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dsq.stash import codes
 from tests.dsq.gradients import same
 from tests.dsq.stash.rules.exactly import Exactly, under_the_table
 
@@ -71,7 +70,7 @@ PROGRAMS = pytest.mark.parametrize("first", range(0, 10 * SEVERAL, SEVERAL))
 @pytest.mark.parametrize("held", [0, 1 << 60])
 @PROGRAMS
 def test_gradients_are_pytorchs_twice_and_none_that_was_handed_out_changes(first, held, monkeypatch):
-    monkeypatch.setattr(codes, "_HELD", held)
+    monkeypatch.setattr("dsq.stash.saved_forms._MAX_SHARED_BYTES", held)
     for number in range(first, first + SEVERAL):
         leaves, handed_out = drawn(number), []
         expected = gradients(run(number, leaves, []), leaves, True)
@@ -95,7 +94,7 @@ def test_gradients_are_the_same_whether_coded_values_were_held_or_unpacked_for_e
     for number in range(first, first + SEVERAL):
         leaves, found = drawn(number), []
         for held in (0, 1 << 60):
-            monkeypatch.setattr(codes, "_HELD", held)
+            monkeypatch.setattr("dsq.stash.saved_forms._MAX_SHARED_BYTES", held)
             sums, _ = under_the_table(run, number, leaves, [], codec=Rounding())
             found += [gradients(sums, leaves, True) for _ in range(2)]
         assert all(map(same, found, found[1:]))

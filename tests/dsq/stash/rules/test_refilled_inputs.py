@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dsq.stash import codes
 from tests.dsq.gradients import error
 from tests.dsq.stash.rules.exactly import under_the_table
 
@@ -86,7 +85,7 @@ def gradients(run, inputs, wanted, refilled, table):
 @pytest.mark.parametrize("few", [0, 1 << 30], ids=["coded", "exact"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_rule_runs_where_pytorch_does_with_the_gradient_of_the_forward(name, few, monkeypatch):
-    monkeypatch.setattr(codes, "MAX_EXACT_NUMEL", few)
+    monkeypatch.setattr("dsq.stash.stash.MAX_EXACT_NUMEL", few)
     torch.manual_seed(1)
     run, *shapes = CASES[name]
     inputs = [made(shape) for shape in shapes]

@@ -185,7 +185,7 @@ def test_a_row_is_the_plain_operation(case):
     y, plain, _ = run(function, inputs, row=False)
     result, ours, stash = run(function, inputs, row=True)
     # a row ran: something is kept in its stash, or the node is an autograd function (PyTorch's end with a digit)
-    ran = stash.saved_bytes > 0 or not result.grad_fn.name()[-1].isdigit()
+    ran = stash.bytes.saved > 0 or not result.grad_fn.name()[-1].isdigit()
     assert ran, "no row ran: is the key the very function that is called? Tensor.gather is not torch.gather"
     torch.testing.assert_close(result, y, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(ours, plain, rtol=1e-8, atol=1e-8)
@@ -202,7 +202,7 @@ def test_grouped_products_of_experts():
     inputs = [drawn(36, 32).float(), drawn(3, 32, 24).float()]  # the operation takes no float64
     y, plain, _ = run(lambda x, w: F.grouped_mm(x, w, offs=ends), inputs, row=False)
     result, ours, stash = run(lambda x, w: F.grouped_mm(x, w, offs=ends), inputs, row=True)
-    assert stash.saved_bytes > 0
+    assert stash.bytes.saved > 0
     assert same([result, *ours], [y, *plain])
 
 
@@ -218,7 +218,7 @@ def test_a_bias_under_masks_is_made_again_of_both(case):
 def test_index_add_keeps_no_summand(case):
     function, shapes = CASES[case]
     _, _, stash = run(function, [drawn(*shape) for shape in shapes], row=True)
-    assert stash.saved_bytes <= 3 * 8 + 8
+    assert stash.bytes.saved <= 3 * 8 + 8
 
 
 #: what sums up in another order than PyTorch
@@ -245,7 +245,7 @@ def test_a_form_in_place_keeps_what_the_other_does(function):
     x, w = drawn(64, 32).float().requires_grad_(), drawn(32, 32).float().requires_grad_()
     _, in_place = under_the_table(lambda: F.linear(function(x + 0, inplace=True), w))
     _, other = under_the_table(lambda: F.linear(function(x + 0), w))
-    assert in_place.saved_bytes == other.saved_bytes
+    assert in_place.bytes.saved == other.bytes.saved
 
 
 def test_the_gradient_of_a_clamp_has_the_dtype_of_its_result():

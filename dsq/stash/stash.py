@@ -1,0 +1,291 @@
+"""The saved tensors of one forward: which are coded, which stay exact, and which the backward recomputes.
+
+The operations whose tensors are coded, and why, are in dsq/stash/rules.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from types import NoneType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from dsq.kernels.backend import FLOATS, Operand
+from dsq.kernels.dispatch import pack_mask, unpack
+from dsq.stash.byte_count import ByteCount
+from dsq.stash.form_cache import CachedForm, FormCache, Key
+from dsq.stash.memory import MemoryOrder, is_weight, place, weak
+from dsq.stash.saved_forms import Bitmask, Codec, Coded, Recomputed, Saved, SavedForm, Shared, split
+from dsq.stash_bits import MAX_EXACT_NUMEL, Role
+
+#: calls of a layer in one forward that go without a warning
+MAX_CALLS = 100
+#: bytes of copies of weights, as a share of those of the tensor that is recomputed from them
+_MAX_SHARE_OF_COPIES = 1 / 2
+#: operations without a rule that save their result: codes of it would come on top, and an exponential, whose values are
+#: of very different sizes, would lose most of them
+_SAVE_THEIR_RESULT = {
+    f"{name}Backward0" for name in ("Exp", "Exp2", "Sqrt", "Rsqrt", "Reciprocal", "Cumprod", "Logcumsumexp")
+}
+#: values -> the values that are coded in their place
+Prepare = Callable[[Tensor], Tensor]
+_compiling = torch.compiler.is_compiling
+_NBYTES = attrgetter("nbytes")
+
+
+class Stash:
+    """The saved tensors of one forward of a model under a policy.
+
+    Under torch.compile nothing is cached: a compiler finds by itself what is coded twice.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = self._forward_codec = codec
+        self.bytes = ByteCount()
+        self.segment: Any = None  #: the checkpoint in whose segment the forward is
+        self._cache = self._outer_cache = FormCache()  #: of the segment, and outside of all segments
+        self._uncacheable: dict[int, StorageWeakRef] = {}  #: storages that may be written past their version counter
+        self._copies: dict[Key, CachedForm] = {}
+        self._calls: dict[int, int] = {}  #: of each weight's layer, by id
+
+    def end_forward(self) -> None:
+        """Forget the forms of a forward that is over: they belong to its graph alone."""
+        self._cache = self._outer_cache
+        for cached in (
+            self._cache.forms,
+            self._cache.exact,
+            self._copies,
+            self._uncacheable,
+            self._calls,
+            self.bytes.exact,
+        ):
+            cached.clear()
+        self.segment = None  # which holds its inputs
+
+    def count_call(self, weight: Tensor) -> None:
+        """Count a call of the layer of ``weight``, and warn of more than MAX_CALLS in this forward."""
+        count = self._calls[id(weight)] = self._calls.get(id(weight), 0) + 1
+        if count == MAX_CALLS + 1:
+            text = f"a layer of {tuple(weight.shape)} was called over {MAX_CALLS} times in one forward: a loop until "
+            text += "results agree, as an adaptive solver or a fixed point, may not end on rounded products; "
+            warnings.warn(f"{text}leave its layers out by DSQConfig(exclude=...), or bound its steps", stacklevel=2)
+
+    def enter_segment(self, segment: object) -> None:
+        """Begin a segment of PyTorch's checkpointing, or return to the forward outside of all segments (None).
+
+        A segment saves the same tensors when it is recomputed. So it may use no form from before it, nor, after a
+        segment inside of it, a form from before that one.
+        """
+        self.segment = segment
+        self.bytes.paused = segment is not None
+        self.codec = self._forward_codec
+        if segment is not None:
+            self.codec = getattr(self._forward_codec, "recomputed", self._forward_codec)
+        recomputed = segment is not None or torch._C._current_graph_task_id() != -1
+        self._cache = FormCache() if recomputed else self._outer_cache
+
+    def code(self, x: Tensor, role: Role, prepare: Prepare | None = None) -> Saved:
+        """Return ``x`` in the policy's codes.
+
+        ``x`` itself is returned if it is a weight, has few values, is no dense float tensor, if PyTorch saves it
+        anyway, or if it was passed to ``leave_exact``. ``prepare``: its result is coded, and decoded, in place of
+        ``x``.
+        """
+        if x.dtype not in FLOATS or _is_small(x) or is_weight(x) or self._stays_exact(x):
+            return self.exact(x)
+        key, order, values = place(x)
+        if role == "factor":
+            self._recompute_slice(x)
+        if not _compiling() and key in self._cache.forms:
+            return self._cache.forms[key].seen_as(order)
+        values = values if prepare is None else prepare(values)
+        encoded = self.codec.encode(values, order, role)
+        if encoded is None:
+            return self.exact(x)
+        codes, decode = encoded
+        coded = Coded(decode, x.dtype, order)
+        if _compiling():
+            return SavedForm(codes, coded)
+        self.bytes.add(values.numel() * x.element_size(), codes)
+        return self._cached(key, x, codes, coded, order)
+
+    def factor(self, x: Tensor, role: Role, needed: bool, exact: bool) -> Saved | None:
+        """Return the form of one factor of a product; None unless the gradient of the other factor is ``needed``.
+
+        The factor stays exact if ``exact``, and if no gradient flows through it (a mask, an adjacency, a table of
+        rotations).
+        """
+        if not needed:
+            return None
+        return self.exact(x) if exact or not x.requires_grad else self.code(x, role)
+
+    def exact(self, x: Tensor) -> Tensor:
+        """Return ``x``, which is saved as it is."""
+        if type(x) is not nn.Parameter and not _compiling() and not is_weight(x):
+            self.bytes.add_exact(x)
+        return x
+
+    def copy(self, x: Tensor) -> Saved:
+        """Return ``x`` in memory of its own, for a tensor that PyTorch does not save: its owner may overwrite it before
+        the backward. A bool takes a bit. Operations that read the same ``x`` share the copy."""
+        if _compiling():  # which computes on copies of what is overwritten
+            return x
+        key, order, values = place(x)
+        if key not in self._copies or key[0] in self._uncacheable:
+            if x.dtype == torch.bool:
+                tensors, bitmask = self.bitmask(x)
+                recomputed = Recomputed(Tensor.bool, ((1, bitmask),), order)
+                form = SavedForm(tensors, Shared(recomputed))
+            else:
+                copy = values.clone(memory_format=torch.contiguous_format)
+                self.bytes.add(x.nbytes, (copy,))
+                form = SavedForm((copy,), Coded(lambda saved, dtype: saved[0], x.dtype, order))
+            self._copies[key] = CachedForm(form, order, weak(x), None)
+        return self._copies[key].seen_as(order)
+
+    def leave_exact(self, x: Tensor) -> None:
+        """Note that ``x`` is not to be coded."""
+        if not _compiling():
+            self._cache.exact[x.untyped_storage()._cdata, x._version] = weak(x)
+
+    def never_cache(self, x: Tensor) -> None:
+        """Note that the memory of ``x`` may be written past its version counter from now on: forget its forms, and
+        cache no others."""
+        self._uncacheable[x.untyped_storage()._cdata] = weak(x)
+        for cache in (self._cache, self._outer_cache):
+            cache.drop(x)
+
+    def _stays_exact(self, x: Tensor) -> bool:
+        if _compiling():
+            return False
+        producer = (x if x._base is None else x._base).grad_fn
+        saved_anyway = producer is not None and producer.name() in _SAVE_THEIR_RESULT
+        return saved_anyway or (x.untyped_storage()._cdata, x._version) in self._cache.exact
+
+    def bitmask(self, x: Tensor, low: float = 0.0, high: float = float("nan"), nan_is_open: bool = True) -> SavedForm:
+        """Return whether each value of ``x`` (floating or bool) lies between the limits, in one bit, read as 0 or 1."""
+        _, order, values = place(x)
+        dtype = x.dtype if x.is_floating_point() else torch.float32
+        return self.packed_mask(pack_mask(values, low, high, nan_is_open), order, dtype)
+
+    def packed_mask(self, bits: Tensor, order: MemoryOrder, dtype: torch.dtype) -> SavedForm:
+        """Return the form of a mask that is packed already."""
+        if not _compiling():
+            self.bytes.add(0, (bits,))
+        return SavedForm((bits,), Bitmask(dtype, order))
+
+    def find(self, x: Tensor) -> SavedForm | None:
+        """Return the form that ``x`` has already."""
+        self._recompute_slice(x)
+        return self.find_linear(x, None)[1]
+
+    def find_recomputed(self, x: Tensor) -> SavedForm | None:
+        """Return the form that ``x`` has already, if it is recomputed and has no codes of its own."""
+        form = self.find(x)
+        if form is None or not isinstance(form.decoder, Shared):
+            return None
+        return form if isinstance(form.decoder.source, Recomputed) else None
+
+    def find_linear(self, x: Tensor, operand: Operand | None) -> tuple[tuple[Tensor, ...] | None, SavedForm | None]:
+        """Return (codes, form) of ``x``: codes that a layer with the same operand made of the same rows, else a form
+        that ``x`` has already."""
+        if _compiling():
+            return None, None
+        key, order, _ = place(x)
+        cached = self._cache.forms.get(key)
+        if cached is None:
+            return None, None
+        if operand is not None and cached.linear == (operand, x.shape[-1]) and x.is_contiguous():
+            return cached.form.tensors, None
+        return None, cached.seen_as(order)
+
+    def put_linear(self, x: Tensor, operand: Operand, codes: tuple[Tensor, ...]) -> None:
+        """Cache the codes that a quantized linear layer made of the rows of ``x``."""
+        if _compiling():  # sizes may be symbols there
+            return
+        self.bytes.add(x.nbytes, codes)
+        fmt, axis = operand.format, operand.axis
+        if x.is_contiguous() and fmt is not None:  # else no one looks for its rows in memory
+            key, order, _ = place(x)
+            rows = x.shape[:-1].numel(), x.shape[-1]
+            coded = Coded(lambda saved, dtype: unpack(saved[0], saved[1], fmt, rows, axis, dtype), x.dtype, order)
+            self._cached(key, x, codes, coded, order, (operand, x.shape[-1]))
+
+    def recompute(self, y: Tensor, sources: Sequence[Saved | None], fn: Callable[..., Tensor]) -> SavedForm | None:
+        """Cache that ``y`` is ``fn(*values of sources)``: an operation that would save it saves the sources instead.
+
+        A weight among the sources is copied if it is small beside ``y``; else nothing is cached.
+        """
+        if _compiling() or y.numel() <= MAX_EXACT_NUMEL or NoneType in map(type, sources):
+            return None
+        key, order, values = place(y)
+        if values.numel() != y.numel():  # an expanded tensor
+            return None
+        # whoever owns a weight may free, swap or change it before other layers' backward, as FSDP and DeepSpeed do
+        weights = [x for x in sources if isinstance(x, Tensor) and _is_leaf_weight(x)]
+        if weights:
+            if sum(map(_NBYTES, weights)) > _MAX_SHARE_OF_COPIES * y.nbytes:
+                return None
+            copies = {id(weight): weight.detach().clone() for weight in weights}
+            self.bytes.add(0, tuple(copies.values()))
+            sources = [copies.get(id(source), source) for source in sources]
+        layout, tensors = split(sources)
+        return self._cached(key, y, tensors, Recomputed(fn, layout, order), order)
+
+    def _recompute_slice(self, x: Tensor) -> None:
+        """Recompute a view of a recomputed tensor from it, as one step's gate from the gates of all steps.
+
+        Codes of the view would lose 1 - gate.
+        """
+        base = x._base
+        if _compiling() or base is None or not base.is_contiguous() or place(x)[0] in self._cache.forms:
+            return
+        sizes, strides, start = x.shape, x.stride(), x.storage_offset() - base.storage_offset()
+        form = self.find_recomputed(base)
+        self.recompute(x, (form,), lambda base: base.as_strided(sizes, strides, base.storage_offset() + start))
+
+    def code_repaired(
+        self, y: Tensor, role: Role, repair: Callable[..., Tensor], *others: Saved, prepare: Prepare | None = None
+    ) -> Saved:
+        """Return ``y`` in codes whose value is ``repair(decoded, *values of others)``, a result that the operation
+        could have had. ``prepare``: as for ``code``."""
+        form = self.code(y, role, prepare)
+        if isinstance(form, Tensor):
+            return form
+        if _compiling():
+            layout, tensors = split((form, *others))
+            return SavedForm(tensors, Recomputed(repair, layout, None))
+        return self.recompute(y, (form, *others), repair) or form
+
+    def _cached(
+        self,
+        key: Key,
+        x: Tensor,
+        tensors: tuple[Tensor, ...],
+        source: Coded | Recomputed,
+        order: MemoryOrder,
+        linear: tuple[Operand, int] | None = None,
+    ) -> SavedForm:
+        form = SavedForm(tensors, Shared(source))
+        if key[0] not in self._uncacheable:
+            self._cache.forms[key] = CachedForm(form, order, weak(x), linear)
+        return form
+
+
+def _is_small(x: Tensor) -> bool:
+    """Return whether ``x`` has at most MAX_EXACT_NUMEL values; False if the size depends on data, as that of experts'
+    tokens in a graph does."""
+    if _compiling():
+        from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+        return guard_or_false(x.numel() <= MAX_EXACT_NUMEL)
+    return x.numel() <= MAX_EXACT_NUMEL
+
+
+def _is_leaf_weight(x: Tensor) -> bool:
+    """Return whether ``x`` is a weight, or a view of one; torch.func.functional_call's are no parameters."""
+    base = x if x._base is None else x._base
+    return isinstance(base, nn.Parameter) or (base.is_leaf and base.requires_grad)
