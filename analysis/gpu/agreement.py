@@ -142,8 +142,8 @@ def _seed_on_device(device: torch.device) -> str:
 @contextmanager
 def _wide_offsets() -> Iterator[None]:
     """Inside, the kernels compute every offset in 64 bits, as they do for tensors of 2**30 values and more."""
-    afresh = {name: getattr(codec, name).__wrapped__ for name in ("encoder", "_decoder", "_of_mask")}
-    with patch.multiple(codec, WIDE=0, **afresh):
+    afresh = {name: getattr(codec, name).__wrapped__ for name in ("encoder", "_decoder", "_mask_launch")}
+    with patch.multiple(codec, WIDE_NUMEL=0, **afresh):
         yield
 
 

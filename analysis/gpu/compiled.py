@@ -58,7 +58,14 @@ LARGE = (4096, 4096)
 #: formats of the default levels, of [4,3,3,8] and of the rest of the stash, and the paper's own
 HOT = (SignedNVInt(3), SignedNVInt(4), SignedNVInt(6), BFP(8), BFP(4))
 #: sizes at which another variant begins: one value, one column, one row, offsets of 64 bits
-EDGES = ((1,), (4096, 1), (1, 4096), (codec.WIDE // 4096 - 1, 4096), (codec.WIDE // 4096, 4096), (codec.WIDE + 1,))
+EDGES = (
+    (1,),
+    (4096, 1),
+    (1, 4096),
+    (codec.WIDE_NUMEL // 4096 - 1, 4096),
+    (codec.WIDE_NUMEL // 4096, 4096),
+    (codec.WIDE_NUMEL + 1,),
+)
 
 
 class KernelCall(NamedTuple):
@@ -115,7 +122,7 @@ def _both_passes(layer: Layer, gemm: str, x: Tensor, w: Tensor, dy: Tensor, seed
 
 def _masks() -> Iterator[KernelCall]:
     for dtype in (*DTYPES, torch.bool):
-        for count in (1, 1 << 20, codec.WIDE):
+        for count in (1, 1 << 20, codec.WIDE_NUMEL):
             x, part = torch.empty(count, dtype=dtype, device="meta"), "hot" if count == 1 << 20 else "edges"
             bits = torch.empty((count + 7) // 8, dtype=torch.uint8, device="meta")
             for nan in (False, True):

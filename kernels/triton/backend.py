@@ -1,7 +1,7 @@
 """The GPU backend, in Triton.
 
-Importing it imports Triton. With TRITON_INTERPRET=1 in the environment by then, the same launches run the same kernels
-on CPU tensors, slowly (that is how they are tested where there is no GPU).
+Importing this module imports Triton. If TRITON_INTERPRET=1 is in the environment by then, the same launches run the
+same kernels on CPU tensors, slowly. The tests do so on machines without a GPU.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.triton import codec, gemm
 from dsq.kernels.triton.linear import Passes
 
-TRITON = replace(  # what follows; the rest, in PyTorch's operations, as the reference does it
+TRITON = replace(  # the reference serves the fields that are not listed, by PyTorch's operations
     REFERENCE,
     name="triton",
     formats=frozenset(codec.GRIDS),
@@ -28,5 +28,5 @@ TRITON = replace(  # what follows; the rest, in PyTorch's operations, as the ref
 
 
 def load() -> Backend:
-    """The backend."""
+    """Return the backend."""
     return TRITON

@@ -19,11 +19,11 @@ Fits = Callable[[Format | None], bool]
 
 
 def _exact(a: Fits, b: Fits, dtypes: tuple[torch.dtype, ...]) -> Callable[[MatMul, torch.dtype], bool]:
-    """Whether products are exact if the formats of both operands fit."""
+    """Return a test of whether a product is exact: the formats of both operands must fit."""
 
     def fits(matmul: MatMul, dtype: torch.dtype) -> bool:
-        wanted = matmul.exact and dtype in dtypes and a(matmul.a.format) and b(matmul.b.format)
-        return wanted and torch.cuda.is_bf16_supported(including_emulation=False)
+        is_exact = matmul.exact and dtype in dtypes and a(matmul.a.format) and b(matmul.b.format)
+        return is_exact and torch.cuda.is_bf16_supported(including_emulation=False)
 
     return fits
 
@@ -48,7 +48,7 @@ def _in_parts(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None)
 
 
 def split(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Two bfloat16 tensors whose sum is ``x``: 16 bits are a sign and 15 more, and each part holds 8."""
+    """Return two bfloat16 tensors whose sum is ``x``: 16 bits are a sign and 15 more, and each part holds 8."""
     high = x.to(torch.bfloat16)
     return high, (x - high).to(torch.bfloat16)
 

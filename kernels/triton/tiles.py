@@ -1,10 +1,10 @@
 """The pieces of the GPU kernels in Triton: floats in and out, rounding, random numbers, codes in words, formats.
 
-Subnormals are kept: Triton compiles float32 arithmetic without flush-to-zero (a test reads the PTX), exponents are
+Subnormals are exact. Triton compiles float32 arithmetic without flush-to-zero (a test reads the PTX), exponents are
 taken from the bits of the values, and a power of two is split into two factors that are both normal numbers. bfloat16
-comes and goes as int16.
+is loaded and stored as int16.
 
-Suffixes: T tile rows, C tile columns, V codes of a word, W words of a tile row, G groups of 8 codes, Q counters.
+Shape suffixes: T tile rows, C tile columns, V codes of a word, W words of a tile row, G groups of 8 codes, Q counters.
 """
 
 from typing import NamedTuple
@@ -33,22 +33,22 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def magnitude(x):
-    """The bits of |x|: they order as the values do, with infinity and then NaN above all."""
+    """Return the bits of |x|, which order as the values do, with infinity and then NaN above all."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def times_power(value, unit, power):
-    """value * unit * 2**power for |power| <= 252 and a ``unit`` of 1 or NaN, exact unless the product underflows."""
+    """Return value * unit * 2**power, exact unless it underflows, for |power| <= 252 and a ``unit`` of 1 or NaN."""
     half = power >> 1
-    first = ((half + BIAS) << 23).to(tl.float32, bitcast=True)
-    second = ((power - half + BIAS) << 23).to(tl.float32, bitcast=True)
-    return value * (first * unit) * second
+    factor_1 = ((half + BIAS) << 23).to(tl.float32, bitcast=True)
+    factor_2 = ((power - half + BIAS) << 23).to(tl.float32, bitcast=True)
+    return value * (factor_1 * unit) * factor_2
 
 
 @triton.jit
 def as_integers(pointer):
-    """A pointer to bfloat16 as one to int16."""
+    """Return a pointer to bfloat16 as one to int16, and any other as it is."""
     if pointer.dtype.element_ty == tl.bfloat16:
         pointer = pointer.to(tl.pointer_type(tl.int16), bitcast=True)
     return pointer
@@ -56,7 +56,7 @@ def as_integers(pointer):
 
 @triton.jit
 def as_words(pointer, WORD: tl.constexpr):
-    """A pointer to bytes as one to words of WORD bits."""
+    """Return a pointer to bytes as one to words of WORD bits."""
     if WORD == 32:
         pointer = pointer.to(tl.pointer_type(tl.int32), bitcast=True)
     elif WORD == 16:
@@ -66,7 +66,7 @@ def as_words(pointer, WORD: tl.constexpr):
 
 @triton.jit
 def load_float(pointer, mask):
-    """float32 values from a float32, float16 or (as int16) bfloat16 tensor; 0 where masked."""
+    """Load float32 values from a float32, float16 or (as int16) bfloat16 tensor; 0 where masked."""
     x = tl.load(pointer, mask, other=0)
     if x.dtype == tl.int16:
         return (x.to(tl.int32) << 16).to(tl.float32, bitcast=True)
@@ -87,8 +87,8 @@ def store_float(pointer, value, mask):
 
 @triton.jit
 def uniform(seed, row_T, col0_T, width, FLAT: tl.constexpr, T: tl.constexpr, C: tl.constexpr):
-    """Uniform numbers (k + 1/2) / 2**16, those of the reference; a counter is computed once, for its eight values.
-    Where the rows of ``width`` were laid end to end (FLAT), they are told apart again."""
+    """Return the uniform numbers (k + 1/2) / 2**16 of the reference. Each counter is computed once, for its eight
+    values. If the tensor is one long row (FLAT), rows and columns are counted in the rows of ``width``."""
     if FLAT:
         row_T = col0_T // width
         col0_T = col0_T % width
@@ -109,14 +109,14 @@ def uniform(seed, row_T, col0_T, width, FLAT: tl.constexpr, T: tl.constexpr, C: 
 
 @triton.jit
 def round_to_code(t, u, BITS: tl.constexpr, SMALLEST: tl.constexpr, STOCHASTIC: tl.constexpr):
-    """MAGIC + the code of ``t``: subtract MAGIC for the code as a float, keep the low bits for the code's bits.
+    """Return MAGIC + the code of ``t``: minus MAGIC it is the code as a float, and its low bits are the code's bits.
     ``u`` is uniform in (0, 1), for stochastic rounding."""
     t = tl.clamp(t, SMALLEST * 1.0, (1 << (BITS - 1)) - 1.0)
     if STOCHASTIC:
         size = tl.abs(t)
-        whole = tl.floor(size)
-        whole = tl.where(u < size - whole, whole + 1.0, whole)
-        bits = whole.to(tl.int32, bitcast=True) | (t.to(tl.int32, bitcast=True) & -0x80000000)
+        integer = tl.floor(size)
+        integer = tl.where(u < size - integer, integer + 1.0, integer)
+        bits = integer.to(tl.int32, bitcast=True) | (t.to(tl.int32, bitcast=True) & -0x80000000)
         return bits.to(tl.float32, bitcast=True) + MAGIC
     return t + MAGIC
 
@@ -126,11 +126,11 @@ def store_codes(
     pointer, code_TC, row_T, col0_T, valid_T, row_words,
     BITS: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Pack codes (masked to BITS) into little-endian words of WORD bits; ``row_words`` is a row's number of them.
+    """Pack codes (masked to BITS) into little-endian words of WORD bits, ``row_words`` of them a row.
 
-    Where a word does not hold whole codes, 32 codes make BITS words, or eight make BITS bytes: P, of which the last are
-    not stored. Triton lays a warp's threads along the first of two axes whose addresses are equally scattered, so the
-    groups come before the rows."""
+    If a word does not hold whole codes, 32 codes make BITS words, or eight codes make BITS bytes. P is the next power
+    of two, and the words beyond BITS are not stored. Triton lays a warp's threads along the first of two axes whose
+    addresses are equally scattered, so the groups come before the rows."""
     if WORD % BITS == 0:
         V: tl.constexpr = WORD // BITS
         W: tl.constexpr = C // V
@@ -160,7 +160,7 @@ def store_codes(
 
 @triton.jit
 def _words_of_32(code_TC, BITS: tl.constexpr, T: tl.constexpr, C: tl.constexpr):
-    """The BITS words of each 32 codes of 3 to 7 bits, and zeros up to eight: (C / 32, T, 8)."""
+    """Return the BITS words of each 32 codes of 3 to 7 bits, and zeros up to eight: (C / 32, T, 8)."""
     four_TQ = tl.sum(tl.reshape(code_TC, (T, C // 4, 4)) << (BITS * tl.arange(0, 4))[None, None, :], axis=2)
     low_TE, high_TE = tl.split(tl.reshape(four_TQ, (T, C // 8, 2)))
     eight_TE = low_TE.to(tl.int64) | (high_TE.to(tl.int64) << (4 * BITS))
@@ -180,22 +180,22 @@ def _words_of_32(code_TC, BITS: tl.constexpr, T: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def _word(eights, PLACE: tl.constexpr, BITS: tl.constexpr):
-    """The word of this place, of the 8 * BITS bits of each of four ``eights``."""
+    """Return the word of this place, from the 8 * BITS bits of each of four ``eights``."""
     word = tl.zeros_like(eights[0])
     for i in tl.static_range(4):
-        word |= _moved(eights[i], 8 * BITS * i - 32 * PLACE)
+        word |= _shift_left(eights[i], 8 * BITS * i - 32 * PLACE)
     return word.to(tl.int32)
 
 
 @triton.jit
-def _moved(x, LEFT: tl.constexpr):
-    """Shift ``x``, to the right where LEFT is negative, in either direction by any number."""
-    if LEFT > 63 or LEFT < -63:
+def _shift_left(x, COUNT: tl.constexpr):
+    """Shift ``x`` to the left by any COUNT of bits; to the right if COUNT is negative."""
+    if COUNT > 63 or COUNT < -63:
         y = tl.zeros_like(x)
-    elif LEFT >= 0:
-        y = x << LEFT
+    elif COUNT >= 0:
+        y = x << COUNT
     else:
-        y = x >> -LEFT
+        y = x >> -COUNT
     return y
 
 
@@ -204,9 +204,9 @@ def load_words(
     pointer, row_T, col0_T, valid_T, row_words,
     BITS: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Load what ``split_words`` takes the codes of a tile from: words of WORD bits that hold whole codes; the BITS
-    words of each 32 codes (G, T, P), as ``store_codes`` writes them; or for each code the three bytes from its first
-    bit on."""
+    """Load the words from which ``split_words`` takes the codes of a tile. They are words of WORD bits that hold whole
+    codes, or the BITS words of each 32 codes (G, T, P) as ``store_codes`` writes them, or for each code the two or
+    three bytes from its first bit on."""
     if WORD % BITS == 0:
         V: tl.constexpr = WORD // BITS
         at_TW = (col0_T // V)[:, None] + tl.arange(0, C // V)[None, :]
@@ -230,7 +230,7 @@ def load_words(
 
 @triton.jit
 def split_words(words, BITS: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, C: tl.constexpr):
-    """The codes in what ``load_words`` gave, not yet sign-extended."""
+    """Return the codes in the words of ``load_words``, not yet sign-extended."""
     if WORD % BITS == 0:
         V: tl.constexpr = WORD // BITS
         code_TWV = words.to(tl.int32)[:, :, None] >> (BITS * tl.arange(0, V))[None, None, :]
@@ -244,7 +244,7 @@ def split_words(words, BITS: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, 
 
 @triton.jit
 def _codes_of_words(words_GTP, BITS: tl.constexpr, T: tl.constexpr, C: tl.constexpr):
-    """The codes, with other bits above them, of the words that ``_words_of_32`` makes."""
+    """Return the codes in the words of ``_words_of_32``, with other bits above them."""
     wide_GTP = words_GTP.to(tl.uint32, bitcast=True).to(tl.int64)
     even, odd = tl.split(tl.reshape(wide_GTP, (C // 32, T, 2, 2, 2)))
     even_0, even_2 = tl.split(even)
@@ -263,14 +263,14 @@ def _codes_of_words(words_GTP, BITS: tl.constexpr, T: tl.constexpr, C: tl.conste
 
 @triton.jit
 def _eight(words, PLACE: tl.constexpr, BITS: tl.constexpr):
-    """The bits of the eight codes of this place, and others above them, of the words of 32 codes."""
+    """Return the bits of the eight codes of this place, and others above them, from the words of 32 codes."""
     eight = tl.zeros_like(words[0])
     for j in tl.static_range(BITS):
-        eight |= _moved(words[j], 32 * j - 8 * BITS * PLACE)
+        eight |= _shift_left(words[j], 32 * j - 8 * BITS * PLACE)
     return eight
 
 
-# ---- what a format is to the kernels: a Grid of functions, as kernels/reference/formats.py has a Scaling for it
+# ---- a format in the kernels: a Grid of functions, as kernels/reference/formats.py has a Scaling for it
 #
 # A scale is the byte that a block stores; ``tensor`` is the exponent of the whole tensor, if the format stores one.
 # Scales, keys and values may have any shape that broadcasts against each other.
@@ -278,22 +278,22 @@ def _eight(words, PLACE: tl.constexpr, BITS: tl.constexpr):
 NAN_EXPONENT = tl.constexpr(_formats.NAN_EXPONENT)
 SIGN = tl.constexpr(_formats.SIGN)
 LARGEST_E4M3 = tl.constexpr(_formats.LARGEST_E4M3)
-LOWEST_OF_TENSOR = tl.constexpr(_SignedNVInt.exponents[0] + _BIAS)
-HIGHEST_OF_TENSOR = tl.constexpr(_SignedNVInt.exponents[1] + _BIAS)
+MIN_TENSOR_EXPONENT = tl.constexpr(_SignedNVInt.exponents[0] + _BIAS)
+MAX_TENSOR_EXPONENT = tl.constexpr(_SignedNVInt.exponents[1] + _BIAS)
 
 
 class Grid(NamedTuple):
-    """Functions of ``triton.jit``; all are given BITS."""
+    """Functions of ``triton.jit``. All take BITS as their last argument."""
 
-    key: JITFunction  #: (x) -> a number a value: that of a block's largest value is the block's largest
+    key: JITFunction  #: (x) -> a number per value, the largest of a block for its largest value
     scale: JITFunction  #: (largest key of a block, tensor) -> the block's scale
     is_nan: JITFunction  #: (scale, tensor) -> whether the block is NaN
-    divide: JITFunction  #: (x, scale, tensor) -> x / step; anything where the block is NaN
-    multiply: JITFunction  #: (code as a float, scale, tensor) -> code * step; NaN where the block is
+    divide: JITFunction  #: (x, scale, tensor) -> x / step; anything if the block is NaN
+    multiply: JITFunction  #: (code as a float, scale, tensor) -> code * step; NaN if the block is NaN
 
     @property
     def cache_key(self) -> str:
-        """Return Triton's key of compiled kernels: without it an edit of a function above would go unseen."""
+        """Return Triton's key of compiled kernels, which changes when a function above is edited."""
         return "".join(part.cache_key for part in self)
 
 
@@ -302,15 +302,15 @@ class Target(NamedTuple):
 
     grid: Grid
     bits: int
-    smallest: int  #: code
-    low: int  #: the exponents that the format stores for the whole tensor; -1: it stores none
-    high: int
-    pack: bool  #: codes and scales are made, else values
+    smallest: int  #: the smallest code
+    low: int  #: lowest exponent that the format stores for the whole tensor; -1: it stores none
+    high: int  #: highest exponent, as above
+    pack: bool  #: into codes and scales, else values
     word: int  #: bits of the words in which codes are stored
 
     @property
     def cache_key(self) -> str:
-        """Return Triton's key, as of a Grid."""
+        """Return Triton's key of compiled kernels."""
         return f"{self.grid.cache_key}{self[1:]}"
 
 
@@ -340,13 +340,13 @@ def _power_multiply(code, scale, tensor, BITS: tl.constexpr):
     return times_power(code, unit, scale - (BIAS + BITS - 2))
 
 
-#: a power of two a block
+#: scales: a power of two per block
 POWER = Grid(_power_key, _power_scale, _power_is_nan, _power_divide, _power_multiply)
 
 
 @triton.jit
 def _signed_key(x, BITS: tl.constexpr):
-    """The bits of |x| above one that says that x is positive."""
+    """Return the bits of |x|, and below them a bit that is 1 for positive x."""
     bits = x.to(tl.uint32, bitcast=True)
     return ((bits << 1) | (bits >> 31)) ^ 1
 
@@ -388,12 +388,14 @@ def _e4m3_multiply(code, scale, tensor, BITS: tl.constexpr):
 @triton.jit
 def _e4m3_step(scale, tensor, BITS: tl.constexpr):
     size = scale & (SIGN - 1)
-    tensor = tl.minimum(tl.maximum(tensor, LOWEST_OF_TENSOR), HIGHEST_OF_TENSOR)  # foreign bytes too
-    lowest = tensor - 7 - BITS - 6  # exponent of the step, biased, where that of the E4M3 number is stored as 0
+    tensor = tl.minimum(
+        tl.maximum(tensor, MIN_TENSOR_EXPONENT), MAX_TENSOR_EXPONENT
+    )  # of any bytes
+    lowest = tensor - 7 - BITS - 6  # biased exponent of the step for an E4M3 number whose stored exponent is 0
     subnormal = size.to(tl.float32) * ((lowest - 2) << 23).to(tl.float32, bitcast=True)
     bits = tl.where(size < 8, subnormal.to(tl.int32, bitcast=True), (size << 20) + (lowest << 23))
     return (bits | _sign_bit(scale)).to(tl.float32, bitcast=True)
 
 
-#: a signed E4M3 number a block, a power of two a tensor
+#: scales: a signed E4M3 number per block, a power of two per tensor
 SIGNED_E4M3 = Grid(_signed_key, _e4m3_scale, _e4m3_is_nan, _e4m3_divide, _e4m3_multiply)

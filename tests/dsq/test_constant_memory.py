@@ -15,7 +15,7 @@ from tests.allocator import Count, compiler, figures
 STEPS = 20_000
 SETTLED = 10_000  #: a model without a policy, too, comes to hold 15 KB more, once, in its first 7,500 steps
 BYTES_A_STEP = 4  #: what is held goes up and down by 20 KB; an object that each step left behind would take 16 and more
-SETUPS = ("snvint 4", "mesa", "gact 4", "selective", "wtacrs 0.3", "checkpoint ^[04]$", "[8,4,8,8] whole stochastic")
+SETUPS = ("snvint 4", "mesa", "gact 4", "selective", "wtacrs 0.3", "checkpoint ^[04]$", "[8,4,8,8] all stochastic")
 
 
 def bytes_after(setup: str) -> tuple[int, int]:

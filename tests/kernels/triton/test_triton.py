@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def forward(a, b):
-    """The product of x and w, whose blocks lie along the in-features."""
+    """Return the product of x and w, with blocks along the in-features."""
     return MatMul(Operand(a, 1), Operand(b, 1, transposed=True))
 
 
@@ -29,27 +29,27 @@ def forward(a, b):
 
 
 def check(out, *options, fails=""):
-    """Run ``analysis.gpu.check``; return the process that ended, and its rows."""
+    """Run ``analysis.gpu.check``; return the finished process, and its rows."""
     # a process of its own: Triton reads TRITON_INTERPRET once, when it is imported
     command = [sys.executable, "-m", "analysis.gpu.check", "--out", str(out), *options]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "DSQ_CHECK_FAILS": fails}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     rows = {
         path.stem: [row for line in path.open() if "name" in (row := json.loads(line))]
         for path in sorted(out.glob("*.jsonl"))
     }
-    return done, rows
+    return process, rows
 
 
 def test_every_case_agrees_with_the_reference(tmp_path):
-    done, rows = check(tmp_path, "--part", "agreement", "--minutes", "30")
-    found = rows["agreement"]
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [row for row in found if row.get("disagree") or "error" in row] == []
+    process, rows = check(tmp_path, "--part", "agreement", "--minutes", "30")
+    cases = rows["agreement"]
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert [row for row in cases if row.get("disagree") or "error" in row] == []
     for kind in (" bfp:", " snvint:", " fixed:", "64-bit offsets"):
-        assert sum(kind in row["name"] for row in found) > 5, kind
-    assert {"a seed on the device", "masks", "bytes of bfp that no kernel packed"} <= {row["name"] for row in found}
-    assert torch.cuda.is_available() or "not run on a GPU" in done.stdout
+        assert sum(kind in row["name"] for row in cases) > 5, kind
+    assert {"a seed on the device", "masks", "bytes of bfp that no kernel packed"} <= {row["name"] for row in cases}
+    assert torch.cuda.is_available() or "not run on a GPU" in process.stdout
 
 
 @pytest.mark.parametrize(
@@ -58,22 +58,22 @@ def test_every_case_agrees_with_the_reference(tmp_path):
 )
 def test_a_trial_that_fails_ends_nothing_and_a_second_call_goes_on(tmp_path, fails, error):
     parts = "--part", "bandwidth", "--trials", "3"
-    done, rows = check(tmp_path, *parts, fails=fails)
-    assert done.returncode == 1
+    process, rows = check(tmp_path, *parts, fails=fails)
+    assert process.returncode == 1
     assert [row.get("error") for row in rows["bandwidth"]] == [None, error, None]
     assert "3 rows, 1 failed" in (tmp_path / "report.md").read_text()
-    again, same = check(tmp_path, *parts)
-    assert same == rows
-    assert "bandwidth: 3 rows\n" in again.stdout
+    second_process, second_rows = check(tmp_path, *parts)
+    assert second_rows == rows
+    assert "bandwidth: 3 rows\n" in second_process.stdout
 
 
-def test_what_hangs_in_two_calls_has_a_row_whichever_process_ran_it(tmp_path, monkeypatch):
+def test_a_trial_that_hangs_in_two_calls_has_a_row(tmp_path, monkeypatch):
     from analysis.gpu import check
 
-    takers = [0, 1]
+    hanging_workers = [0, 1]
 
     def hangs(name, out, worker, trials):
-        if worker == takers[0]:
+        if worker == hanging_workers[0]:
             check._append(out, name, worker, {"begun": "a trial"})
         return subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
 
@@ -82,7 +82,7 @@ def test_what_hangs_in_two_calls_has_a_row_whichever_process_ran_it(tmp_path, mo
     for _ in range(2):
         assert check._rows(tmp_path, "agreement") == []
         assert not check._run("agreement", tmp_path, 0.2, None)
-        takers.pop(0)
+        hanging_workers.pop(0)
     (row,) = check._rows(tmp_path, "agreement")
     assert row["error"] == "was running, in two calls, when the time of its part was over"
 
@@ -104,16 +104,16 @@ def test_a_rehearsal_of_every_part(tmp_path, fails):
     assert {"agreement", "steps", "bandwidth", "products", "graphs", "batches"} <= set(ran)
     failed = {name: sum("error" in row for row in rows[name]) for name in ran}
     assert failed == {name: int(fails in ("raise", "lost", "kill") and len(rows[name]) > 1) for name in ran}
-    if fails == "hang":  # what hung has one more try
-        done, rows = check(tmp_path, "--minutes", "6", "--trials", "3")
-        assert "not finished" not in done.stdout
+    if fails == "hang":  # a trial that hung is tried once more
+        process, rows = check(tmp_path, "--minutes", "6", "--trials", "3")
+        assert "not finished" not in process.stdout
         assert not any("error" in row for name in ran for row in rows[name])
 
 
-# ---- which product goes where
+# ---- the choice of a product
 
 
-def test_exact_products_are_made_in_bfloat16(monkeypatch):
+def test_exact_products_are_computed_in_bfloat16(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     for (a, b), dtype, name in (
         ((BFP(8), SignedNVInt(5)), torch.float32, "bfloat16"),
@@ -145,7 +145,7 @@ def test_two_bfloat16_parts_hold_any_value_of_16_bits(bits):
     assert torch.equal(low, torch.zeros_like(low)) or bits > 9
 
 
-# ---- compiled; .ci/gpu-compile compiles the rest
+# ---- some of the kernels that .ci/gpu-compile compiles
 
 
 @pytest.fixture(scope="module")
@@ -158,10 +158,10 @@ def compiled():
 
 
 def test_hot_kernels_use_wide_accesses_and_neither_spill_nor_flush(compiled):
-    wanted = [it for it in compiled.kernel_calls() if it.part == "hot"]
-    chosen = [it for it in wanted if "bfp:bits=4" in it.what and "float32" in it.what][:6]
-    chosen += [it for it in wanted if it.what.startswith("pack mask")][:1]
-    rows = list(compiled.compiled_rows("sm_90", chosen))
+    hot = [call for call in compiled.kernel_calls() if call.part == "hot"]
+    calls = [call for call in hot if "bfp:bits=4" in call.what and "float32" in call.what][:6]
+    calls += [call for call in hot if call.what.startswith("pack mask")][:1]
+    rows = list(compiled.compiled_rows("sm_90", calls))
     assert compiled.faults(rows) == []
     codecs = [row for row in rows if row["kernel"] in ("encode", "decode", "pack_mask")]
     assert len(codecs) > 6
@@ -170,7 +170,7 @@ def test_hot_kernels_use_wide_accesses_and_neither_spill_nor_flush(compiled):
 
 
 @pytest.mark.parametrize("target", ["sm_75", "gfx942"])
-def test_variants_that_the_interpreter_takes_and_a_compiler_did_not(compiled, target):
+def test_variants_that_passed_the_interpreter_and_failed_to_compile(compiled, target):
     """Offsets of 64 bits along rows; one column; blocks of more rows than a warp has."""
     x = torch.empty(1 << 20, 1 << 11, dtype=torch.bfloat16, device="meta"), torch.empty(64, 1, device="meta")
     launches = [
