@@ -1,4 +1,4 @@
-"""The duties of a device, as one record of functions (Backend); kernels/reference says what each must compute.
+"""The kernels of a device, as one record of functions (Backend). kernels/reference defines the result of each.
 
 Shape suffixes: M rows, N columns, K the contraction; T tokens.
 """
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from dsq.formats import Format, Layout, parse_format
 
-#: what kernels read and write
+#: dtypes that kernels read and write
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-#: what callers may give: float64 is rounded to float32 first, or left to the reference (masks, affine codes)
+#: dtypes that callers may pass: float64 is rounded to float32 first, or the reference serves it (masks, affine codes)
 FLOATS = frozenset((*DTYPES, torch.float64))
 
 
@@ -25,7 +25,7 @@ Sizes = tuple[int, int, int]  #: rows, columns and depth of a product
 
 
 class Codes(NamedTuple):
-    """A packed matrix: codes and scales as ``pack`` gives them, and the shape of the values."""
+    """A packed matrix: the codes and scales of ``pack``, and the shape of the values."""
 
     codes: Tensor
     scales: Tensor
@@ -33,8 +33,8 @@ class Codes(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Which values of one long row are coded together: run i of ``run`` consecutive ones is of group ``i % number``.
-    All runs but the last are whole; if that one is short, it is of the last group.
+    """The groups of values that are coded together. Values in one long row are divided into runs of ``run`` consecutive
+    values, and run i belongs to group ``i % number``. A short last run belongs to the last group.
     """
 
     run: int
@@ -42,21 +42,21 @@ class Groups(NamedTuple):
 
 
 class AffineCodes(NamedTuple):
-    """Codes between a low and a step of each group (kernels/reference/stash.py)."""
+    """Codes that count steps from the low of each group (kernels/reference/stash.py)."""
 
     codes: Tensor  #: uint8, a bitstream: (ceil(values * bits / 8),)
-    ranges: Tensor  #: (2, groups): the low of each group, and the step, the distance of neighboring codes
+    ranges: Tensor  #: (2, groups): the low of each group, and the step between neighboring codes
 
 
 class MovingRanges(NamedTuple):
     """Ranges that follow the tensors coded in them: exponential means (Mesa, equations 6 and 7)."""
 
     alpha_beta: Tensor  #: (2, groups), contiguous: width and low of each group; NaN before the first tensor
-    decay: float  #: how much of the mean stays, 0 to 1
+    decay: float  #: the weight of the previous mean, 0 to 1
 
 
 def check_codes(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout) -> None:
-    """ValueError where they are not those of a tensor of this layout: kernels read memory as these say."""
+    """Raise ValueError unless shapes and dtypes are those of this layout, by which kernels read memory."""
     shapes = _code_shapes(fmt, layout)
     if codes.device != scales.device:
         raise ValueError(f"codes and scales must be on one device, got {codes.device} and {scales.device}")
@@ -74,66 +74,68 @@ def _code_shapes(fmt: Format, layout: Layout) -> tuple[tuple[int, ...], tuple[in
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """How a matrix enters a product."""
+    """The format and orientation in which a matrix enters a product."""
 
     format: Format | None  #: None: as it is
     axis: int  #: of its blocks
-    transposed: bool = False  #: its transpose is multiplied
-    seed: int = 0  #: added to the product's seed: random numbers of its own
-    nearest: bool = False  #: rounds to nearest, whatever the product does
-    hadamard: int = 0  #: values of a transform along the axis before rounding; 0: none
-    random_signs: bool = False  #: of the transform
-    first: "Operand | None" = None  #: the matrix is quantized so before all this
+    transposed: bool = False  #: whether its transpose is multiplied
+    seed: int = 0  #: added to the seed of the product, so that operands differ in their random numbers
+    nearest: bool = False  #: whether to round to nearest even if the product rounds stochastically
+    hadamard: int = 0  #: the size of a Hadamard transform along the axis before rounding; 0: none
+    random_signs: bool = False  #: whether the transform has random signs
+    first: "Operand | None" = None  #: an operand as which the matrix is quantized before all this
 
     @property
     def packs(self) -> bool:
-        """Whether its values become codes, in which a stash saves them; else it is saved as it came."""
+        """Whether a stash saves the matrix as codes, or else unquantized."""
         return self.format is not None and self.format.packs
 
     @property
     def transforms(self) -> bool:
-        """Whether its codes are those of other values than the matrix has."""
+        """Whether its codes are those of other values than the matrix."""
         return self.hadamard > 0 or self.first is not None
 
     def seed_of(self, seed: int | None) -> int | None:
-        """Return the seed of its rounding, of that of the product; None: to nearest."""
+        """Return the seed of its rounding from the seed of the product; None: round to nearest."""
         return None if seed is None or self.nearest else seed + self.seed
 
     @property
     def quantized_to(self) -> Format:
-        """The format, of an operand that has one."""
+        """Return the format of an operand that has one."""
         assert self.format is not None
         return self.format
 
     def __str__(self) -> str:
-        """Return four words: format, axis, whether transposed, and the seed with what else it says."""
-        more = "/n" * self.nearest + f"/h{self.hadamard}" * (self.hadamard > 0) + "/r" * self.random_signs
+        """Return four words: format, axis, whether transposed, and the seed with the other options."""
+        options = "/n" * self.nearest + f"/h{self.hadamard}" * (self.hadamard > 0) + "/r" * self.random_signs
         first = "" if self.first is None else "/^" + str(self.first).replace(" ", "|")
-        return f"{self.format or '-'} {self.axis} {int(self.transposed)} {self.seed}{more}{first}"
+        return f"{self.format or '-'} {self.axis} {int(self.transposed)} {self.seed}{options}{first}"
 
     @staticmethod
     def parse(words: list[str]) -> "Operand":
         """Return the operand of the four words of its text."""
-        fmt, axis, transposed, rest = words
-        rest, _, first = rest.partition("/^")
-        seed, *more = rest.split("/")
-        hadamard = next((int(word[1:]) for word in more if word.startswith("h")), 0)
-        before = Operand.parse(first.split("|")) if first else None
-        options = int(seed), "n" in more, hadamard, "r" in more, before
-        return Operand(_format(fmt), int(axis), transposed == "1", *options)
+        fmt, axis, transposed, seed_and_options = words
+        seed_and_options, _, first_text = seed_and_options.partition("/^")
+        seed, *options = seed_and_options.split("/")
+        hadamard = next((int(option[1:]) for option in options if option.startswith("h")), 0)
+        first = Operand.parse(first_text.split("|")) if first_text else None
+        rounding = int(seed), "n" in options, hadamard, "r" in options, first
+        return Operand(_format(fmt), int(axis), transposed == "1", *rounding)
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # a key of caches: by identity, which is quick
+@dataclass(frozen=True, slots=True, eq=False)  # compared by identity, so that caches look it up fast
 class MatMul:
-    """``a b``, each operand quantized first, and the result perhaps after."""
+    """The product ``a b`` of quantized operands, with a quantized result if ``result`` is given."""
 
     a: Operand
     b: Operand
     result: Format | None = None  #: blocks along the last axis
     result_seed: int = 0
-    result_nearest: bool = False  #: the result rounds to nearest, whatever the operands do
+    result_nearest: bool = (
+        False  #: whether to round the result to nearest even if the operands are rounded stochastically
+    )
     exact: bool = True  #: by the fastest kernel whose products of values are exact; else in the operands' own dtype
-    text: str = field(init=False, repr=False)  #: what ``parse_matmul`` reads back: a registered operator takes text
+    text: str = field(init=False, repr=False)  #: for ``parse_matmul``: a registered operator takes text
 
     def __post_init__(self) -> None:
         result_seed = f"{self.result_seed}{'/n' * self.result_nearest}"
@@ -141,30 +143,30 @@ class MatMul:
         object.__setattr__(self, "text", text)
 
     def seed_of_result(self, seed: int | None) -> int | None:
-        """Return the seed of the result's rounding, of that of the product; None: to nearest."""
+        """Return the seed of the result's rounding from the seed of the product; None: round to nearest."""
         return None if seed is None or self.result_nearest else seed + self.result_seed
 
     @property
     def rounds_alike(self) -> bool:
-        """Whether all that it quantizes is rounded in one way, and as it comes: what fused kernels take."""
+        """Whether fused kernels support it: all roundings are of one kind, and no operand is transformed."""
         return not any((self.a.nearest, self.b.nearest, self.a.transforms, self.b.transforms, self.result_nearest))
 
     def sizes(self, a_shape: torch.Size, b_shape: torch.Size) -> Sizes:
-        """The sizes of a product of matrices of these shapes, before either is transposed; batched: of each of them."""
+        """Return the sizes of the product of matrices, or of batches of them, of these shapes before transposition."""
         a_axis, b_axis = self.contracted()
         return a_shape[-1 - a_axis], b_shape[-1 - b_axis], a_shape[a_axis - 2]
 
     def contracted(self) -> tuple[int, int]:
-        """The axes of ``a`` and of ``b``, before either is transposed, that the product sums over."""
+        """Return the axes of ``a`` and ``b`` over which the product sums, before either is transposed."""
         return (0 if self.a.transposed else 1), (1 if self.b.transposed else 0)
 
     def transposed(self) -> "MatMul":
-        """Return the product that gives the transpose of this one, of the same matrices."""
+        """Return the product of the same matrices that gives the transpose of this one."""
         a, b = (replace(x, transposed=not x.transposed) for x in (self.b, self.a))
         return replace(self, a=a, b=b)
 
     def blocks_match(self) -> bool:
-        """Whether both operands have blocks of one length that run along the contraction, or one scale each."""
+        """Return whether both operands have blocks of one length along the contraction, or one scale each."""
         a, b = self.a, self.b
         if a.format is None or b.format is None or a.format.block_size != b.format.block_size:
             return False
@@ -173,7 +175,7 @@ class MatMul:
 
 @lru_cache(maxsize=256)
 def parse_matmul(text: str) -> MatMul:
-    """The product that ``MatMul.text`` wrote."""
+    """Return the product of a ``MatMul.text``."""
     words = text.split()
     result, result_seed, exact = words[8:]
     seed, _, nearest = result_seed.partition("/")
@@ -194,27 +196,30 @@ class LinearMatMuls(NamedTuple):
 
     @property
     def stash(self) -> Operand:
-        """How x is kept for the backward."""
+        """The form in which x is saved for the backward."""
         return self.weight_gradient.b
 
 
 def along_contraction(a: Format, b: Format, transposed: tuple[bool, bool] = (False, True)) -> MatMul:
-    """Return the product of formats whose blocks run along the contraction; as a layer's of x (M, K) and w (N, K)."""
-    turned_a, turned_b = transposed
-    return MatMul(Operand(a, 0 if turned_a else 1, turned_a), Operand(b, 1 if turned_b else 0, turned_b))
+    """Return the product of formats with blocks along the contraction; by default that of x (M, K) and w (N, K)."""
+    a_transposed, b_transposed = transposed
+    return MatMul(
+        Operand(a, 0 if a_transposed else 1, a_transposed), Operand(b, 1 if b_transposed else 0, b_transposed)
+    )
 
 
 @lru_cache(maxsize=256)
 def of_stored_transpose(matmuls: LinearMatMuls) -> LinearMatMuls:
-    """Return the products for a w that comes as (K, N), as other libraries keep it."""
+    """Return the products for a w that is stored as (K, N), as in other libraries."""
     output, input_gradient = (
-        replace(it, b=replace(it.b, axis=-1 - it.b.axis, transposed=not it.b.transposed)) for it in matmuls[:2]
+        replace(matmul, b=replace(matmul.b, axis=-1 - matmul.b.axis, transposed=not matmul.b.transposed))
+        for matmul in matmuls[:2]
     )
     return matmuls._replace(output=output, input_gradient=input_gradient)
 
 
 class Dtypes(NamedTuple):
-    """The dtypes of a linear layer's tensors, which are those of their gradients too: autocast lets them differ."""
+    """The dtypes of a linear layer's tensors and of their gradients. They differ under autocast."""
 
     x: torch.dtype
     w: torch.dtype
@@ -227,7 +232,7 @@ class Layer(NamedTuple):
     matmuls: LinearMatMuls
     dtypes: Dtypes
     x_shape: torch.Size  #: (..., K)
-    w_shape: torch.Size  #: as the products have it: (N, K), or (K, N)
+    w_shape: torch.Size  #: in the orientation of the products: (N, K), or (K, N)
     stochastic: bool
 
     @property
@@ -247,17 +252,17 @@ class Layer(NamedTuple):
 
 
 class GemmKernel(NamedTuple):
-    """One way to multiply: a kernel, and what it takes."""
+    """A kernel that multiplies, and the products that it supports."""
 
     name: str
-    #: (product, dtype of a, or of the result where that is narrower) -> whether this kernel can do it, with exact
-    #: products of values; those of a wide format are rounded to a narrow dtype first
+    #: (product, the narrower dtype of a and of the result) -> whether this kernel can do it, with exact products of
+    #: values. Values of a wide format are rounded to a narrow dtype first
     fits: Callable[[MatMul, torch.dtype], bool]
     #: (product, a (M, K), b (K, N), bias (N,) or None) -> (M, N) in float32, or in the operands' dtype; values come
-    #: quantized, and transposed where the product says so; codes come as they were packed
+    #: quantized, and transposed if the product says so; codes come as they were packed
     run: Callable[[MatMul, Any, Any, Tensor | None], Tensor]
     packed: bool = False  #: ``run`` takes Codes, else values
-    a_dtype: torch.dtype | None = None  #: of the values that ``run`` takes; None: their own
+    a_dtype: torch.dtype | None = None  #: of the values that ``run`` takes; None: the dtype of the matrix
     b_dtype: torch.dtype | None = None
 
 
@@ -270,35 +275,35 @@ BackwardCall = Callable[[Tensor, Tensor | None, Codes | None, int | None], tuple
 class FusedLinear(Protocol):
     """The passes of a linear layer, of dtypes other than float64, in one call each.
 
-    The calls trust their caller: formats are of the backend's own, codes those of the Layout, and the kernels named are
-    ones that fit the products.
+    The calls check nothing. Formats must be the backend's, codes those of the Layout, and the named kernels must fit
+    the products.
     """
 
     def forward(self, layer: Layer, gemm: str) -> ForwardCall | None:
-        """``gemm`` of y; None: the passes are to be run kernel by kernel."""
+        """Return the forward with ``gemm`` for y; None: run the passes kernel by kernel."""
 
     def backward(self, layer: Layer, gemms: tuple[str | None, str | None]) -> BackwardCall | None:
-        """``gemms`` of dx and of dw; None for what is not wanted."""
+        """Return the backward with ``gemms`` for dx and dw, each None if the gradient is not needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """Attention's arguments besides q (B, H, L, D), k and v (B, H, S, D), whose heads may be fewer than q's."""
+    """The arguments of attention besides q (B, H, L, D), k and v (B, H, S, D). k and v may have fewer heads than q."""
 
     causal: bool = False
     scale: float | None = None  #: of the scores; None: 1 / sqrt(D)
     mask: Tensor | None = None  #: bool or floating, of a shape that expands to (B, H, L, S)
     dropout: float = 0.0
-    #: makes uint8 (B, H, L, S), 0 for a weight that the dropout took, else 1; called where the kernels take the rest
+    #: returns uint8 (B, H, L, S), 0 for a dropped weight, else 1. Only called if the kernels support the other options
     noise: Callable[[], Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # a key of caches
 class Backend:
-    """The kernels of one kind of device. Tensors come contiguous, detached and checked, of DTYPES (masks: or bool)."""
+    """The kernels of one kind of device. Tensors are contiguous, detached and checked, of DTYPES (masks: or bool)."""
 
     name: str
-    #: the families whose packing widths quantize, pack and unpack take here; the reference does the others
+    #: the families whose packing widths quantize, pack and unpack support; the reference serves the others
     formats: frozenset[type[Format]]
     #: (x, format, layout, seed, dtype) -> values
     quantize: Callable[[Tensor, Format, Layout, int | None, torch.dtype], Tensor]
@@ -312,26 +317,28 @@ class Backend:
     unpack_mask: Callable[[Tensor, int, torch.dtype], Tensor]
     #: (bits, values) -> values
     apply_mask: Callable[[Tensor, Tensor], Tensor]
-    #: (values, bits, groups, running ranges, seed) -> codes in those ranges, which are moved by the values first, in
-    #: place; None: each group is one run, of a range of its own
+    #: (values, bits, groups, running ranges, seed) -> codes in those ranges, which the values update first, in place;
+    #: None: each group is one run with a range of its own
     affine_pack: Callable[[Tensor, int, Groups, MovingRanges | None, int | None], AffineCodes]
     #: (codes, bits, groups, N, dtype) -> values (N,)
     affine_unpack: Callable[[AffineCodes, int, Groups, int, torch.dtype], Tensor]
-    #: the ways it can multiply, the preferred first; PyTorch's matmul, which fits any product, is one of them
+    #: the kernels that multiply, in order of preference. PyTorch's matmul, which fits any product, is one of them
     gemms: tuple[GemmKernel, ...]
-    tuned: bool = False  #: of those that fit, take the one that proves fastest (kernels/tuning.py), else the first
+    tuned: bool = (
+        False  #: of the kernels that fit, choose the fastest by measurement (kernels/tuning.py), else the first
+    )
     linear: FusedLinear | None = None  #: None: a linear layer runs kernel by kernel
-    #: PyTorch's attention by these kernels, while inside, in all threads; None: PyTorch's is as fast
+    #: a context in which these kernels serve PyTorch's attention, in all threads; None: PyTorch's is as fast
     fused_attention: Callable[[], AbstractContextManager[None]] | None = None
-    #: (q (B, H, L, D), k and v (B, H, S, D), options) -> the result; None where the kernels do not take these
+    #: (q (B, H, L, D), k and v (B, H, S, D), options) -> the result; None if the kernels do not support these
     attention: Callable[[Tensor, Tensor, Tensor, AttentionOptions], Tensor | None] | None = None
-    #: (dy, q, k, v, options, whether the mask wants one) -> the gradients of q, k, v and the mask, without the result
+    #: (dy, q, k, v, options, whether the mask needs a gradient) -> the gradients of q, k, v and the mask
     attention_gradients: Callable[..., tuple[Tensor, ...] | None] | None = None
     #: (float32 values, in place) -> ReLU of them, bits of the result's mask; None: PyTorch's, then ``pack_mask``
     relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]] | None = None
-    #: lengths of blocks that quantize, pack and unpack take (0: one scale for the tensor); None: any
+    #: block sizes that quantize, pack and unpack support (0: one scale for the tensor); None: any
     blocks: frozenset[int] | None = None
 
     def serves(self, fmt: Format) -> bool:
-        """Whether quantize, pack and unpack take the format here."""
+        """Return whether quantize, pack and unpack support the format."""
         return fmt.packs and type(fmt) in self.formats and (self.blocks is None or fmt.block_size in self.blocks)

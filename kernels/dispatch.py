@@ -1,8 +1,8 @@
-"""Which backend serves a tensor, and its kernels as the rest of dsq calls them.
+"""The choice of a tensor's backend, and the kernels as the rest of dsq calls them.
 
-quantize, pack and unpack take a tensor of FLOATS and any axis for the blocks, and no part in autograd. ``seed`` None
-rounds to nearest, ties to even; a number rounds stochastically. Each is a registered operator too (``torch.ops.dsq``),
-which is what compilers, modes and tensor subclasses see; a plain tensor goes straight to its backend, as the dispatcher
+quantize, pack and unpack take a tensor of FLOATS and any axis for the blocks, and are not differentiable. ``seed`` None
+rounds to nearest, ties to even; a number rounds stochastically. Each is also a registered operator (``torch.ops.dsq``),
+which compilers, modes and tensor subclasses see. For a plain tensor the backend is called directly, as the dispatcher
 costs more than a small kernel.
 """
 
@@ -35,13 +35,13 @@ from dsq.kernels.backend import (
 from dsq.kernels.reference.backend import REFERENCE, TORCH
 from dsq.kernels.tuning import fastest
 
-#: where the backend of a device type is: a module with ``load() -> Backend``, which raises ImportError where it cannot
+#: device type -> the module of its backend, whose ``load() -> Backend`` raises ImportError if the kernels do not load
 _MODULES = {"cpu": "dsq.kernels.cpu.backend", "cuda": "dsq.kernels.triton.backend"}
 _backends: dict[str, Backend] = {}
 
 
 def backend_for(device: torch.device) -> Backend:
-    """The backend of the device, loaded with the first call; the reference, with a warning, where it does not load."""
+    """Return the backend of the device, loaded by the first call; with a warning the reference, if it does not load."""
     return _backends.get(device.type) or _load(device.type)
 
 
@@ -67,22 +67,22 @@ def register_backend(device_type: str, backend: Backend) -> None:
 @contextmanager
 def use_backend(backend: Backend, device_type: str = "cpu") -> Iterator[None]:
     """Serve ``device_type`` with ``backend`` inside the context (tests, benchmarks)."""
-    before = backend_for(torch.device(device_type))
+    previous = backend_for(torch.device(device_type))
     _backends[device_type] = backend
     try:
         yield
     finally:
-        _backends[device_type] = before
+        _backends[device_type] = previous
 
 
 @contextmanager
 def fused_attention() -> Iterator[bool]:
-    """While inside, ``F.scaled_dot_product_attention`` on the CPU by dsq's kernels, for every model of the process:
-    wrap the training loop, forward and backward.
+    """Let dsq's kernels serve ``F.scaled_dot_product_attention`` on the CPU inside the context, for every model of the
+    process. Wrap the training loop, forward and backward.
 
-    In float32 and bfloat16, causal or not; masks, dropout and fewer heads than threads stay PyTorch's. Sums are float32
-    in another order than PyTorch's. Gives whether the kernels serve this machine: a CPU with AVX2
-    (docs/performance.md).
+    The kernels serve float32 and bfloat16, causal or not. PyTorch still serves masks, dropout and fewer heads than
+    threads. Sums are float32 in another order than PyTorch's. Yields whether the kernels run on this machine, which
+    must have a CPU with AVX2 (docs/performance.md).
     """
     fused = backend_for(torch.device("cpu")).fused_attention
     with nullcontext() if fused is None else fused():
@@ -90,59 +90,59 @@ def fused_attention() -> Iterator[bool]:
 
 
 def codec_for(device: torch.device, fmt: Format) -> Backend:
-    """The backend that quantizes, packs and unpacks ``fmt`` on the device."""
+    """Return the backend that quantizes, packs and unpacks ``fmt`` on the device."""
     backend = _backends.get(device.type) or _load(device.type)
     return backend if backend.serves(fmt) else REFERENCE
 
 
 @lru_cache(maxsize=256)
 def gemm_for(matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend) -> GemmKernel:
-    """How ``backend`` multiplies matrices of ``dtype`` and these sizes under ``matmul``."""
+    """Return the kernel by which ``backend`` multiplies matrices of ``dtype`` and these sizes under ``matmul``."""
     fitting = [gemm for gemm in backend.gemms if gemm.fits(matmul, dtype)]
     if dtype.itemsize < torch.float32.itemsize and len(fitting) > 1:
-        # PyTorch's rounds its sums to the dtype, also those of a gradient that is to be float32
+        # PyTorch's matmul rounds its sums to the dtype, even for a gradient in float32
         fitting = [gemm for gemm in fitting if gemm.name != TORCH.name]
     if 0 in sizes or not backend.tuned:
         return fitting[0]
     return fastest(fitting, matmul, dtype, sizes, backend)
 
 
-_OF_MASKS = frozenset((*DTYPES, torch.bool))
-_PLAIN = (Tensor, Parameter)
+_MASK_DTYPES = frozenset((*DTYPES, torch.bool))
+_PLAIN_TYPES = (Tensor, Parameter)
 _compiling = torch.compiler.is_compiling
 _tracing = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_transform = torch._C._functorch.peek_interpreter_stack
-layout_of = lru_cache(maxsize=256)(Layout.of)  # operators may have symbolic sizes, which no cache takes
+layout_of = lru_cache(maxsize=256)(Layout.of)  # operators may have symbolic sizes, which cannot be cached
 
 
 def plain(*tensors: Tensor | None) -> bool:
-    """Whether a kernel of ``tensors`` may be called past the dispatcher: no compiler, no trace, no mode, no function
-    transform and no tensor of a special kind would see the call."""
+    """Return whether a kernel of ``tensors`` may be called past the dispatcher: there is no compiler, trace, mode,
+    function transform or tensor subclass that must see the call."""
     special = _compiling() or _tracing() is not None or _dispatch_modes() or _function_transform() is not None
     for x in tensors:
-        special = special or (x is not None and (type(x) not in _PLAIN or x.is_neg()))
+        special = special or (x is not None and (type(x) not in _PLAIN_TYPES or x.is_neg()))
     return not special
 
 
 def backend_of(dtype: torch.dtype, *tensors: Tensor) -> Backend:
-    """The backend of the tensors' device; the reference where ``plain`` says no, or kernels have no values of
+    """Return the backend of the tensors' device; the reference if a tensor is not ``plain``, or kernels do not take
     ``dtype``."""
-    if dtype not in _OF_MASKS or not plain(*tensors):
+    if dtype not in _MASK_DTYPES or not plain(*tensors):
         return REFERENCE
     device_type = tensors[0].device.type
     return _backends.get(device_type) or _load(device_type)
 
 
 def check_types(*dtypes: torch.dtype) -> None:
-    """TypeError for a dtype that kernels do not read or write."""
+    """Raise TypeError for a dtype that kernels do not read or write."""
     for dtype in dtypes:
         if dtype not in FLOATS:
             raise TypeError(f"values must be float32, bfloat16, float16 or float64, got {dtype!r}")
 
 
 def quantize(x: Tensor, fmt: Format, dim: int, seed: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """``x`` rounded to the grid of ``fmt`` with blocks along ``dim``, in ``dtype`` (default: that of ``x``)."""
+    """Return ``x`` rounded to the grid of ``fmt`` with blocks along ``dim``, in ``dtype`` (default: that of ``x``)."""
     dtype = dtype or x.dtype
     if plain(x):
         return _quantize(x, fmt, dim, seed, dtype)
@@ -159,7 +159,7 @@ def _quantize(x: Tensor, fmt: Format, dim: int, seed: int | None, dtype: torch.d
 
 
 def pack(x: Tensor, fmt: Format, dim: int, seed: int | None = None) -> tuple[Tensor, Tensor]:
-    """Codes and scales of ``x``: uint8 tensors of ``layout.code_shape`` and ``fmt.scale_shape``."""
+    """Return the codes and scales of ``x``, uint8 tensors of ``layout.code_shape`` and ``fmt.scale_shape``."""
     if plain(x):
         return _pack(x, fmt, dim, seed)
     codes, scales = torch.ops.dsq.pack(x.detach(), str(fmt), dim, signed(seed))
@@ -175,7 +175,7 @@ def _pack(x: Tensor, fmt: Format, dim: int, seed: int | None) -> tuple[Tensor, T
 
 
 def unpack(codes: Tensor, scales: Tensor, fmt: Format, shape: tuple[int, ...], dim: int, dtype: torch.dtype) -> Tensor:
-    """The values packed in ``codes`` and ``scales``, as a tensor of ``shape`` and ``dtype``."""
+    """Return the values packed in ``codes`` and ``scales``, as a tensor of ``shape`` and ``dtype``."""
     if plain(codes):
         return _unpack(codes, scales, fmt, shape, dim, dtype)
     result: Tensor = torch.ops.dsq.unpack(codes, scales, str(fmt), shape, dim, dtype)
@@ -187,9 +187,10 @@ def _unpack(codes: Tensor, scales: Tensor, fmt: Format, shape: tuple[int, ...], 
         check_types(dtype)
     layout = layout_of(shape, dim)
     check_codes(codes, scales, fmt, layout)
-    kernels, out = codec_for(codes.device, fmt), torch.float32 if dtype is torch.float64 else dtype
-    values = kernels.unpack(codes.contiguous(), scales.contiguous(), fmt, layout, out).to(dtype)
-    return values.view(*shape) if shape else values.view(())  # spread out, the sizes parse in half the time
+    kernel_dtype = torch.float32 if dtype is torch.float64 else dtype
+    kernels = codec_for(codes.device, fmt)
+    values = kernels.unpack(codes.contiguous(), scales.contiguous(), fmt, layout, kernel_dtype).to(dtype)
+    return values.view(*shape) if shape else values.view(())  # PyTorch parses *sizes in half the time
 
 
 def signed(seed: int | None) -> int | None:
@@ -201,7 +202,7 @@ _library = torch.library.Library("dsq", "DEF")
 
 
 def define(schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Register ``torch.ops.dsq.NAME`` for a ``schema`` "NAME(...) -> ...", and its fake, which gives shapes only."""
+    """Register ``torch.ops.dsq.NAME`` for a ``schema`` "NAME(...) -> ...", and its fake, which returns shapes only."""
     name = schema.partition("(")[0]
     _library.define(schema)
     _library.impl(name, implementation, "CompositeExplicitAutograd")
@@ -216,40 +217,42 @@ def _fake_pack(x: Tensor, fmt: str, dim: int, seed: int | None) -> tuple[Tensor,
 
 define(
     "quantize(Tensor x, str format, int dim, SymInt? seed, ScalarType dtype) -> Tensor",
-    lambda x, fmt, *rest: _quantize(x, parse_format(fmt), *rest),
+    lambda x, fmt, *args: _quantize(x, parse_format(fmt), *args),
     lambda x, fmt, dim, seed, dtype: x.new_empty(x.shape, dtype=dtype),
 )
 define(
     "pack(Tensor x, str format, int dim, SymInt? seed) -> (Tensor, Tensor)",
-    lambda x, fmt, *rest: _pack(x, parse_format(fmt), *rest),
+    lambda x, fmt, *args: _pack(x, parse_format(fmt), *args),
     _fake_pack,
 )
 define(
     "unpack(Tensor codes, Tensor scales, str format, SymInt[] shape, int dim, ScalarType dtype) -> Tensor",
-    lambda codes, scales, fmt, shape, *rest: _unpack(codes, scales, parse_format(fmt), tuple(shape), *rest),
+    lambda codes, scales, fmt, shape, *args: _unpack(codes, scales, parse_format(fmt), tuple(shape), *args),
     lambda codes, scales, fmt, shape, dim, dtype: codes.new_empty(shape, dtype=dtype),
 )
 
 
-# ---- masks of one bit a value and affine codes (kernels/reference/stash.py): no operators, as no compiler sees them
+# ---- masks of one bit a value and affine codes (kernels/reference/stash.py): not operators, as no compiler sees them
 
 
 def pack_mask(x: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
-    """A bit for each value of ``x`` (of FLOATS, or bool), uint8 (ceil(N / 8),): 1 for those above ``low`` and below
-    ``high`` (NaN: no limit), and for NaN if ``nan_is_open``; of bool values for those that are true.
+    """Return a bit for each value of ``x`` (of FLOATS, or bool), uint8 (ceil(N / 8),).
+
+    The bit is 1 for values above ``low`` and below ``high`` (NaN: no limit), and for NaN if ``nan_is_open``. For bool
+    values it is the value.
     """
     return backend_of(x.dtype, x).pack_mask(x.detach().contiguous().view(-1), low, high, nan_is_open)
 
 
 def unpack_mask(bits: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """The bits as ``count`` values 0 and 1 of ``dtype`` (of FLOATS), (count,)."""
+    """Return the bits as values 0 and 1 of ``dtype`` (of FLOATS), (count,)."""
     check_types(dtype)
     _check_bytes("bits", bits, count)
     return backend_of(dtype, bits).unpack_mask(bits.contiguous(), count, dtype)
 
 
 def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
-    """``x`` (of FLOATS, any shape) where the bit is 1, else 0."""
+    """Return ``x`` (of FLOATS, any shape) with 0 where the bit is 0."""
     check_types(x.dtype)
     _check_bytes("bits", bits, x.numel())
     if bits.device != x.device:
@@ -258,7 +261,7 @@ def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
 
 
 def relu(x: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
-    """PyTorch's ReLU of ``x`` (of FLOATS), and the mask of the result: above 0, or NaN."""
+    """Return PyTorch's ReLU of ``x`` (of FLOATS), and the mask of the result: 1 above 0 and for NaN."""
     backend = backend_of(x.dtype, x)
     if backend.relu is not None and x.dtype is torch.float32 and x.is_contiguous():
         return backend.relu(x, in_place)
@@ -267,7 +270,7 @@ def relu(x: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def _check_bytes(name: str, stream: Tensor, bits: int) -> None:
-    """Raise ValueError for what is not the bytes of so many bits: saved-tensor hooks may give back anything."""
+    """Raise ValueError unless ``stream`` is the bytes of so many bits: saved-tensor hooks may return any tensor."""
     if stream.shape != ((bits + 7) // 8,) or stream.dtype != torch.uint8:
         raise ValueError(f"{name} must be uint8 ({(bits + 7) // 8},), got {stream.dtype} {tuple(stream.shape)}")
 
@@ -275,21 +278,24 @@ def _check_bytes(name: str, stream: Tensor, bits: int) -> None:
 def affine_pack(
     x: Tensor, bits: int, groups: Groups, running: MovingRanges | None = None, seed: int | None = None
 ) -> AffineCodes:
-    """Codes of 1 to 8 bits of ``x`` (of FLOATS, any shape), in running ranges, which are moved by the values first, in
-    place; None: each group is one run, in its own range. Ranges are float32, or float64 for float64 values.
+    """Return codes of 1 to 8 bits of ``x`` (of FLOATS, any shape).
+
+    ``running`` ranges are updated by the values first, in place. None: each group is one run with a range of its own.
+    Ranges are float32, or float64 for float64 values.
     """
     check_types(x.dtype)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    if x.numel() == 0:  # of no group, perhaps
-        return AffineCodes(x.new_empty(0, dtype=torch.uint8), x.new_zeros(2, groups.number, dtype=wide))
+    range_dtype = torch.promote_types(x.dtype, torch.float32)
+    if x.numel() == 0:  # there may be no group
+        return AffineCodes(x.new_empty(0, dtype=torch.uint8), x.new_zeros(2, groups.number, dtype=range_dtype))
     assert 1 <= bits <= 8, bits
     if running is None:
         assert groups.number == -(-x.numel() // groups.run), groups
-    else:  # a policy's state, which a checkpoint may hold
-        ranges, wanted = running.alpha_beta, ((2, groups.number), wide, x.device)
-        if (ranges.shape, ranges.dtype, ranges.device) != wanted or not ranges.is_contiguous():
+    else:  # a policy's state, which may come from a checkpoint
+        ranges = running.alpha_beta
+        expected = (2, groups.number), range_dtype, x.device
+        if (ranges.shape, ranges.dtype, ranges.device) != expected or not ranges.is_contiguous():
             raise ValueError(
-                f"running ranges must be contiguous {wide} {wanted[0]} on {x.device}, got {ranges.dtype} "
+                f"running ranges must be contiguous {range_dtype} {expected[0]} on {x.device}, got {ranges.dtype} "
                 f"{tuple(ranges.shape)} on {ranges.device}"
             )
     x = (x.detach() if x.requires_grad else x).contiguous()
@@ -297,7 +303,7 @@ def affine_pack(
 
 
 def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: torch.dtype) -> Tensor:
-    """The ``count`` values, (count,)."""
+    """Return the values, (count,)."""
     check_types(dtype)
     codes, ranges = packed
     if count == 0:
@@ -306,5 +312,6 @@ def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dt
     if ranges.shape != (2, groups.number) or ranges.dtype not in (torch.float32, torch.float64):
         shape = (2, groups.number)
         raise ValueError(f"ranges must be float32 {shape}, got {ranges.dtype} {tuple(ranges.shape)}")
-    contiguous, wide = AffineCodes(codes.contiguous(), ranges.contiguous()), torch.promote_types(dtype, ranges.dtype)
-    return backend_of(wide, codes, ranges).affine_unpack(contiguous, bits, groups, count, dtype)
+    packed = AffineCodes(codes.contiguous(), ranges.contiguous())
+    backend = backend_of(torch.promote_types(dtype, ranges.dtype), codes, ranges)
+    return backend.affine_unpack(packed, bits, groups, count, dtype)

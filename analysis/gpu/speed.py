@@ -15,7 +15,7 @@ from dsq.formats import BFP, FixedPoint, Format, Layout, SignedNVInt
 from dsq.kernels.backend import GemmKernel, MatMul, Sizes, along_contraction
 from dsq.kernels.triton import codec
 from dsq.kernels.triton.backend import TRITON
-from dsq.kernels.tuning import prepared
+from dsq.kernels.tuning import operands_for
 
 #: of a tensor: 512 MiB of float32, many times any cache
 ROWS, COLUMNS = 1 << 15, 4096
@@ -142,7 +142,7 @@ def _product(machine: Machine, calls: dict[str, Call], products: int) -> Record:
 
 
 def _ours(machine: Machine, gemm: GemmKernel, matmul: MatMul, x: Tensor, w: Tensor) -> Record:
-    operands = partial(prepared, gemm, matmul, x, w, TRITON)
+    operands = partial(operands_for, gemm, matmul, x, w, TRITON)
     left, right = operands()
     calls: dict[str, Call] = {
         "product": lambda: gemm.run(matmul, left, right, None),

@@ -9,16 +9,17 @@ from dsq.kernels.cpu.products import gemms
 
 
 def load() -> Backend:
-    """The kernels of the best instruction set of this machine. Raises ImportError where they were not built, and
-    RuntimeError where they were built from another abi.h."""
+    """Return the kernels of the best instruction set of this machine. Raises ImportError if they were not built, and
+    RuntimeError if they were built from another abi.h."""
     return backend(next(iter(library().instruction_sets())))
 
 
 def backend(isa: str) -> Backend:
-    """The kernels of one instruction set: a key of ``Library.instruction_sets()``."""
+    """Return the kernels of one instruction set, a key of ``Library.instruction_sets()``."""
     loaded = library()
     index = loaded.instruction_sets()[isa]
-    codec, kernels = CodecKernels(loaded, index), attention(loaded)
+    codec = CodecKernels(loaded, index)
+    attention_kernels = attention(loaded)
     fused = loaded.has_gemm("GEMM_BFLOAT16") or loaded.has_gemm("GEMM_INTEGER")
     return Backend(
         name=f"cpu-{isa}",
@@ -35,7 +36,7 @@ def backend(isa: str) -> Backend:
         gemms=gemms(loaded),
         tuned=True,
         linear=LinearKernels(codec) if fused else None,
-        fused_attention=kernels.serving if kernels else None,
-        attention=kernels.result if kernels else None,
-        attention_gradients=kernels.gradients if kernels else None,
+        fused_attention=attention_kernels.serving if attention_kernels else None,
+        attention=attention_kernels.result if attention_kernels else None,
+        attention_gradients=attention_kernels.gradients if attention_kernels else None,
     )

@@ -1,7 +1,7 @@
 """The compiled kernels: a plain shared library that setup.py builds beside this file, called through cffi.
 
-It is given raw addresses and knows nothing of PyTorch; its threads are those of the OpenMP runtime that PyTorch has
-loaded. The instruction set is chosen at run time.
+The library takes raw addresses and does not depend on PyTorch. Its threads are those of the OpenMP runtime that PyTorch
+has loaded. The instruction set is chosen at run time.
 """
 
 import os
@@ -18,7 +18,9 @@ import torch
 from cffi import FFI
 
 HEADER = Path(__file__).parent / "src" / "abi.h"
-LIBRARY = Path(os.environ.get("DSQ_NATIVE", Path(__file__).parent / "_native.so"))  # another: one with sanitizers
+LIBRARY = Path(
+    os.environ.get("DSQ_NATIVE", Path(__file__).parent / "_native.so")
+)  # DSQ_NATIVE: a build with sanitizers
 SEED_MASK = (1 << 64) - 1
 _REBUILD = "in a checkout, build them with: python setup.py build_ext --inplace"
 
@@ -27,14 +29,14 @@ _REBUILD = "in a checkout, build them with: python setup.py build_ext --inplace"
 class Library:
     """The library, and the types of abi.h. ``c`` has its functions and constants as attributes.
 
-    A call keeps its arguments alive, descriptors among them, but not what an address points to.
+    A call keeps its arguments alive, descriptors among them, but not the memory at an address.
     """
 
     ffi: FFI
     c: Any
 
     def new(self, struct: str, fields: dict[str, Any]) -> Any:
-        """A pointer to a new struct of abi.h, which lives as long as the pointer; fields not named are 0."""
+        """Return a pointer to a new struct of abi.h, which lives as long as the pointer. Other fields are 0."""
         return self.ffi.new(f"{struct} *", fields)
 
     def has_gemm(self, kernel: str) -> bool:
@@ -42,56 +44,58 @@ class Library:
         return bool(self.c.dsq_has_gemm(getattr(self.c, kernel)))
 
     def instruction_sets(self) -> dict[str, int]:
-        """The instruction sets of this machine that there are kernels for, best first, with their ``isa``."""
+        """Return the instruction sets of this machine that have kernels, best first, with their ``isa``."""
         return self.usable(self.c.dsq_isa)
 
     def usable(self, name_of: Callable[[int, Any], Any]) -> dict[str, int]:
-        """Return what ``name_of`` (dsq_isa, dsq_integer_gemm, dsq_attention) names and is usable here, best first, with
-        its index."""
-        found: dict[str, int] = {}
-        usable, index = self.ffi.new("int *"), 0
+        """Return the names that ``name_of`` (dsq_isa, dsq_integer_gemm or dsq_attention) gives and this machine can
+        run, best first, with their indices."""
+        indices: dict[str, int] = {}
+        usable = self.ffi.new("int *")
+        index = 0
         while name := name_of(index, usable):
             if usable[0]:
                 text = self.ffi.string(name)
                 assert isinstance(text, bytes)
-                found[text.decode()] = index
+                indices[text.decode()] = index
             index += 1
-        return found
+        return indices
 
     def dtypes(self) -> dict[torch.dtype, int]:
-        """The dtypes that kernels read and write, as ``enum Dtype`` has them."""
+        """Return the dtypes that kernels read and write, and their values in ``enum Dtype``."""
         return {torch.float32: self.c.FLOAT32, torch.bfloat16: self.c.BFLOAT16, torch.float16: self.c.FLOAT16}
 
 
 @cache
 def library() -> Library:
-    """The library, loaded with the first call, its threads those of PyTorch. Raises what ``load`` does; warns of one
-    that is older than the sources beside it."""
+    """Return the library, which the first call loads with the threads of PyTorch. Raises the errors of ``load``, and
+    warns of a library that is older than its sources."""
     loaded = load(LIBRARY, HEADER)
     if is_older(LIBRARY, HEADER.parent):
         warnings.warn(f"{LIBRARY} is older than the C++ sources; {_REBUILD}", stacklevel=2)
     runtime = FFI()
     runtime.cdef("void GOMP_parallel(void); void omp_get_thread_num(void);")
-    with suppress(AttributeError):  # PyTorch built without OpenMP: one thread
-        # looked up through PyTorch's own dependencies: the OpenMP runtime it uses, whatever its file is called
+    with suppress(AttributeError):  # a PyTorch without OpenMP: one thread
+        # the lookup through PyTorch's dependencies finds the OpenMP runtime that it uses, whatever the name of its file
         c: Any = runtime.dlopen(torch._C.__file__)
         loaded.c.dsq_use_threads(*(int(runtime.cast("uintptr_t", f)) for f in (c.GOMP_parallel, c.omp_get_thread_num)))
     return loaded
 
 
 def load(path: Path, header: Path) -> Library:
-    """The library at ``path``, which must have been built from ``header``.
+    """Return the library at ``path``, which must have been built from ``header``.
 
-    Raises ImportError where there is none, and RuntimeError for one of another header, or for what is no library.
+    Raises ImportError if there is no file, and RuntimeError if it was built from another header or is no library.
     """
     if not path.exists():
         raise ImportError(f"the C++ kernels were not built (no compiler?); {_REBUILD}")
-    text, ffi = header.read_text(encoding="utf-8"), FFI()
+    text = header.read_text(encoding="utf-8")
+    ffi = FFI()
     ffi.cdef(text)
     try:
         c: Any = ffi.dlopen(str(path))
     except OSError as error:
-        reason = str(error).partition(".  Additionally")[0]  # cffi looks for a file of that name elsewhere too
+        reason = str(error).partition(".  Additionally")[0]  # cffi also names the other places where it looked
         raise RuntimeError(f"the C++ kernels do not load: {reason}; {_REBUILD}") from None
     if ffi.string(c.dsq_abi_digest()) != sha256(text.encode()).hexdigest().encode():
         raise RuntimeError(f"{path} is stale: the C++ kernels were built from another version of abi.h; {_REBUILD}")
@@ -99,7 +103,7 @@ def load(path: Path, header: Path) -> Library:
 
 
 def is_older(path: Path, sources: Path) -> bool:
-    """Whether a file of the folder ``sources`` was changed since ``path`` was built, apart from abi.h: ``load``
-    compares that, and a wheel has nothing else."""
+    """Return whether a file of the folder ``sources`` is newer than ``path``. abi.h does not count, as ``load`` checks
+    its digest; a wheel has no other file."""
     built = path.stat().st_mtime
     return any(source.stat().st_mtime > built for source in sources.rglob("*.*") if source.name != "abi.h")

@@ -1,6 +1,6 @@
-"""Memory on the CPU: the way from a tensor to an address, and the GEMMs' scratch memory.
+"""Memory on the CPU: checked addresses of tensors, and scratch memory of the GEMMs.
 
-Each thread keeps its scratch memory from call to call, because fresh pages cost more than filling them.
+Each thread reuses its scratch memory, because new pages cost more than filling them.
 """
 
 import threading
@@ -8,8 +8,8 @@ import threading
 import torch
 from torch import Tensor
 
-#: bytes of scratch memory that a thread keeps
-KEPT = 16 << 20
+#: the largest scratch memory in bytes that a thread reuses
+MAX_REUSED_BYTES = 16 << 20
 _ALIGNMENT = 64
 _thread = threading.local()
 _BATCHED = (
@@ -19,17 +19,19 @@ _BATCHED = (
 
 
 def addresses(*tensors: Tensor | None, strided: bool = False) -> list[int]:
-    """Return the address of each tensor's first value, 0 for None and for an empty one. Kernels get no other address.
+    """Return the address of each tensor's first value; 0 for None and for an empty tensor.
 
-    Tensors are contiguous, unless ``strided``. Raises ValueError for one without memory of its size on the CPU: its
-    storage was resized, or it is a zero tensor of PyTorch's (``torch._efficientzerotensor``), or on another device.
+    Every input address of a kernel comes from here. Tensors must be contiguous, unless ``strided``. Raises ValueError
+    for a tensor without memory of its size on the CPU: its storage was resized, or it is a zero tensor of PyTorch's
+    (``torch._efficientzerotensor``), or it is on another device.
     """
-    found = []
+    result = []
     for x in tensors:
         address = 0
         if x is not None and (size := _extent(x) if strided else x.nbytes):
             try:
-                address, storage = x.data_ptr(), x.untyped_storage()
+                address = x.data_ptr()
+                storage = x.untyped_storage()
             except RuntimeError:
                 raise RuntimeError(_BATCHED) from None
             if not address or not x.is_cpu or address + size > storage.data_ptr() + storage.nbytes():
@@ -37,38 +39,38 @@ def addresses(*tensors: Tensor | None, strided: bool = False) -> list[int]:
                     f"a tensor {tuple(x.shape)} of {x.dtype} on {x.device} has no memory of its size on the CPU: was "
                     "its storage resized or freed (FSDP, untyped_storage().resize_) before its last use?"
                 )
-        found.append(address)
-    return found
+        result.append(address)
+    return result
 
 
 def _extent(x: Tensor) -> int:
-    """Bytes from the first value to the last."""
-    last = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
-    return x.itemsize * (last + 1) if x.numel() else 0
+    """The bytes from the first value to the end of the last."""
+    last_offset = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    return x.itemsize * (last_offset + 1) if x.numel() else 0
 
 
 def scratch(size: int) -> Tensor:
     """Return ``size`` bytes or more.
 
-    They are the thread's own memory, which its next call writes over; above KEPT, new memory, which the caller must
-    hold until the kernel is done with it.
+    The thread's next call returns the same memory. Above MAX_REUSED_BYTES the memory is new, and the caller must hold
+    it until the kernel has finished.
     """
-    if size > KEPT:
+    if size > MAX_REUSED_BYTES:
         return torch.empty(size, dtype=torch.uint8, device="cpu")
-    kept: Tensor | None = getattr(_thread, "scratch", None)
-    if kept is None or kept.numel() < size:
-        kept = _thread.scratch = torch.empty(size, dtype=torch.uint8, device="cpu")
-    return kept
+    memory: Tensor | None = getattr(_thread, "scratch", None)
+    if memory is None or memory.numel() < size:
+        memory = _thread.scratch = torch.empty(size, dtype=torch.uint8, device="cpu")
+    return memory
 
 
 class Arena:
-    """Divides scratch memory into aligned pieces: ``size`` is where the last of them ends."""
+    """A division of scratch memory into aligned pieces. ``size`` is the end of the last piece."""
 
     def __init__(self, start: int = 0) -> None:
         self.size = start
 
-    def take(self, size: int) -> int:
-        """The offset of a new piece of ``size`` bytes."""
+    def allocate(self, size: int) -> int:
+        """Return the offset of a new piece of ``size`` bytes."""
         offset = self.size
         self.size += -(-size // _ALIGNMENT) * _ALIGNMENT
         return offset

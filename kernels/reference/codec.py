@@ -20,19 +20,19 @@ from dsq.kernels.reference.formats import scaling_of
 
 
 def quantize(x: Tensor, fmt: Format, layout: Layout, seed: int | None, dtype: torch.dtype) -> Tensor:
-    """``x`` rounded to the grid, as ``dtype``; ``seed`` None rounds to nearest, a number stochastically."""
+    """Return ``x`` rounded to the grid, as ``dtype``: to nearest if ``seed`` is None, else stochastically."""
     codes_ORC, step_ORC, _ = _encode(x, fmt, layout, seed)
     return _decode(codes_ORC, step_ORC, dtype).view(x.shape)
 
 
 def pack(x: Tensor, fmt: Format, layout: Layout, seed: int | None) -> tuple[Tensor, Tensor]:
-    """Codes and scales of ``x`` as uint8 tensors of ``layout.code_shape`` and ``fmt.scale_shape``."""
+    """Return the codes and scales of ``x``: uint8 tensors of ``layout.code_shape`` and ``fmt.scale_shape``."""
     codes_ORC, _, scales = _encode(x, fmt, layout, seed)
     return pack_bits(codes_ORC.view(layout.outer * layout.rows, layout.columns), fmt.bits), scales
 
 
 def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: torch.dtype) -> Tensor:
-    """The values of packed ``codes`` as ``dtype``, shape (outer, rows, columns)."""
+    """Return the values of packed ``codes`` as ``dtype``, of shape (outer, rows, columns)."""
     sign = 1 << (fmt.bits - 1)
     codes_ORC = (unpack_bits(codes, fmt.bits, layout.columns, torch.int64) ^ sign) - sign  # two's complement
     codes_ORC = codes_ORC.view(layout.outer, layout.rows, layout.columns)
@@ -40,17 +40,17 @@ def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: to
 
 
 def _spread(block_B: Tensor, fmt: Format, layout: Layout) -> Tensor:
-    """A number a block, spread to a shape that broadcasts against (outer, rows, columns)."""
+    """Repeat the number of each block to a shape that broadcasts against (outer, rows, columns)."""
     if fmt.block_size == 0:
         return block_B.view(1, 1, 1)
     if layout.along_rows:
         return block_B.repeat_interleave(min(fmt.block_size, max(layout.rows, 1)), dim=1)[:, : layout.rows]
-    wide = block_B.repeat_interleave(min(fmt.block_size, max(layout.columns, 1)), dim=1)[:, : layout.columns]
-    return wide.reshape(layout.outer, layout.rows, layout.columns)
+    value_RC = block_B.repeat_interleave(min(fmt.block_size, max(layout.columns, 1)), dim=1)[:, : layout.columns]
+    return value_RC.reshape(layout.outer, layout.rows, layout.columns)
 
 
 def _encode(x: Tensor, fmt: Format, layout: Layout, seed: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes (O, R, C) as int64, the step of each, and the stored scales."""
+    """Return the codes (O, R, C) as int64, the step of each, and the stored scales."""
     scaling = scaling_of(fmt)
     x_ORC = x.to(torch.float32).to(torch.float64).reshape(layout.outer, layout.rows, layout.columns)
     scales = scaling.scales(x_ORC, fmt, layout)
@@ -85,7 +85,7 @@ _MASK = 0xFFFFFFFF
 
 
 def uniform(rows: int, columns: int, seed: int, device: torch.device, first_block: int = 0) -> Tensor:
-    """Uniform numbers ``(k + 1/2) / 2**16``, float64, shape (rows, columns), from a block of columns on."""
+    """Return uniform numbers ``(k + 1/2) / 2**16``, float64 (rows, columns), from a block of columns on."""
     blocks = -(-columns // BLOCK)
     counter_BL = torch.arange(first_block * LANES, (first_block + blocks) * LANES, device=device).view(1, blocks, LANES)
     row_R = torch.arange(rows, device=device).view(rows, 1, 1)
@@ -96,7 +96,7 @@ def uniform(rows: int, columns: int, seed: int, device: torch.device, first_bloc
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: int, rounds: int = ROUNDS) -> tuple[Tensor, ...]:
-    """Four 32-bit words (in int64 tensors) for each 128-bit counter, given as four such words."""
+    """Return four 32-bit words (in int64 tensors) for each 128-bit counter, which is four such words."""
     c0, c1, c2, c3 = counter
     k0, k1 = seed & _MASK, (seed >> 32) & _MASK
     for _ in range(rounds):
@@ -117,7 +117,7 @@ def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack_bits(codes_RC: Tensor, bits: int) -> Tensor:
-    """The low ``bits`` of codes (R, C), integers of any dtype that holds them, as bytes (R, ceil(C * bits / 8))."""
+    """Return the low ``bits`` of integer codes (R, C) as bytes (R, ceil(C * bits / 8))."""
     codes_RC = codes_RC.to(torch.uint8 if bits <= 8 else torch.int16)
     bit_RN = (codes_RC[..., None] >> _places(bits, codes_RC) & 1).to(torch.uint8).flatten(1)
     bit_RB8 = pad(bit_RN, (0, -bit_RN.shape[1] % 8)).unflatten(1, (-1, 8))
@@ -125,11 +125,12 @@ def pack_bits(codes_RC: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bits(packed_RB: Tensor, bits: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """The codes (R, columns) of such bytes, as numbers from 0 of an integer ``dtype`` that holds them."""
+    """Return the codes (R, columns) of such bytes, unsigned, in an integer ``dtype`` that holds them."""
     bit_RN = (packed_RB[..., None] >> _places(8, packed_RB) & 1).flatten(1)[:, : columns * bits]
     bit_RCb = bit_RN.unflatten(1, (columns, bits)).to(dtype)
     return torch.sum(bit_RCb << _places(bits, bit_RCb), -1, dtype=dtype)
 
 
-def _places(count: int, like: Tensor) -> Tensor:
-    return torch.arange(count, dtype=like.dtype, device=like.device)
+def _places(count: int, x: Tensor) -> Tensor:
+    """The numbers from 0 to ``count`` - 1, in the dtype and on the device of ``x``."""
+    return torch.arange(count, dtype=x.dtype, device=x.device)

@@ -1,4 +1,4 @@
-"""Stash policies keep masks and affine codes besides formats: here in plain PyTorch, the oracle of the backends.
+"""Masks and affine codes, which stash policies save besides formats: in PyTorch, the oracle of the backends.
 
 Masks. Bit i % 8 of byte i // 8 belongs to value i; the bits past the last value are 0. Values of 16 bits are compared
 in float32.
@@ -31,8 +31,8 @@ from dsq.kernels.reference.codec import BLOCK, pack_bits, uniform, unpack_bits
 
 
 def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor:
-    """Which values are open, uint8 (ceil(N / 8),): those above ``low`` and below ``high`` (NaN: no limit), and NaN if
-    ``nan_is_open``; of bool values those that are true, whatever the limits.
+    """Return a bit for each value, uint8 (ceil(N / 8),): 1 for values above ``low`` and below ``high`` (NaN: no limit),
+    and for NaN if ``nan_is_open``. For bool values it is the value.
     """
     if x_N.dtype is torch.bool:
         open_N = x_N
@@ -46,68 +46,68 @@ def pack_mask(x_N: Tensor, low: float, high: float, nan_is_open: bool) -> Tensor
 
 
 def unpack_mask(bits: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """``count`` values of ``dtype``: the bits as 0 and 1."""
+    """Return the bits as 0 and 1 of ``dtype``, (count,)."""
     return unpack_bits(bits[None], 1, count, torch.uint8)[0].to(dtype)
 
 
 def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
-    """``x`` (floating, any shape) where the bit is 1, else 0."""
+    """Return ``x`` (floating, any shape) with 0 where the bit is 0."""
     return torch.where(unpack_mask(bits, x.numel(), torch.bool).view_as(x), x, torch.zeros_like(x))
 
 
-#: random numbers that are drawn at once: a bound on scratch memory, as each takes some words of 64 bits
+#: random numbers that are computed at once. The bound limits scratch memory, as each number takes several 64-bit words
 _CHUNK = 1 << 20
 assert _CHUNK % BLOCK == 0
 
 
 def affine_pack(x: Tensor, bits: int, groups: Groups, running: MovingRanges | None, seed: int | None) -> AffineCodes:
-    """Codes in running ranges, which are moved first, or in the values' own."""
+    """Return the codes in the running ranges, which the values update first, or in the range of each group."""
     count = x.numel()
     x_AGB = _runs(x.view(-1), groups)
     width_low_2G = _extents(x_AGB)
     if running is not None:
-        width_low_2G = _move(running, width_low_2G)
+        width_low_2G = _update(running, width_low_2G)
     width_G, low_G = width_low_2G
     step_G = width_G / (2**bits - 1)
     t_AGB = x_AGB.to(step_G.dtype).sub(low_G[:, None]).div_(torch.where(step_G > 0, step_G, 1)[:, None])
     t_N = t_AGB.view(-1)[:count]
     t_N += 0.5 if seed is None else _thresholds(count, seed, x.device).to(t_N.dtype)
-    # NaN has no integer: code 0, and the group's own NaN step brings it back
+    # NaN becomes code 0, which decodes to NaN as the step of its group is NaN
     codes_N = t_N.floor_().clamp_(0, 2**bits - 1).nan_to_num_(0.0).to(torch.uint8)
     return AffineCodes(pack_bits(codes_N[None], bits)[0], torch.stack([low_G, step_G]))
 
 
 def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dtype: torch.dtype) -> Tensor:
-    """The (count,) values q step + low."""
+    """Return the values q step + low, (count,)."""
     low_G, step_G = packed.ranges
     codes_AGB = _runs(unpack_bits(packed.codes[None], bits, count, torch.uint8)[0], groups)
     return codes_AGB.to(step_G.dtype).mul_(step_G[:, None]).add_(low_G[:, None]).view(-1)[:count].to(dtype)
 
 
 def _runs(x_N: Tensor, groups: Groups) -> Tensor:
-    """The values of each group, (A, G, B); the last run, of the last group, may be short and is filled up."""
-    short = -x_N.numel() % (groups.run * groups.number)
-    return torch.cat([x_N, x_N[-1:].expand(short)]).view(-1, groups.number, groups.run)
+    """The values of each group, (A, G, B). A short last run is filled up with its last value."""
+    missing = -x_N.numel() % (groups.run * groups.number)
+    return torch.cat([x_N, x_N[-1:].expand(missing)]).view(-1, groups.number, groups.run)
 
 
 def _extents(x_AGB: Tensor) -> Tensor:
     """Largest minus smallest value of each group, and the smallest."""
-    wide = torch.promote_types(x_AGB.dtype, torch.float32)
-    low_G, high_G = x_AGB.amin((0, 2)).to(wide), x_AGB.amax((0, 2)).to(wide)
+    dtype = torch.promote_types(x_AGB.dtype, torch.float32)
+    low_G, high_G = x_AGB.amin((0, 2)).to(dtype), x_AGB.amax((0, 2)).to(dtype)
     return torch.stack([high_G - low_G, low_G])
 
 
-def _move(running: MovingRanges, now_2G: Tensor) -> Tensor:
-    """Take the range of one more tensor into the means; NaN where that is not finite."""
-    before_2G = running.alpha_beta
-    merged_2G = torch.where(before_2G.isnan(), now_2G, running.decay * before_2G + (1 - running.decay) * now_2G)
-    finite_G = now_2G.isfinite().all(0)
-    before_2G.copy_(torch.where(finite_G, merged_2G, before_2G))
-    return torch.where(finite_G, merged_2G, torch.nan)
+def _update(running: MovingRanges, range_2G: Tensor) -> Tensor:
+    """Update the means by the range of a tensor, unless it is not finite, and return them; NaN if it is not."""
+    mean_2G = running.alpha_beta
+    new_mean_2G = torch.where(mean_2G.isnan(), range_2G, running.decay * mean_2G + (1 - running.decay) * range_2G)
+    finite_G = range_2G.isfinite().all(0)
+    mean_2G.copy_(torch.where(finite_G, new_mean_2G, mean_2G))
+    return torch.where(finite_G, new_mean_2G, torch.nan)
 
 
 def _thresholds(count: int, seed: int, device: torch.device) -> Tensor:
-    """u of each value for stochastic rounding; what is drawn is (k + 1/2) 2^-16."""
+    """Return u of each value for stochastic rounding. ``uniform`` returns (k + 1/2) 2^-16."""
     parts = [
         1 - 0.5**17 - uniform(1, min(_CHUNK, count - begin), seed, device, first_block=begin // BLOCK)[0]
         for begin in range(0, count, _CHUNK)

@@ -43,7 +43,7 @@ class Passes:
             (a, *packed), (b,) = encoders[packing](seed, x_TK, w)
             # autograd forbids changes in place of a view that a Function returned
             y = torch.ops.aten._unsafe_view.default(product(a, b, bias, seed), y_shape)
-            return y, Codes(*packed[0], x_matrix) if packing else None
+            return y, Codes(packed[0][0], packed[0][1], x_matrix) if packing else None
 
         return call
 

@@ -388,9 +388,7 @@ def _e4m3_multiply(code, scale, tensor, BITS: tl.constexpr):
 @triton.jit
 def _e4m3_step(scale, tensor, BITS: tl.constexpr):
     size = scale & (SIGN - 1)
-    tensor = tl.minimum(
-        tl.maximum(tensor, MIN_TENSOR_EXPONENT), MAX_TENSOR_EXPONENT
-    )  # of any bytes
+    tensor = tl.minimum(tl.maximum(tensor, MIN_TENSOR_EXPONENT), MAX_TENSOR_EXPONENT)  # of any bytes
     lowest = tensor - 7 - BITS - 6  # biased exponent of the step for an E4M3 number whose stored exponent is 0
     subnormal = size.to(tl.float32) * ((lowest - 2) << 23).to(tl.float32, bitcast=True)
     bits = tl.where(size < 8, subnormal.to(tl.int32, bitcast=True), (size << 20) + (lowest << 23))

@@ -2,8 +2,8 @@
 
     python -m tests.kernels.fuzz --minutes 10        (.ci/fuzz PYTHON 10)
 
-Each case is drawn from its number alone: --first NUMBER --minutes 0 runs it. The number of the case stands in a file,
-whose name is printed first: a kernel may end the process.
+A case depends on its number alone: --first NUMBER --minutes 0 runs it. The number of the current case is in a file,
+whose name is printed first, because a kernel may end the process.
 """
 
 import argparse
@@ -55,13 +55,13 @@ def _values(draw: random.Random, *shape: int) -> Tensor:
         edges = EDGES[torch.randint(len(EDGES), shape, generator=generator)]
         x = torch.where(torch.rand(shape, generator=generator) < 0.3, edges, x)
     if draw.random() < 0.1:
-        broken = torch.rand(shape, generator=generator) < 0.02
-        x = x.masked_fill(broken, draw.choice([torch.nan, torch.inf]))
+        not_finite = torch.rand(shape, generator=generator) < 0.02
+        x = x.masked_fill(not_finite, draw.choice([torch.nan, torch.inf]))
     return x
 
 
 def _view(draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor of this shape that need not be contiguous, nor begin where its memory does."""
+    """Return a tensor of this shape that may have any strides and offset."""
     kind = draw.choice(["plain", "offset", "step", "permuted", "expanded"])
     if kind == "offset":
         count = math.prod(shape)
@@ -83,52 +83,52 @@ def _check(name: str, ours: Tensor, theirs: Tensor) -> None:
 
 
 def codec(draw: random.Random) -> None:
-    """Quantize, pack and unpack: the reference's bits."""
+    """Quantize, pack and unpack give the reference's bits."""
     shape = tuple(draw.choice([0, 1, 2, 3, 7, 8, 16, 17, 24, 33, 48, 64, 129]) for _ in range(draw.randint(1, 3)))
     x, fmt, dim = _view(draw, shape, draw.choice(DTYPES)), _format(draw), draw.randrange(-len(shape), len(shape))
-    how = (draw.choice(["nearest", "stochastic"]), draw.getrandbits(63))
-    ours, quantized = dsq.pack(x, fmt, dim, *how), dsq.quantize(x, fmt, dim, *how)
+    rounding = (draw.choice(["nearest", "stochastic"]), draw.getrandbits(63))
+    ours, quantized = dsq.pack(x, fmt, dim, *rounding), dsq.quantize(x, fmt, dim, *rounding)
     with dispatch.use_backend(REFERENCE):
-        theirs = dsq.pack(x, fmt, dim, *how)
+        theirs = dsq.pack(x, fmt, dim, *rounding)
     _check("codes", ours.codes, theirs.codes)
     _check("scales", ours.scales, theirs.scales)
-    out = draw.choice(DTYPES)
+    dtype = draw.choice(DTYPES)
     with dispatch.use_backend(REFERENCE):
-        expected = theirs.unpack(out), theirs.unpack()
-    _check("unpack", ours.unpack(out), expected[0])
+        expected = theirs.unpack(dtype), theirs.unpack()
+    _check("unpack", ours.unpack(dtype), expected[0])
     _check("quantize", quantized, expected[1])
 
 
 def masks(draw: random.Random) -> None:
-    """Packed masks and ReLU: the reference's bits."""
+    """Packed masks and ReLU give the reference's bits."""
     x = _view(draw, (draw.randint(0, 300), draw.randint(1, 9)), draw.choice(DTYPES)).contiguous()
     bounds = (draw.choice([0.0, -1.0, -torch.inf]), draw.choice([1.0, 6.0, torch.inf]), draw.random() < 0.5)
     ours = pack_mask(x, *bounds), *relu(x)
     with dispatch.use_backend(REFERENCE):
         theirs = pack_mask(x, *bounds), *relu(x)
-    for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        _check(f"mask {index}", one, other)
-    open_ = unpack_mask(ours[0], x.numel(), x.dtype).view(x.shape) > 0
-    _check("apply_mask", apply_mask(ours[0], x), torch.where(open_, x, 0))
+    for index, (actual, expected) in enumerate(zip(ours, theirs, strict=True)):
+        _check(f"mask {index}", actual, expected)
+    is_open = unpack_mask(ours[0], x.numel(), x.dtype).view(x.shape) > 0
+    _check("apply_mask", apply_mask(ours[0], x), torch.where(is_open, x, 0))
 
 
 def affine(draw: random.Random) -> None:
-    """Codes in the range of each group, its own or a running one: the reference's bits."""
+    """Affine codes in the range of each group, new or running, give the reference's bits."""
     run, number, bits = draw.choice([1, 3, 16, 100, 256]), draw.randint(1, 40), draw.randint(1, 8)
     runs = draw.random() < 0.5
     count = run * number * (draw.randint(1, 3) if runs else 1) - draw.randrange(run)
     x, groups = _view(draw, (count,), draw.choice(DTYPES)), Groups(run, number)
-    before, decay = torch.rand(2, number, dtype=torch.promote_types(x.dtype, torch.float32)), draw.random()
-    mine, other = (MovingRanges(before.clone(), decay) if runs else None for _ in range(2))
-    seed, out = draw.choice([None, draw.getrandbits(63)]), draw.choice(DTYPES)
-    ours = affine_pack(x, bits, groups, mine, seed)
-    unpacked = affine_unpack(ours, bits, groups, count, out)
+    state, decay = torch.rand(2, number, dtype=torch.promote_types(x.dtype, torch.float32)), draw.random()
+    our_ranges, their_ranges = (MovingRanges(state.clone(), decay) if runs else None for _ in range(2))
+    seed, dtype = draw.choice([None, draw.getrandbits(63)]), draw.choice(DTYPES)
+    ours = affine_pack(x, bits, groups, our_ranges, seed)
+    unpacked = affine_unpack(ours, bits, groups, count, dtype)
     with dispatch.use_backend(REFERENCE):
-        theirs = affine_pack(x, bits, groups, other, seed)
-        expected = affine_unpack(theirs, bits, groups, count, out)
+        theirs = affine_pack(x, bits, groups, their_ranges, seed)
+        expected = affine_unpack(theirs, bits, groups, count, dtype)
     _check("affine codes", ours.codes, theirs.codes)
-    if mine is not None and other is not None:
-        _check("running ranges", mine.alpha_beta, other.alpha_beta)
+    if our_ranges is not None and their_ranges is not None:
+        _check("running ranges", our_ranges.alpha_beta, their_ranges.alpha_beta)
     _check("affine unpack", unpacked, expected)
 
 
@@ -146,7 +146,7 @@ def _layer(draw: random.Random) -> tuple[Tensor, Tensor, Tensor | None, Quantize
 
 
 def layers(draw: random.Random) -> None:
-    """A linear layer: y and dw as the reference has them, to the rounding of the sums."""
+    """A linear layer gives the reference's y and dw, up to the rounding of the sums."""
     x, w, bias, q = _layer(draw)
     x.requires_grad_(), w.requires_grad_()
     y = linear(x, w, bias, q)
@@ -157,13 +157,13 @@ def layers(draw: random.Random) -> None:
         edx, edw = torch.autograd.grad(expected, (x, w), dy)
     slack = 1e-5 if x.dtype == torch.float32 else 2e-2
     axes = (-1, 0)
-    most = torch.zeros(()) if bias is None else bias.abs().float().amax()
+    bias_max = torch.zeros(()) if bias is None else bias.abs().float().amax()
     for name, ours, theirs, scale in (
-        ("y", y, expected, x.abs().float().amax() * w.abs().float().amax() * x.shape[1] + most),
+        ("y", y, expected, x.abs().float().amax() * w.abs().float().amax() * x.shape[1] + bias_max),
         ("dw", dw, edw, dy.abs().float().amax() * x.abs().float().amax() * x.shape[0]),
     ):
-        off = (ours.float() - theirs.float()).abs().amax(axes).item()
-        if theirs.isfinite().all() and off > slack * scale.item() + 1e-30:
+        error = (ours.float() - theirs.float()).abs().amax(axes).item()
+        if theirs.isfinite().all() and error > slack * scale.item() + 1e-30:
             raise AssertionError(f"{name} differs from the reference by more than the rounding of its sums")
     assert dx.shape == edx.shape
 
@@ -182,7 +182,7 @@ _CHANGES: dict[str, Callable[[Tensor], object]] = {
 
 
 def hooks(draw: random.Random) -> None:
-    """Saved-tensor hooks that give back something else: a result or an error, never a read out of bounds."""
+    """Saved-tensor hooks that return other tensors lead to a result or an error, never to a read out of bounds."""
     x, w, bias, q = _layer(draw)
     change = _CHANGES[draw.choice(sorted(_CHANGES))]
     with saved_tensors_hooks(lambda t: t.detach(), lambda t: change(t) if t.dtype == torch.uint8 else t):
@@ -194,7 +194,7 @@ def hooks(draw: random.Random) -> None:
 
 
 def _heads(draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Rows of values side by side, the rows in any order and with gaps, one for all perhaps."""
+    """Return a tensor whose rows are contiguous. The rows have any order and gaps, and may be one row expanded."""
     order, gap = draw.sample(range(3), 3), draw.choice([0, 0, 1, 5])
     sizes = [shape[axis] if draw.random() < 0.9 else 1 for axis in order]
     x = torch.randn(*sizes, gap + shape[3]) * draw.choice([0.1, 1, 3])
@@ -202,29 +202,29 @@ def _heads(draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> T
 
 
 def attention(draw: random.Random) -> None:
-    """Fused attention and its gradients: those of its equations in float64, to the rounding of float32's sums."""
+    """Fused attention and its gradients are those of the equations in float64, up to the rounding of float32's sums."""
     heads = draw.randint(1, 3), draw.randint(1, 4)
     L, S = (draw.choice([1, 2, 5, 6, 7, 16, 17, 33, 64, 97, 200]) for _ in range(2))
     D = draw.choice([1, 3, 16, 20, 33, 64, 65])
     dtype, causal = draw.choice([torch.float32, torch.bfloat16]), draw.random() < 0.5
     q, k, v, dy = (_heads(draw, (*heads, rows, D), dtype) for rows in (L, S, S, L))
     scale = draw.choice([D**-0.5, 0.02, 1.0])
-    exact = [x.double().requires_grad_() for x in (q, k, v)]
-    scores = exact[0] @ exact[1].mT * scale
+    qkv_float64 = [x.double().requires_grad_() for x in (q, k, v)]
+    scores = qkv_float64[0] @ qkv_float64[1].mT * scale
     hidden = ~torch.ones(L, S, dtype=torch.bool).tril() if causal else torch.zeros(L, S, dtype=torch.bool)
-    y = scores.masked_fill(hidden, -math.inf).softmax(-1) @ exact[2]
-    expected = y, *torch.autograd.grad(y, exact, dy.double())
-    given = [x.requires_grad_() for x in (q, k, v)]
+    y = scores.masked_fill(hidden, -math.inf).softmax(-1) @ qkv_float64[2]
+    expected = y, *torch.autograd.grad(y, qkv_float64, dy.double())
+    qkv = [x.requires_grad_() for x in (q, k, v)]
     with dsq.fused_attention():
-        y = F.scaled_dot_product_attention(*given, is_causal=causal, scale=scale)
-        found = y, *torch.autograd.grad(y, given, dy)
+        y = F.scaled_dot_product_attention(*qkv, is_causal=causal, scale=scale)
+        actual = y, *torch.autograd.grad(y, qkv, dy)
     rounding = (8 + max(L, S, D)) * 2.0**-23 if dtype == torch.float32 else 2.0**-6  # equal terms err alike
     unit = (1 + scores.abs().amax().item()) * rounding
-    q_most, k_most, v_most, dy_most = (x.abs().amax().item() for x in (q, k, v, dy))
-    ds_most = 2 * D * dy_most * v_most * scale
-    bounds = {"y": v_most, "dq": ds_most * k_most, "dk": ds_most * q_most * L, "dv": dy_most * L}
-    for (name, bound), one, other in zip(bounds.items(), found, expected, strict=True):
-        if not (one - other).abs().amax().item() <= unit * bound:
+    q_max, k_max, v_max, dy_max = (x.abs().amax().item() for x in (q, k, v, dy))
+    ds_max = 2 * D * dy_max * v_max * scale
+    bounds = {"y": v_max, "dq": ds_max * k_max, "dk": ds_max * q_max * L, "dv": dy_max * L}
+    for (name, bound), y_or_gradient, exact in zip(bounds.items(), actual, expected, strict=True):
+        if not (y_or_gradient - exact).abs().amax().item() <= unit * bound:
             raise AssertionError(f"attention's {name} is not that of its equations")
 
 
@@ -232,7 +232,7 @@ KINDS = (codec, codec, codec, affine, masks, layers, layers, attention, hooks)
 
 
 def run_case(number: int) -> str:
-    """The kind of the case, which it has passed. Raises AssertionError where a kernel differs."""
+    """Run a case and return its kind. Raises AssertionError if a kernel differs from the reference."""
     draw = random.Random(number)
     torch.manual_seed(number)
     torch.set_num_threads(draw.choice([1, 1, 2, 3, 8]))
@@ -242,30 +242,30 @@ def run_case(number: int) -> str:
 
 
 def _use_threads(path: Path) -> None:
-    """Let the kernels run on the threads of threads.cpp, compiled, and not on OpenMP's."""
+    """Let the kernels run on the threads of the compiled threads.cpp instead of OpenMP's."""
     threads = ctypes.CDLL(str(path))
     functions = (ctypes.cast(function, ctypes.c_void_p).value for function in (threads.parallel, threads.thread_number))
     library().c.dsq_use_threads(*functions)
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.kernels.fuzz", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--threads", type=Path, help="threads.cpp, compiled: for ThreadSanitizer (.ci/data-races)")
     arguments = parser.parse_args()
-    load()  # an ImportError where there are no kernels to try
+    load()  # an ImportError if the kernels were not built
     if arguments.threads:
         _use_threads(arguments.threads)
-    mark = Path(tempfile.gettempdir(), f"dsq-fuzz-{os.getpid()}")
-    print(f"{mark} has the number of the case, also of one that ends the process", flush=True)
+    number_file = Path(tempfile.gettempdir(), f"dsq-fuzz-{os.getpid()}")
+    print(f"{number_file} has the number of the case, also if the case ends the process", flush=True)
     counts, number, end = Counter[str](), arguments.first, time.monotonic() + 60 * arguments.minutes
     while not counts or time.monotonic() < end:
-        mark.write_text(str(number))
+        number_file.write_text(str(number))
         counts[run_case(number)] += 1
         number += 1
-    mark.unlink()
+    number_file.unlink()
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(counts.items()))
     print(f"{sum(counts.values()):,} cases from {arguments.first}: {kinds}")
 

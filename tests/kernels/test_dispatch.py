@@ -1,5 +1,5 @@
-"""The registered operators: what torch.compile, modes and autograd see, and the way past the dispatcher; backends that
-serve in another's place."""
+"""The registered operators, which torch.compile, modes and autograd see; direct calls past the dispatcher; and backends
+that replace another."""
 
 import math
 import subprocess
@@ -34,15 +34,15 @@ def test_opcheck(fmt, dim, seed):
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0, 16), (16, 0), (2, 3, 5)])
-def test_the_direct_way_gives_what_the_operator_gives(shape):
+def test_a_direct_call_gives_the_result_of_the_operator(shape):
     x = torch.randn(shape)
     direct = dispatch.quantize(x, FORMAT, -1)
     codes, scales = dispatch.pack(x, FORMAT, -1)
-    back = dispatch.unpack(codes, scales, FORMAT, shape, -1, torch.float32)
+    unpacked = dispatch.unpack(codes, scales, FORMAT, shape, -1, torch.float32)
     assert torch.equal(direct, ops.quantize(x, str(FORMAT), -1, None, torch.float32))
     assert torch.equal(codes, ops.pack(x, str(FORMAT), -1, None)[0])
-    assert direct.shape == back.shape == x.shape
-    assert torch.equal(back, direct)
+    assert direct.shape == unpacked.shape == x.shape
+    assert torch.equal(unpacked, direct)
 
 
 @pytest.mark.parametrize("out", [torch.float64, torch.bfloat16])
@@ -54,19 +54,20 @@ def test_float64_is_rounded_to_float32_first(out):
     assert y.dtype == out
     assert torch.equal(y.isnan(), narrow.isnan())
     assert torch.equal(y.nan_to_num(), narrow.nan_to_num())
-    for call in (dispatch.unpack, lambda codes, scales, fmt, *rest: ops.unpack(codes, scales, str(fmt), *rest)):
+    for call in (dispatch.unpack, lambda codes, scales, fmt, *args: ops.unpack(codes, scales, str(fmt), *args)):
         assert torch.equal(call(*packed, FORMAT, (4, 32), -1, out).nan_to_num(), y.nan_to_num())
 
 
 @pytest.mark.parametrize("x", [torch.randn(32, 8).t(), torch._neg_view(torch.randn(8, 32))])
-def test_tensors_whose_memory_is_not_their_values(x):
-    plain, limits = torch.empty(8, 32).copy_(x), (0.0, math.nan, True)
-    bits = dispatch.pack_mask(plain, *limits)
+def test_tensors_with_another_order_or_sign_in_memory(x):
+    contiguous = torch.empty(8, 32).copy_(x)
+    limits = (0.0, math.nan, True)
+    bits = dispatch.pack_mask(contiguous, *limits)
     for call in (
         lambda x: [dispatch.quantize(x, FORMAT, -1), *dispatch.pack(x, FORMAT, -1)],
         lambda x: [*dispatch.relu(x), dispatch.pack_mask(x, *limits), dispatch.apply_mask(bits, x)],
     ):
-        assert all(map(torch.equal, call(x), call(plain)))
+        assert all(map(torch.equal, call(x), call(contiguous)))
 
 
 @pytest.mark.parametrize("backend", [None, REFERENCE])
@@ -79,18 +80,23 @@ def test_results_take_no_part_in_autograd(backend):
 
 def test_codes_of_another_shape_are_refused_and_strided_ones_read():
     codes, scales = dispatch.pack(torch.randn(4, 32), FORMAT, -1)
-    for wrong in [(codes[:3], scales), (codes, scales[:0]), (codes.float(), scales), (codes, scales.to(torch.int8))]:
+    for arguments in [
+        (codes[:3], scales),
+        (codes, scales[:0]),
+        (codes.float(), scales),
+        (codes, scales.to(torch.int8)),
+    ]:
         for unpack in (dispatch.unpack, lambda c, e, fmt, s, d, t: ops.unpack(c, e, str(fmt), s, d, t)):
             with pytest.raises(ValueError, match=r"must be uint8 of shapes \(4, 16\) and \(4, 2\), got"):
-                unpack(*wrong, FORMAT, (4, 32), -1, torch.float32)
+                unpack(*arguments, FORMAT, (4, 32), -1, torch.float32)
     for size in ([4, 1 << 40], [-4, 32]):
         with pytest.raises(ValueError):
             ops.unpack(codes, scales, str(FORMAT), size, -1, torch.float32)
     with pytest.raises(ValueError, match=r"codes and scales must be on one device, got cpu and meta"):
         dispatch.unpack(codes, scales.to("meta"), FORMAT, (4, 32), -1, torch.float32)
-    whole = dispatch.unpack(codes, scales, FORMAT, (4, 32), -1, torch.float32)
+    expected = dispatch.unpack(codes, scales, FORMAT, (4, 32), -1, torch.float32)
     strided = codes.t().contiguous().t(), scales.t().contiguous().t()
-    assert torch.equal(dispatch.unpack(*strided, FORMAT, (4, 32), -1, torch.float32), whole)
+    assert torch.equal(dispatch.unpack(*strided, FORMAT, (4, 32), -1, torch.float32), expected)
 
 
 def test_a_checkout_on_the_path_does_not_shadow_another_package_of_the_name(tmp_path):
@@ -101,15 +107,15 @@ def test_a_checkout_on_the_path_does_not_shadow_another_package_of_the_name(tmp_
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-@pytest.mark.parametrize("behind", [REFERENCE, backend_for(torch.device("cpu"))], ids=lambda backend: backend.name)
-def test_a_layer_calls_nothing_else(behind):
+@pytest.mark.parametrize("wrapped", [REFERENCE, backend_for(torch.device("cpu"))], ids=lambda backend: backend.name)
+def test_a_layer_calls_only_its_backend(wrapped):
     calls: Counter[str] = Counter()
 
     def counted(name, function):
         return lambda *args: calls.update([name]) or function(*args)
 
-    gemms = tuple(gemm._replace(run=counted("gemm", gemm.run)) for gemm in behind.gemms)
-    backend = replace(behind, name="counting", gemms=gemms, linear=None, pack=counted("pack", behind.pack))
+    gemms = tuple(gemm._replace(run=counted("gemm", gemm.run)) for gemm in wrapped.gemms)
+    backend = replace(wrapped, name="counting", gemms=gemms, linear=None, pack=counted("pack", wrapped.pack))
     layer, x = dsq.Linear(32, 24, precision="[16,4,4,16]"), torch.randn(48, 32, requires_grad=True)
     with use_backend(backend):
         layer(x).sum().backward()

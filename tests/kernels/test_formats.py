@@ -118,20 +118,20 @@ def expected(fmt: Format, x_BX: Tensor) -> Expected:
     return DEFINITIONS[type(fmt)](bits_BX, fmt.bits)
 
 
-# ---- what is compared ----
+# ---- the comparison ----
 
 
 def bitstreams(codes_RC: np.ndarray, width: int) -> Tensor:
-    """The low bits of codes, a row after the other, as bytes."""
+    """Return the low bits of codes, a row after the other, as bytes."""
     fields_RCW = (codes_RC.astype(np.int16)[..., None] >> np.arange(width, dtype=np.int16) & 1).astype(np.uint8)
     return torch.from_numpy(np.packbits(fields_RCW.reshape(len(codes_RC), -1), axis=1, bitorder="little"))
 
 
-def disagreements(kernels: Backend, fmt: Format, x_BX: Tensor, wanted: Expected) -> list[str]:
-    """Name what ``kernels`` give otherwise than the definition, with blocks along the columns and along the rows."""
-    scales, codes_BX, values_BX = wanted
+def disagreements(kernels: Backend, fmt: Format, x_BX: Tensor, definition: Expected) -> list[str]:
+    """Return the names of results that differ from the definition, with blocks along the columns and along the rows."""
+    scales, codes_BX, values_BX = definition
     row = BLOCK_SIZE * gcd(len(x_BX), 128)
-    wrong = []
+    differing = []
     for dim, (x, codes, values) in {
         -1: (x_BX.view(-1, row), codes_BX.reshape(-1, row), values_BX.reshape(-1, row)),
         0: (x_BX.t().contiguous(), codes_BX.T, values_BX.T),
@@ -145,27 +145,29 @@ def disagreements(kernels: Backend, fmt: Format, x_BX: Tensor, wanted: Expected)
             "unpack": (quantized, kernels.unpack(*packed, fmt, layout, torch.float32).view(x.shape)),
             "quantize": (quantized, kernels.quantize(x, fmt, layout, None, torch.float32)),
         }
-        wrong += [f"{kernels.name} dim {dim} {what}" for what, pair in pairs.items() if not same_bits(*pair)]
-    return wrong
+        differing += [f"{kernels.name} dim {dim} {result}" for result, pair in pairs.items() if not same_bits(*pair)]
+    return differing
 
 
 def check(fmt: Format, x_BX: Tensor, backends: Sequence[Backend] = BACKENDS) -> None:
-    """Hold the backends against the definition."""
-    wanted = expected(fmt, x_BX)
+    """Compare the backends with the definition."""
+    definition = expected(fmt, x_BX)
     serving = [kernels for kernels in backends if kernels.serves(fmt)]
-    assert [what for kernels in serving for what in disagreements(kernels, fmt, x_BX, wanted)] == []
+    assert [result for kernels in serving for result in disagreements(kernels, fmt, x_BX, definition)] == []
 
 
 # ---- blocks ----
 
 
 def every_bfloat16(exponents: range, seed: int) -> Iterator[Tensor]:
-    """Tensors of blocks (B, BLOCK_SIZE): each bfloat16 with these exponents in each place of a block, among values of
-    nearly its size, in three tensors whose largest values differ; NaN and infinities, in tensors of a block each,
-    once."""
+    """Yield tensors of blocks (B, BLOCK_SIZE) that have each bfloat16 with these exponents in each place of a block.
+
+    The other values of a block are of nearly its size. Each finite value comes in three tensors whose largest values
+    differ; NaN and infinities come once, in tensors of a block each.
+    """
     generator = np.random.default_rng(seed)
 
-    def some(exponent: int, number: int) -> np.ndarray:
+    def similar_values(exponent: int, number: int) -> np.ndarray:
         exponents = np.clip(exponent + generator.integers(-4, 2, (number, BLOCK_SIZE)), 0, 254)
         return (
             exponents << 7
@@ -176,16 +178,16 @@ def every_bfloat16(exponents: range, seed: int) -> Iterator[Tensor]:
     for exponent in exponents:
         value = np.arange(256)[:, None] % 128 | exponent << 7 | np.arange(256)[:, None] // 128 << 15
         for above in (0, 6, 15) if exponent < 255 else (0,):
-            bits_VPX = some(exponent, 256 * BLOCK_SIZE).reshape(256, BLOCK_SIZE, BLOCK_SIZE)
+            bits_VPX = similar_values(exponent, 256 * BLOCK_SIZE).reshape(256, BLOCK_SIZE, BLOCK_SIZE)
             bits_VPX[:, np.arange(BLOCK_SIZE), np.arange(BLOCK_SIZE)] = value
-            largest = some(min(exponent + above, 254), 128)
+            largest = similar_values(min(exponent + above, 254), 128)
             bits_BX = np.concatenate([bits_VPX.reshape(-1, BLOCK_SIZE), largest]).astype(np.uint16)
             x_BX = torch.from_numpy(bits_BX.view(np.int16)).view(torch.bfloat16)
             yield from [x_BX] if exponent < 255 else x_BX.split(1)
 
 
 def random_blocks(number: int, width: int, seed: int) -> Tensor:
-    """A float32 tensor of blocks (B, BLOCK_SIZE), a sixth of each kind; of one in eight some values are not finite."""
+    """Return a float32 tensor of blocks (B, BLOCK_SIZE), a sixth of each kind. One tensor in eight is not finite."""
     generator = np.random.default_rng(seed)
     part = number // 6
     shape, rows, place = (part, BLOCK_SIZE), np.arange(part), generator.integers(0, BLOCK_SIZE, part)
@@ -197,7 +199,7 @@ def random_blocks(number: int, width: int, seed: int) -> Tensor:
     both_signs = generator.standard_normal(shape)
     both_signs[rows, place] = np.abs(both_signs).max(1) * sign_B
     both_signs[rows, (place + generator.integers(1, BLOCK_SIZE, part)) % BLOCK_SIZE] = -both_signs[rows, place]
-    thresholds = generator.uniform(-1, 1, shape)  # of a scale, or a unit in the last place beside it
+    thresholds = generator.uniform(-1, 1, shape)  # of a scale, or a unit in the last place away
     rise = generator.integers(0, 16, part) / 16
     thresholds[rows, place] = sign_B * (1 + rise + generator.integers(-1, 2, part) * 2.0**-23)
     zeros = generator.standard_normal(shape) * (generator.random(shape) < generator.choice([0, 0.1, 0.5], (part, 1)))
@@ -208,11 +210,11 @@ def random_blocks(number: int, width: int, seed: int) -> Tensor:
         x_BX = np.ldexp(units_BX, generator.integers(-149, 128) - lower_B).astype(np.float32)
     x_BX = x_BX.clip(*np.array([-1, 1], np.float32) * np.finfo(np.float32).max)
     if generator.integers(8) == 0:
-        broken = (
+        not_finite = (
             generator.integers(0, number, max(number // 64, 1)),
             generator.integers(0, BLOCK_SIZE, max(number // 64, 1)),
         )
-        x_BX[broken] = generator.choice(np.array([np.nan, np.inf, -np.inf], np.float32), len(broken[0]))
+        x_BX[not_finite] = generator.choice(np.array([np.nan, np.inf, -np.inf], np.float32), len(not_finite[0]))
     return torch.from_numpy(x_BX)
 
 
@@ -266,7 +268,7 @@ def test_many_random_blocks(kind: type[Format], width: int, part: int) -> None:
 def test_every_float32(width: int, part: int) -> None:
     """The values of a block differ in the lowest bit of their exponent and the top three of their significand."""
     chunk = 1 << 18
-    for first in range(part << 28, (part + 1) << 28, chunk):
-        number = np.arange(first, first + chunk, dtype=np.uint32)
+    for begin in range(part << 28, (part + 1) << 28, chunk):
+        number = np.arange(begin, begin + chunk, dtype=np.uint32)
         bits = (number << np.uint32(20) | number >> np.uint32(12)).view(np.float32)
         check(BFP(width), torch.from_numpy(bits).view(-1, BLOCK_SIZE), BACKENDS[1:2])

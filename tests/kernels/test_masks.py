@@ -21,15 +21,15 @@ NAN, INF = float("nan"), float("inf")
 
 
 def edges(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Values on both sides of the limits and on them, subnormals, zeros of both signs, infinities and NaN."""
+    """Return values on both sides of the limits and on them, subnormals, zeros of both signs, infinities and NaN."""
     tiny = torch.finfo(dtype).smallest_normal / 2
-    few = torch.tensor([0.0, -0.0, tiny, -tiny, 0.1, 0.3, -0.3, 6, 5.9, INF, -INF, NAN, 1e-3], dtype=dtype)
-    return few[torch.randint(len(few), (count,), generator=torch.Generator().manual_seed(count))]
+    values = torch.tensor([0.0, -0.0, tiny, -tiny, 0.1, 0.3, -0.3, 6, 5.9, INF, -INF, NAN, 1e-3], dtype=dtype)
+    return values[torch.randint(len(values), (count,), generator=torch.Generator().manual_seed(count))]
 
 
 @pytest.fixture(autouse=True, params=[REFERENCE, *BACKENDS], ids=lambda backend: backend.name)
 def _each_backend(request):
-    """Each in turn serves the CPU, by two threads."""
+    """Let each backend in turn serve the CPU, with two threads."""
     with threads(2), use_backend(request.param):
         yield
 
@@ -39,11 +39,11 @@ def test_open_values_lie_between_the_limits(dtype):
     limits = [(0, NAN), (0.1, NAN), (-INF, 0.3), (0, 6), (-0.3, 0.1)]
     for (low, high), nan_is_open, count in itertools.product(limits, (True, False), LENGTHS):
         x = edges(count, dtype)
-        wide = x.double().numpy() if dtype is torch.float64 else x.float().numpy()
-        closed = (wide <= wide.dtype.type(low)) | (wide >= wide.dtype.type(high))
-        open_ = np.where(np.isnan(wide), nan_is_open, ~closed)
-        found = pack_mask(x, low, high, nan_is_open)
-        assert found.tolist() == np.packbits(open_, bitorder="little").tolist()
+        values = x.double().numpy() if dtype is torch.float64 else x.float().numpy()
+        is_closed = (values <= values.dtype.type(low)) | (values >= values.dtype.type(high))
+        is_open = np.where(np.isnan(values), nan_is_open, ~is_closed)
+        bits = pack_mask(x, low, high, nan_is_open)
+        assert bits.tolist() == np.packbits(is_open, bitorder="little").tolist()
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -60,10 +60,10 @@ def test_relu_is_pytorchs_with_the_mask_of_its_result(dtype):
     for count, in_place in itertools.product(LENGTHS, (False, True)):
         x = edges(count, dtype)
         expected, version = torch.relu(x), x._version
-        y, found = relu(x, in_place)
+        y, bits = relu(x, in_place)
         assert (y is x) == in_place == (x._version > version)
         assert same_bits(y, expected)
-        assert torch.equal(found, REFERENCE.pack_mask(expected, 0.0, NAN, True))
+        assert torch.equal(bits, REFERENCE.pack_mask(expected, 0.0, NAN, True))
 
 
 def test_affine_codes_of_float64_are_the_reference_s():

@@ -18,19 +18,20 @@ from dsq.kernels.reference.stash import affine_pack
 from tests.kernels.test_formats import random_blocks
 
 
-def test_a_last_box_may_be_short_and_a_row_end_within_a_byte():
+def test_a_last_block_may_be_short_and_a_row_end_within_a_byte():
     for block_size, bits in ((16, 3), (7, 4), (5, 11)):
         x = random_blocks(222, bits, seed=block_size).view(-1, 37)
         layout, parts = Layout.of(x.shape, -1), x.split(block_size, -1)
-        each = [(part, BFP(bits, part.shape[1]), Layout.of(part.shape, -1), None) for part in parts]
+        calls = [(part, BFP(bits, part.shape[1]), Layout.of(part.shape, -1), None) for part in parts]
         y = reference.quantize(x, BFP(bits, block_size), layout, None, torch.float32)
-        assert same_bits(y, torch.cat([reference.quantize(*it, torch.float32) for it in each], 1))
+        assert same_bits(y, torch.cat([reference.quantize(*call, torch.float32) for call in calls], 1))
         codes, scales = reference.pack(x, BFP(bits, block_size), layout, None)
         assert same_bits(reference.unpack(codes, scales, BFP(bits, block_size), layout, torch.float32)[0], y)
-        packed, widths = [reference.pack(*it) for it in each], [bits * part.shape[1] for part in parts]
-        assert torch.equal(scales.view(len(x), -1), torch.cat([it[1].view(len(x), -1) for it in packed], 1))
+        all_codes, all_scales = zip(*(reference.pack(*call) for call in calls), strict=True)
+        assert torch.equal(scales.view(len(x), -1), torch.cat([part.view(len(x), -1) for part in all_scales], 1))
         streams = [
-            np.unpackbits(it[0].numpy(), 1, bitorder="little")[:, :n] for it, n in zip(packed, widths, strict=True)
+            np.unpackbits(part_codes.numpy(), 1, bitorder="little")[:, : bits * part.shape[1]]
+            for part_codes, part in zip(all_codes, parts, strict=True)
         ]
         assert np.array_equal(codes, np.packbits(np.concatenate(streams, 1), 1, bitorder="little"))
 
@@ -45,11 +46,11 @@ def test_a_static_binary_point_is_integer_rounding(fraction_bits):
     assert torch.equal(y.double(), expected)
 
 
-def test_a_dynamic_binary_point_is_one_box_for_the_tensor():
+def test_a_dynamic_binary_point_is_one_block_for_the_tensor():
     x = torch.randn(10, 30)
-    whole = reference.quantize(x.view(1, -1), BFP(6, 300), Layout.of((1, 300), -1), None, torch.float32)
+    as_block = reference.quantize(x.view(1, -1), BFP(6, 300), Layout.of((1, 300), -1), None, torch.float32)
     y = reference.quantize(x, FixedPoint(6), Layout.of(x.shape, -1), None, torch.float32)
-    assert torch.equal(y, whole.view(10, 30))
+    assert torch.equal(y, as_block.view(10, 30))
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5])
@@ -101,34 +102,36 @@ def _slope(y: Tensor, x: Tensor) -> float:
 def test_stochastic_rounding_is_biased_only_where_values_are_clipped(bits: int, clipped: float, slope: float) -> None:
     x = torch.randn(2**14, 16)
     exponents = torch.frexp(x.abs().amax(1, keepdim=True)).exponent - 1
-    most = (2 ** (bits - 1) - 1) * torch.ldexp(torch.ones_like(x[:, :1]), exponents - (bits - 2))
-    inside = x.abs() <= most
-    drawn = [dsq.quantize(x, dsq.BFP(bits), rounding="stochastic", seed=seed) for seed in range(64)]
-    mean = torch.stack(drawn).mean(0)
+    largest = (2 ** (bits - 1) - 1) * torch.ldexp(torch.ones_like(x[:, :1]), exponents - (bits - 2))
+    inside = x.abs() <= largest
+    samples = [dsq.quantize(x, dsq.BFP(bits), rounding="stochastic", seed=seed) for seed in range(64)]
+    mean = torch.stack(samples).mean(0)
     assert (~inside).float().mean().item() == pytest.approx(clipped, abs=0.002)
     assert _slope(mean, x) == pytest.approx(slope, abs=0.002)
     assert _slope(mean[inside], x[inside]) == pytest.approx(1, abs=0.001)
-    assert torch.equal(mean[~inside].abs(), most.expand_as(x)[~inside])
+    assert torch.equal(mean[~inside].abs(), largest.expand_as(x)[~inside])
 
 
 def test_float32_units_keep_the_products_of_subnormals() -> None:
     x, w = torch.full((1, 16), 2.0**-130), torch.full((1, 16), 2.0**60)
-    exact, kept = (linear(x, w, None, dsq.DSQConfig("[8,8,8,16]", gemm=it).at(0)) for it in ("exact", "float32"))
-    assert kept.item() == 16 * 2.0**-70
-    assert exact.item() in (0, kept.item())  # bfloat16 units flush them
+    fastest, float32 = (
+        linear(x, w, None, dsq.DSQConfig("[8,8,8,16]", gemm=gemm).at(0)) for gemm in ("exact", "float32")
+    )
+    assert float32.item() == 16 * 2.0**-70
+    assert fastest.item() in (0, float32.item())  # bfloat16 units flush them
 
 
 def test_nine_bits_are_bfloat16_but_below_its_normal_numbers() -> None:
     exponents = torch.arange(-149, 127)
     q = dsq.quantize(torch.ldexp(1 + torch.rand(len(exponents), 64), exponents[:, None]), dsq.BFP(9))
-    exact = (q.bfloat16().float() == q).all(1)
-    assert exact[exponents >= -126].all()
-    assert not exact[exponents == -127].any()
+    is_exact = (q.bfloat16().float() == q).all(1)
+    assert is_exact[exponents >= -126].all()
+    assert not is_exact[exponents == -127].any()
 
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
-def test_running_ranges_stay_where_a_tensor_is_not_finite(value):
-    """Of a group with infinity the smallest value alone may be finite."""
+def test_running_ranges_do_not_move_if_a_tensor_is_not_finite(value):
+    """In a group with infinity the smallest value alone may be finite."""
     ranges = torch.tensor([[2.0, 2.0], [-1.0, -1.0]])
     x = torch.linspace(-1, 1, 16).view(8, 2).contiguous()
     x[0, 0] = value

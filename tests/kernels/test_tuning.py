@@ -1,4 +1,4 @@
-"""Which of the GEMMs that fit is taken: the fastest, once measured, or what the user names."""
+"""The choice among the GEMMs that fit: the fastest, measured once, or the one that the user names."""
 
 import json
 import os
@@ -29,29 +29,29 @@ def fastest(*gemms, matmul=MATMULS.output):
     return tuning.fastest(gemms, matmul, torch.float32, (128, 128, 128), CPU).name
 
 
-def take(monkeypatch, *measurements):
-    """Let kernels take these seconds, a tuple a measurement; one more raises StopIteration."""
+def set_times(monkeypatch, *measurements):
+    """Let kernels take these seconds, a tuple per measurement. A further measurement raises StopIteration."""
     times = iter(measurements)
     monkeypatch.setattr(tuning, "timed", lambda *_: next(times))
 
 
 @pytest.mark.parametrize(
-    ("seconds", "chosen"), [((1.0, 0.9), "b"), ((1.0, 0.97), "a"), ((1.0, 2.0), "a"), ((1.0, 0.8, 0.78), "b")]
+    ("seconds", "name"), [((1.0, 0.9), "b"), ((1.0, 0.97), "a"), ((1.0, 2.0), "a"), ((1.0, 0.8, 0.78), "b")]
 )
-def test_a_later_kernel_has_to_gain_more_than_noise(seconds, chosen):
-    assert preferred([gemm(name) for name in "abc"], seconds).name == chosen
+def test_a_later_kernel_has_to_gain_more_than_noise(seconds, name):
+    assert preferred([gemm(letter) for letter in "abc"], seconds).name == name
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("sizes", "expected"),
     [
         ((1, 7, 9), (1, 7, 10)),
         ((33, 64, 300), (40, 64, 320)),
         ((4096, 4096, 4096), (512, 512, 1024)),
     ],
 )
-def test_sizes_of_a_class(given, expected):
-    assert size_class(given) == expected
+def test_sizes_of_a_class(sizes, expected):
+    assert size_class(sizes) == expected
 
 
 @pytest.fixture
@@ -61,13 +61,13 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "gemms.jsonl"
 
 
-def test_the_choice_is_measured_once_and_kept(cache, monkeypatch):
-    take(monkeypatch, (2.0, 1.0))
+def test_the_choice_is_measured_once_and_saved(cache, monkeypatch):
+    set_times(monkeypatch, (2.0, 1.0))
     for _ in range(2):
         assert fastest(SLOW, FAST) == "fast"
     assert json.loads(cache.read_text())[1] == "fast"
     for damaged in ("no JSON", "[" * 100_000, '["no en'):  # too deep for json; cut off
-        take(monkeypatch, (1.0, 2.0))
+        set_times(monkeypatch, (1.0, 2.0))
         cache.write_text(damaged)
         for _ in range(2):
             assert fastest(SLOW, FAST) == "slow"
@@ -79,7 +79,7 @@ def test_a_format_that_the_backend_lacks_is_timed_by_the_reference(cache):
     assert len(json.loads(cache.read_text())) == 2
 
 
-def test_of_bfloat16_pytorch_serves_what_nothing_else_fits():
+def test_pytorch_multiplies_bfloat16_only_if_no_other_kernel_fits():
     for gemms in ((TORCH, FAST), (FAST, TORCH)):
         backend = replace(CPU, gemms=gemms, tuned=False)
         assert gemm_for(MATMULS.output, torch.bfloat16, (128, 128, 128), backend) is FAST
@@ -91,14 +91,14 @@ def test_a_choice_for_float32_is_not_one_for_exact_products(cache):
     assert len({json.loads(line)[0] for line in cache.read_text().split("\n") if line}) == 2
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(cache, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_ignored(cache, monkeypatch):
     (cache.parent / "file").write_text("")
     monkeypatch.setenv("DSQ_CACHE", str(cache.parent / "file" / "below"))
     assert fastest(TORCH, TORCH) == "torch"
 
 
-def test_a_cache_that_is_no_file_of_choices_is_done_without(cache, monkeypatch):
-    take(monkeypatch, *[(2.0, 1.0)] * 3)
+def test_a_cache_that_is_no_file_of_choices_is_ignored(cache, monkeypatch):
+    set_times(monkeypatch, *[(2.0, 1.0)] * 3)
     os.mkfifo(cache)
     assert fastest(SLOW, FAST) == "fast"
     cache.unlink()
@@ -111,13 +111,13 @@ def test_a_cache_that_is_no_file_of_choices_is_done_without(cache, monkeypatch):
     assert cache.stat().st_size == 2**40
 
 
-def test_the_cache_lies_in_the_users_folder_of_caches_if_there_is_one(monkeypatch, tmp_path):
+def test_the_cache_is_in_the_users_folder_of_caches_if_there_is_one(monkeypatch, tmp_path):
     for name in ("DSQ_GEMM", "DSQ_CACHE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for given, used in ((tmp_path / "given", tmp_path / "given"), ("", tmp_path / "home" / ".cache")):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(given))
-        assert tuning._file() == used / "dsq" / "gemms.jsonl"
+    for variable, folder in ((tmp_path / "caches", tmp_path / "caches"), ("", tmp_path / "home" / ".cache")):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(variable))
+        assert tuning._file() == folder / "dsq" / "gemms.jsonl"
     monkeypatch.delenv("HOME")
 
     def unknown(_):
@@ -127,11 +127,11 @@ def test_the_cache_lies_in_the_users_folder_of_caches_if_there_is_one(monkeypatc
     assert fastest(TORCH, TORCH) == "torch"
 
 
-def test_processes_that_measure_at_once_take_one_choice(cache, monkeypatch):
-    """One process measures while another enters its choice, and a third was killed while it wrote."""
+def test_concurrent_processes_make_one_choice(cache, monkeypatch):
+    """One process measures while another saves its choice, and a third was killed while it wrote."""
 
     def timed(*_):
-        take(monkeypatch, (1, 2))
+        set_times(monkeypatch, (1, 2))
         assert fastest(SLOW, FAST) == "slow"
         with cache.open("ab") as file:
             file.write(b'["\xff\n')
@@ -144,6 +144,5 @@ def test_processes_that_measure_at_once_take_one_choice(cache, monkeypatch):
 
 def test_a_kernel_can_be_named(cache, monkeypatch):
     monkeypatch.setenv("DSQ_GEMM", "torch")
-    chosen = gemm_for(MATMULS.output, torch.float32, (40, 40, 40), replace(CPU))
-    assert chosen.name == "torch"
+    assert gemm_for(MATMULS.output, torch.float32, (40, 40, 40), replace(CPU)).name == "torch"
     assert not cache.exists()

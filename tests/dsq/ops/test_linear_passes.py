@@ -96,7 +96,7 @@ def test_sums_are_rounded_as_pytorch_rounds(kernel, dtype, monkeypatch):
 
 @pytest.mark.parametrize("precision", ["[4,4,4,16]", "[16,4,4,16]"])
 def test_scratch_memory_too_large_to_keep(precision, monkeypatch):
-    monkeypatch.setattr(memory, "KEPT", 0)
+    monkeypatch.setattr(memory, "MAX_REUSED_BYTES", 0)
     given = dsq.Quantizers.of(precision), torch.randn(4096, 64), torch.randn(512, 64), None, torch.randn(4096, 512)
     got = step(*given)
     with use_backend(STEP_BY_STEP):

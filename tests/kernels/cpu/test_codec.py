@@ -1,9 +1,10 @@
-"""The compiled kernels are what a backend must be, by every instruction set here, and keep to their memory."""
+"""The compiled kernels conform on every instruction set of this machine, and stay within their memory."""
 
 import gc
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ if not LIBRARY.exists():
 CPU = torch.device("cpu")
 SETS = list(library().instruction_sets())
 EACH_ISA = pytest.mark.parametrize("isa", SETS)
-OF_BLOCKS = (BFP, SignedNVInt)
+BLOCK_FORMATS = (BFP, SignedNVInt)
 
 
 @EACH_ISA
@@ -40,12 +41,12 @@ def test_the_backend_conforms(isa):
 
 
 def flipping(operation):
-    """The reference, but for the first bit of what ``operation`` gives."""
+    """Return the reference with the first bit of the result of ``operation`` flipped."""
 
     def flip_first(*args):
         result = getattr(REFERENCE, operation)(*args)
-        first = (result[0] if isinstance(result, tuple) else result).view(-1).view(torch.uint8)
-        first[:1] ^= 1
+        result_bytes = (result[0] if isinstance(result, tuple) else result).view(-1).view(torch.uint8)
+        result_bytes[:1] ^= 1
         return result
 
     return replace(REFERENCE, **{operation: flip_first})
@@ -54,14 +55,14 @@ def flipping(operation):
 @pytest.mark.parametrize("operation", ["pack", "quantize", "unpack", "pack_mask", "unpack_mask", "apply_mask"])
 def test_the_suite_notices_one_wrong_bit(operation):
     case = CodecCase((3, 40), -1, BFP(4, 16))
-    wrong = [disagreements(flipping(operation), case, CPU)]
-    wrong += [differs for _, differs in mask_disagreements(flipping(operation), CPU)]
-    assert any(wrong)
+    operations = [disagreements(flipping(operation), case, CPU)]
+    operations += [differing for _, differing in mask_disagreements(flipping(operation), CPU)]
+    assert any(operations)
     assert disagreements(REFERENCE, case, CPU) == ""
 
 
 class WrongPasses:
-    """A last bit of bfloat16 too much in y, and a wrong scale in the stash."""
+    """Passes with a wrong last bit of bfloat16 in y, and a wrong scale in the stash."""
 
     def __init__(self, linear):
         self.linear, self.backward = linear, linear.backward
@@ -69,20 +70,19 @@ class WrongPasses:
     def forward(self, *shapes):
         call = self.linear.forward(*shapes)
 
-        def wrong(*operands):
+        def wrong_call(*operands):
             y, stash = call(*operands)
             stash.scales[0] += 1
             return (y.float() * (1 + 2**-7)).to(y.dtype), stash
 
-        return wrong
+        return wrong_call
 
 
 @pytest.mark.skipif(backend(SETS[0]).linear is None, reason="no units for matmuls here")
 def test_the_suite_notices_a_wrong_stash_and_a_wrong_last_bit_of_a_layer():
-    right = backend(SETS[0])
-    assert {wrong for _, wrong in linear_disagreements(replace(right, linear=WrongPasses(right.linear)), CPU)} == {
-        "stash y dw"
-    }
+    cpu = backend(SETS[0])
+    wrong_cpu = replace(cpu, linear=WrongPasses(cpu.linear))
+    assert {tensors for _, tensors in linear_disagreements(wrong_cpu, CPU)} == {"stash y dw"}
 
 
 # ---- values and shapes beyond the suite's
@@ -93,7 +93,7 @@ def assert_agrees(isa, x, fmt, dim, seed=None, out=torch.float32):
     assert disagreements(backend(isa), case, CPU, x) == "", case
 
 
-def wide(*shape, seed=0):
+def spread_values(*shape, seed=0):
     """Normal values over forty binades."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator) * torch.exp2(torch.randint(-20, 20, shape, generator=generator))
@@ -101,37 +101,37 @@ def wide(*shape, seed=0):
 
 @EACH_ISA
 def test_one_value_that_is_not_finite_spoils_a_tensor_of_fixed_point(isa):
-    for shape, bad in (((300, 1100), torch.nan), ((256, 1024), -torch.inf)):  # rows apart, and as one row
+    for shape, value in (((300, 1100), torch.nan), ((256, 1024), -torch.inf)):  # rows apart, and as one row
         for place in (0, math.prod(shape) // 2 + 5, math.prod(shape) - 1):
-            spoilt = torch.randn(shape)
-            spoilt.view(-1)[place] = bad
+            x = torch.randn(shape)
+            x.view(-1)[place] = value
             for fmt in (FixedPoint(8, 4), FixedPoint(5)):
-                assert_agrees(isa, spoilt, fmt, -1)
+                assert_agrees(isa, x, fmt, -1)
 
 
 @EACH_ISA
-def test_blocks_down_narrow_matrices_do_not_see_what_lies_behind_their_rows(isa):
+def test_blocks_along_rows_of_narrow_matrices_do_not_see_the_next_row(isa):
     for columns in (1, 10, 16, 32, 63, 80):
-        x = wide(3, 50, columns)  # beyond a row's last column lies the next row
+        x = spread_values(3, 50, columns)  # beyond a row's last column lies the next row
         x[1, 20, 0], x[1, 40, -1], x[2, 3, 0] = torch.nan, torch.inf, 1e38
         x[0, 16:32] = 0
         for fmt in (BFP(8), BFP(5), SignedNVInt(4)):
-            for given in (x, x.nan_to_num(0, 3, 3)):
-                assert_agrees(isa, given, fmt, 1)
-                assert_agrees(isa, given.bfloat16(), fmt, 1, 5, torch.bfloat16)
+            for values in (x, x.nan_to_num(0, 3, 3)):
+                assert_agrees(isa, values, fmt, 1)
+                assert_agrees(isa, values.bfloat16(), fmt, 1, 5, torch.bfloat16)
 
 
 @EACH_ISA
 @pytest.mark.parametrize("count", [1, 2])
 def test_threads_and_writing_past_the_caches_change_nothing(isa, count):
-    kernels, x = backend(isa), wide(1024, 2304)  # 9 MiB
+    kernels, x = backend(isa), spread_values(1024, 2304)  # 9 MiB
     with threads(count):
         formats, dtypes = (BFP(4), FixedPoint(11), SignedNVInt(11)), (torch.float32, torch.bfloat16)
         for dim, fmt, out in itertools.product((0, 1), formats, dtypes):
             layout = Layout.of(x.shape, dim)
             y = kernels.quantize(x, fmt, layout, None, out)
             assert same_bits(kernels.unpack(*kernels.pack(x, fmt, layout, None), fmt, layout, out)[0], y)
-            if isinstance(fmt, BFP):  # of the others a part has another scale
+            if isinstance(fmt, BFP):  # in the other formats a part has another scale
                 part = x[512:528].contiguous()
                 expected = reference.quantize(part, fmt, Layout.of(part.shape, dim), None, out)
                 assert same_bits(y[512:528], expected)
@@ -142,50 +142,54 @@ def test_threads_and_writing_past_the_caches_change_nothing(isa, count):
 
 @EACH_ISA
 def test_memory_that_is_not_aligned_and_nothing_written_beyond_the_outputs(isa, monkeypatch):
-    rooms = []
+    allocations = []
 
     def fenced(*shape, dtype, device):
         size, place = math.prod(shape) * dtype.itemsize, 1 if dtype is torch.uint8 else dtype.itemsize
-        rooms.append((torch.full((size + 128,), 0xA5, dtype=torch.uint8, device=device), 64 + place, size))
-        return rooms[-1][0][64 + place :][:size].view(dtype).view(shape)
+        allocations.append((torch.full((size + 128,), 0xA5, dtype=torch.uint8, device=device), 64 + place, size))
+        return allocations[-1][0][64 + place :][:size].view(dtype).view(shape)
 
     kernels, empty_like = backend(isa), lambda x, dtype=None: fenced(*x.shape, dtype=dtype or x.dtype, device="cpu")
     for kind, bits, shape in (
-        (k, b, s) for k in OF_BLOCKS for b in range(2, 17) for s in ((3, 16), (2, 128), (5, 131))
+        (k, b, s) for k in BLOCK_FORMATS for b in range(2, 17) for s in ((3, 16), (2, 128), (5, 131))
     ):
         fmt, dim = kind(bits), bits % 2
-        x, layout, groups = wide(math.prod(shape) + 1)[1:].view(shape), Layout.of(shape, dim), Groups(*shape[::-1])
+        x, layout, groups = (
+            spread_values(math.prod(shape) + 1)[1:].view(shape),
+            Layout.of(shape, dim),
+            Groups(*shape[::-1]),
+        )
         expected = REFERENCE.quantize(x, fmt, layout, 5, torch.float32)
         with monkeypatch.context() as patch:
             patch.setattr(torch, "empty", fenced)
             patch.setattr(torch, "empty_like", empty_like)
             y, packed = kernels.quantize(x, fmt, layout, 5, torch.float32), kernels.pack(x, fmt, layout, 5)
             z = kernels.unpack(*packed, fmt, layout, torch.float32).view(shape)
-            ranged = kernels.affine_pack(x, min(bits, 8), groups, None, None)
-            kernels.affine_unpack(ranged, min(bits, 8), groups, x.numel(), torch.float16)
+            affine = kernels.affine_pack(x, min(bits, 8), groups, None, None)
+            kernels.affine_unpack(affine, min(bits, 8), groups, x.numel(), torch.float16)
             mask = kernels.pack_mask(x.view(-1), 0.0, math.nan, True)
             kernels.unpack_mask(mask, x.numel(), torch.bfloat16), kernels.apply_mask(mask, x), kernels.relu(x, False)
         assert same_bits(y, expected)
         assert same_bits(z, expected)
-    assert len(rooms) > 1000
-    for room, place, size in rooms:
-        assert (room[:place] == 0xA5).all()
-        assert (room[place + size :] == 0xA5).all()
+    assert len(allocations) > 1000
+    for memory, place, size in allocations:
+        assert (memory[:place] == 0xA5).all()
+        assert (memory[place + size :] == 0xA5).all()
 
 
 def test_a_descriptor_outlives_its_place_in_the_cache(monkeypatch):
     codec = CodecKernels(library(), library().instruction_sets()["portable"])
-    x, layout = wide(20, 130), Layout.of((20, 130), 0)
-    run = codec._quantize
+    x, layout = spread_values(20, 130), Layout.of((20, 130), 0)
+    quantize = codec._c.dsq_quantize
 
     def evict_and_run(*arguments):
-        codec.prepared.cache_clear()
+        codec.descriptor.cache_clear()
         gc.collect()
         for _ in range(100):
-            library().new("CodecDesc", {"outer": 1 << 40})  # would take the memory of one that was freed
-        run(*arguments)
+            library().new("CodecDesc", {"outer": 1 << 40})  # would reuse the memory of a freed descriptor
+        quantize(*arguments)
 
-    monkeypatch.setattr(codec, "_quantize", evict_and_run)
+    monkeypatch.setattr(codec, "_c", SimpleNamespace(dsq_quantize=evict_and_run))
     y = codec.quantize(x, BFP(4), layout, None, torch.float32)
     assert same_bits(y, reference.quantize(x, BFP(4), layout, None, torch.float32))
 

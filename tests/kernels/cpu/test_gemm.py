@@ -1,6 +1,6 @@
-"""Products by the compiled kernels: exact against float64 at the edges of what a sum holds; what they decline.
+"""Products by the compiled kernels: exact against float64 at the limits of their sums, and the products they decline.
 
-That every width, format, transposed operand and ragged size is exact, the conformance suite shows.
+The conformance suite shows that every width, format, transposed operand and ragged size is exact.
 """
 
 import itertools
@@ -31,7 +31,7 @@ needs_bf16 = pytest.mark.skipif(not BFLOAT16.fits(NARROW, torch.float32), reason
 
 @pytest.fixture(params=INTEGER_GEMMS)
 def integer_gemm(request):
-    """Each of this machine's in turn."""
+    """Use each of this machine's integer kernels in turn."""
     library().c.dsq_use_integer_gemm(INTEGER_GEMMS[request.param])
     yield request.param
     library().c.dsq_use_integer_gemm(next(iter(INTEGER_GEMMS.values())))
@@ -42,7 +42,7 @@ def fits(matmul):
 
 
 def along(*formats):
-    """A product of operands with blocks along the contraction, neither transposed."""
+    """Return a product of operands with blocks along the contraction, neither transposed."""
     return MatMul(Operand(formats[0], -1), Operand(formats[1], 0))
 
 
@@ -50,7 +50,7 @@ def packed(x, operand):
     return Codes(*pack(x, operand.format, operand.axis), x.shape)
 
 
-def entering(x, operand):
+def quantized(x, operand):
     values = quantize(x, operand.format, operand.axis).double()
     return values.t() if operand.transposed else values
 
@@ -61,8 +61,8 @@ def multiplied(matmul, a, b, bias=None):
 
 
 def assert_exact(matmul, a_stored, b_stored, bias=None):
-    """A block's integer is exact; it rounds once, to float32, and so does each sum over blocks."""
-    a, b = entering(a_stored, matmul.a), entering(b_stored, matmul.b)
+    """Check the product. A block's integer is exact and rounds once to float32, and so does each sum over blocks."""
+    a, b = quantized(a_stored, matmul.a), quantized(b_stored, matmul.b)
     offset = torch.zeros(b.shape[1]) if bias is None else bias
     bound = (a.shape[1] / (matmul.a.format.block_size or 16) + 3) * 2**-23 * (a.abs() @ b.abs() + offset.abs())
     assert ((multiplied(matmul, a_stored, b_stored, bias).double() - (a @ b + offset)).abs() <= bound).all(), matmul
@@ -74,12 +74,12 @@ def integers(shape, largest, seed=0):
 
 @needs_integer
 def test_the_products_of_the_suite_that_fit_conform():
-    wrong = [str(it) for it in products() if fits(it.matmul) and product_disagreements(load(), it, torch.device("cpu"))]
-    assert wrong == []
-    assert sum(fits(it.matmul) for it in products()) > 200
+    fitting = [product for product in products() if fits(product.matmul)]
+    assert [str(product) for product in fitting if product_disagreements(load(), product, torch.device("cpu"))] == []
+    assert len(fitting) > 200
 
 
-def test_what_fits_is_what_a_sum_holds(integer_gemm):
+def test_a_product_fits_if_its_sums_fit(integer_gemm):
     for bits, block_size in itertools.product(itertools.product((2, 4, 8, 9, 13, 16), repeat=2), (16, 2, 256)):
         a, b = (BFP(width, block_size) for width in bits)
         expected = a.largest_code * b.largest_code * block_size < 1 << 31
@@ -95,7 +95,7 @@ def test_what_fits_is_what_a_sum_holds(integer_gemm):
         assert not fits(MatMul(a, b))
 
 
-def test_units_that_flush_or_round_take_no_product_that_is_to_be_float32s_or_float64s():
+def test_units_that_flush_or_round_fit_no_product_in_float32_or_float64():
     for gemm in (BFLOAT16, INTEGER):
         assert not gemm.fits(replace(NARROW, exact=False), torch.float32)
         assert not gemm.fits(NARROW, torch.float64)
@@ -120,7 +120,7 @@ def test_bf16_and_onednn_products_are_exact_of_any_strides(m, k, n):
 
 
 @needs_integer
-def test_blocks_of_every_length_share_an_exponent_as_far_as_their_codes_have_room():
+def test_blocks_of_every_length_share_an_exponent_if_their_codes_fit():
     widths = [(2, 2), (4, 4), (2, 8), (7, 5), (16, 2), (16, 8), (9, 8)]
     for (block_size, bits), spread in itertools.product(
         itertools.product((4, 8, 16, 64, 256), widths), (0, 2, 3, 6, 9, 13)
@@ -156,7 +156,7 @@ def test_blocks_of_zeros_and_of_subnormal_values_among_others():
         if fits(matmul):
             a_stored = with_zeros(m, [2.0**40], across)
             b_stored = with_zeros(n, [1.0, 2.0**-128], across)  # the latter's exponents are 0 too
-            assert (entering(b_stored, matmul.b).abs().sum(0) > 0).all()
+            assert (quantized(b_stored, matmul.b).abs().sum(0) > 0).all()
             assert_exact(matmul, a_stored, b_stored)
 
 
@@ -169,15 +169,15 @@ def test_sums_of_the_largest_and_the_smallest_codes_fit():
             largest = torch.full((2, 512), -smallest - 1)
             largest[:, ::16] = smallest  # a block's value of largest magnitude takes the code that has no opposite
             for x in (torch.full((2, 512), smallest), largest):
-                assert torch.equal(entering(x, matmul.a), x.double())
+                assert torch.equal(quantized(x, matmul.a), x.double())
                 assert (multiplied(matmul, x, w) == x.sum(1, keepdim=True) * -4).all()
     for bits, spread in itertools.product([(2, 2), (7, 5), (8, 8), (16, 2), (16, 8), (16, 11), (12, 9)], range(16)):
         matmul = along(BFP(bits[0]), BFP(bits[1]))  # the largest at any spread of exponents
         if fits(matmul):
             a, b = (torch.full((512,), float(operand.format.largest_code)) for operand in (matmul.a, matmul.b))
             b[:128] *= 2.0**spread
-            got = multiplied(matmul, a[None], b[:, None])
-            torch.testing.assert_close(got.double(), a.double()[None] @ b.double()[:, None], rtol=2**-19, atol=0)
+            product = multiplied(matmul, a[None], b[:, None])
+            torch.testing.assert_close(product.double(), a.double()[None] @ b.double()[:, None], rtol=2**-19, atol=0)
 
 
 @needs_integer
@@ -191,11 +191,11 @@ def test_adding_exponents_gives_the_bits_of_multiplying_by_scales():
         powers = 2.0 ** -torch.randint(spread + 1, (40, 70), generator=generator).repeat_interleave(16, 1)
         a, b = torch.randn(40, 1120, generator=generator) * powers, torch.randn(1120, 45, generator=generator)
         b[16:32, :20] = 0
-        got = multiplied(matmul, a, b)
+        by_exponents = multiplied(matmul, a, b)
         a[0] *= 2.0**80  # scales too large for exponents to be added, in this row's and its neighbors' tiles
-        other = multiplied(matmul, a, b)
-        other[0] /= 2.0**80
-        assert torch.equal(got, other)
+        by_scales = multiplied(matmul, a, b)
+        by_scales[0] /= 2.0**80
+        assert torch.equal(by_exponents, by_scales)
 
 
 @needs_integer
@@ -208,8 +208,8 @@ def test_a_nan_shows_in_its_row_or_column_and_no_other():
         x[3, 2] = torch.nan
         assert multiplied(matmul, x, w).isnan().any(1).tolist() == [row == 2 for row in range(8)]
         for kind in (BFP, SignedNVInt):  # of one tensor scale, all of it
-            got = multiplied(along(BFP(a), kind(b)), torch.ones(3, 32), x)
-            assert got.isnan().any(0).tolist() == [kind is SignedNVInt or column == 2 for column in range(8)]
+            product = multiplied(along(BFP(a), kind(b)), torch.ones(3, 32), x)
+            assert product.isnan().any(0).tolist() == [kind is SignedNVInt or column == 2 for column in range(8)]
     for a_bits, calm in itertools.product((2, 16), (64, 8)):  # beside blocks of the largest exponents
         matmul = along(BFP(a_bits, block_size=8), BFP(2, block_size=8))
         if fits(matmul):
@@ -220,12 +220,10 @@ def test_a_nan_shows_in_its_row_or_column_and_no_other():
 
 
 def test_empty_products_are_the_bias():
-    bias, empty = torch.arange(2.0), torch.empty(3, 0)
-    assert torch.equal(multiplied(along(BFP(4), BFP(4)), empty, torch.empty(0, 2), bias), bias.expand(3, 2))
+    a, b, bias = torch.empty(3, 0), torch.empty(0, 2), torch.arange(2.0)
+    assert torch.equal(multiplied(along(BFP(4), BFP(4)), a, b, bias), bias.expand(3, 2))
     if BFLOAT16.fits(NARROW, torch.float32):
-        assert torch.equal(
-            BFLOAT16.run(NARROW, empty.bfloat16(), torch.empty(0, 2).bfloat16(), bias), bias.expand(3, 2)
-        )
+        assert torch.equal(BFLOAT16.run(NARROW, a.bfloat16(), b.bfloat16(), bias), bias.expand(3, 2))
         assert BFLOAT16.run(NARROW, torch.empty(0, 4).bfloat16(), torch.empty(4, 3).bfloat16(), None).shape == (0, 3)
 
 
@@ -237,31 +235,33 @@ def test_subnormal_steps_count_whatever_the_thread_has_set_and_codes_in_another_
         expected = INTEGER.run(matmul, a, b, None)
         torch.set_flush_denormal(True)
         try:
-            found = INTEGER.run(matmul, a, b, None)
+            with_flushing = INTEGER.run(matmul, a, b, None)
         finally:
             torch.set_flush_denormal(False)
         assert expected.abs().max() > 0
-        assert torch.equal(found, expected)
-        other = a._replace(codes=a.codes.t().contiguous().t())
-        assert torch.equal(INTEGER.run(matmul, other, b, None), expected)
+        assert torch.equal(with_flushing, expected)
+        strided = a._replace(codes=a.codes.t().contiguous().t())
+        assert torch.equal(INTEGER.run(matmul, strided, b, None), expected)
 
 
 @pytest.mark.parametrize("gemm", ["integer", "bfloat16", "torch", "onednn"])
-def test_a_layer_is_multiplied_by_the_kernel_that_is_named_and_its_weight_may_lie_transposed(gemm, monkeypatch):
+def test_a_layer_is_multiplied_by_the_kernel_that_is_named_and_its_weight_may_be_transposed_in_memory(
+    gemm, monkeypatch
+):
     monkeypatch.setenv("DSQ_GEMM", gemm)
     for levels, format, rounding in itertools.product(
         ("[4,4,4,16]", "[16,4,4,16]"), ("bfp", "snvint", "fixed"), ("nearest", "stochastic")
     ):
         gemm_for.cache_clear()
-        quantizers = dsq.DSQConfig(levels=levels, format=format, rounding=rounding).at(0)  # no call is kept of another
+        quantizers = dsq.DSQConfig(levels=levels, format=format, rounding=rounding).at(0)  # no plan is reused
         x, weight, bias = torch.randn(2, 19, 33), torch.randn(21, 33), torch.randn(21)
-        found = []
-        for lying in (weight, weight.t().contiguous().t()):
+        results = []
+        for stored in (weight, weight.t().contiguous().t()):
             torch.manual_seed(0)
-            leaves = [it.detach().requires_grad_() for it in (x, lying, bias)]
+            leaves = [leaf.detach().requires_grad_() for leaf in (x, stored, bias)]
             y = linear(*leaves, quantizers)
             y.square().sum().backward()
-            found.append((y, *(leaf.grad for leaf in leaves)))
-            y += 1  # in place, as autograd lets be done to what is no view
-        for one, other in zip(*found, strict=True):
-            assert torch.equal(one, other)
+            results.append((y, *(leaf.grad for leaf in leaves)))
+            y += 1  # autograd allows this in place, as y is no view
+        for a, b in zip(*results, strict=True):
+            assert torch.equal(a, b)

@@ -1,4 +1,4 @@
-"""The library loads only with the header it was built from; its instruction sets and threads."""
+"""The library loads only with the header that it was built from. Its instruction sets and threads."""
 
 import os
 import runpy
@@ -13,7 +13,7 @@ import setuptools
 from dsq.kernels.cpu.library import HEADER, LIBRARY, is_older, library, load
 
 ROOT = Path(__file__).parents[3]
-COMPILER = shutil.which("aarch64-linux-gnu-g++")  # .ci/arm runs what it makes
+COMPILER = shutil.which("aarch64-linux-gnu-g++")  # .ci/arm runs its output
 needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason="the C++ kernels are not built")
 
 
@@ -21,9 +21,12 @@ needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason="the C++ kernels
 def test_a_library_built_from_another_header_is_refused(tmp_path):
     header, text = tmp_path / "abi.h", HEADER.read_text()
     swapped = text.replace("int32_t bits;", "int32_t swap;").replace("int32_t block;", "int32_t bits;", 1)
-    for other in (swapped.replace("int32_t swap;", "int32_t block;"), text.replace("int threads,", "int64_t threads,")):
-        assert other != text
-        header.write_text(other)
+    for changed in (
+        swapped.replace("int32_t swap;", "int32_t block;"),
+        text.replace("int threads,", "int64_t threads,"),
+    ):
+        assert changed != text
+        header.write_text(changed)
         with pytest.raises(
             RuntimeError, match=r"_native\.so is stale: .*; in a checkout, build .* build_ext --inplace"
         ):
@@ -38,7 +41,7 @@ def test_a_file_that_is_no_library_is_named(tmp_path):
         load(tmp_path / "_native.so", HEADER)
 
 
-def test_a_library_that_is_older_than_a_source_is_told(tmp_path):
+def test_a_library_that_is_older_than_a_source_is_reported(tmp_path):
     library, source = tmp_path / "_native.so", tmp_path / "src" / "codec" / "bits.h"
     source.parent.mkdir(parents=True)
     for path, changed in ((library, 2000), (source, 1000)):

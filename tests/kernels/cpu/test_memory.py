@@ -1,4 +1,4 @@
-"""Saved-tensor hooks that give back what is no packed tensor: one clear error, never a read out of bounds."""
+"""Saved-tensor hooks that return no packed tensor cause one clear error, never a read out of bounds."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("bits", [4, 8])
-def test_hooks_that_give_back_other_codes_are_refused(change, bits):
+def test_hooks_that_return_other_codes_are_refused(change, bits):
     layer = dsq.Linear(64, 32, precision=f"[{bits},{bits},{bits},16]")
     x = torch.randn(48, 64, requires_grad=True)
 
@@ -45,10 +45,8 @@ def _halved(x):
 def test_a_tensor_without_memory_is_refused_and_not_read(without_memory):
     x, fmt, groups = without_memory(torch.randn(32, 32)), BFP(4), Groups(16, 64)
     codes, scales = dispatch.pack(torch.randn(32, 32), fmt, -1)
-    mask, ranged = (
-        dispatch.pack_mask(torch.randn(1024), 0.0, 1.0, True),
-        dispatch.affine_pack(torch.randn(1024), 4, groups),
-    )
+    mask = dispatch.pack_mask(torch.randn(1024), 0.0, 1.0, True)
+    affine = dispatch.affine_pack(torch.randn(1024), 4, groups)
     calls = [
         lambda: dispatch.quantize(x, fmt, -1),
         lambda: dispatch.pack(x, fmt, 0),
@@ -60,10 +58,10 @@ def test_a_tensor_without_memory_is_refused_and_not_read(without_memory):
         lambda: dsq.functional.linear(torch.randn(4, 32), x, None, "[4,4,4,16]"),
         lambda: dsq.functional.linear(torch.randn(4, 16), torch.randn(1024, 16), x.view(-1), "[4,4,4,16]"),
     ]
-    if x._is_zerotensor():  # an operator is given zeros in its place
+    if x._is_zerotensor():  # PyTorch passes zeros to the operator
         assert not torch.ops.dsq.pack(x, str(fmt), 0, None)[0].any()
     else:
-        emptied = AffineCodes(without_memory(ranged.codes), ranged.ranges)
+        emptied = AffineCodes(without_memory(affine.codes), affine.ranges)
         calls += [
             lambda: torch.ops.dsq.pack(x, str(fmt), 0, None),
             lambda: dispatch.unpack(without_memory(codes), scales, fmt, (32, 32), -1, torch.float32),
@@ -87,8 +85,8 @@ def test_a_layer_whose_memory_was_freed_before_the_backward_is_refused():
         with saved_tensors_hooks(keep, lambda t: t):
             y = layer(x)
         dy = torch.randn_like(y)
-        what = {"weight": [layer.weight], "stash": [t for t in saved if t.dtype == torch.uint8], "gradient": [dy]}
-        for tensor in what[freed]:
+        tensors = {"weight": [layer.weight], "stash": [t for t in saved if t.dtype == torch.uint8], "gradient": [dy]}
+        for tensor in tensors[freed]:
             _emptied(tensor.detach())
         with pytest.raises(ValueError, match="has no memory of its size on the CPU"):
             y.backward(dy)
