@@ -1,4 +1,4 @@
-// What Python calls (abi.h): addresses become pointers, and the call goes on to where the work is done.
+// The functions that Python calls (abi.h). They turn addresses into pointers and call the kernels.
 #include "api.h"
 
 #include "attention/attention.h"

@@ -1,4 +1,4 @@
-// One instruction set's kernels of several: the best that this machine has, or what a test asks for.
+// The choice among the kernels of several instruction sets: the best of this machine, or the one that a test names.
 #pragma once
 
 #include <atomic>

@@ -6,18 +6,18 @@
 namespace {
 
 // An operand: values, or codes with their scales.
-struct Given {
+struct OperandData {
   const uint8_t* data;
   const uint8_t* scales = nullptr;
 };
 
-// Where the operand is, as the GEMM takes it: in scratch memory unless it comes so.
-Given placed(const OperandDesc& operand, bool as_codes, Given x, uint8_t* scratch) {
+// The operand in the form that the GEMM takes: in scratch memory, unless the caller passes that form.
+OperandData placed(const OperandDesc& operand, bool as_codes, OperandData x, uint8_t* scratch) {
   if (as_codes && operand.packed) return x;
   return {scratch + operand.offset, scratch + operand.scales_offset};
 }
 
-// What brings values there.
+// The job that writes the operand's values or codes to scratch memory.
 Encoding encoding(const MatMulDesc& desc, const OperandDesc& operand, const uint8_t* x, uint8_t* scratch, int threads,
                   uint64_t seed) {
   uint8_t* const out = scratch + operand.offset;
@@ -32,18 +32,18 @@ bool quantizes_in_tiles(const CodecDesc& p) {
   return !p.stochastic && p.block_size && TILE_COLUMNS % p.block_size == 0 && p.scales != SIGNED_E4M3;
 }
 
-// out = quantized(a) quantized(b) + bias, quantized if so asked. Each is values, or codes with scales, or null: values
-// that are quantized already.
-void matmul(const MatMulDesc& desc, Given a, Given b, const float* bias, uint8_t* out, uint8_t* scratch, int threads,
-            uint64_t seed) {
+// out = quantized(a) quantized(b) + bias, quantized if the result has a format. An operand is values, or codes with
+// scales, or null: its values are quantized in scratch memory already.
+void matmul(const MatMulDesc& desc, OperandData a, OperandData b, const float* bias, uint8_t* out, uint8_t* scratch,
+            int threads, uint64_t seed) {
   const bool as_codes = desc.gemm == GEMM_INTEGER;
-  auto quantized = [&](const OperandDesc& operand, Given x) {
-    const Given to = placed(operand, as_codes, x, scratch);
+  auto quantized = [&](const OperandDesc& operand, OperandData x) {
+    const OperandData to = placed(operand, as_codes, x, scratch);
     if (!operand.packed && x.data) encoding(desc, operand, x.data, scratch, threads, seed).run(threads);
     if (operand.packed && !as_codes) unpack_tensor(operand.codec, x.data, x.scales, (void*)to.data, threads);
     return to;
   };
-  const Given left = quantized(desc.a, a), right = quantized(desc.b, b);
+  const OperandData left = quantized(desc.a, a), right = quantized(desc.b, b);
   uint32_t* panels = (uint32_t*)(scratch + desc.panels_offset);
   const GemmSize size{desc.rows, desc.columns, desc.depth};
   const CodecDesc& codec = desc.result;
@@ -85,7 +85,7 @@ void linear_backward(const LinearBackwardDesc& desc, const uint8_t* dy, const ui
     Encoding for_dw = encoding(of_dw, transposed ? of_dw.b : of_dw.a, dy, scratch, threads, seed);
     encode_both(for_dx, for_dw, threads);
   }
-  const Given gradient{both ? nullptr : dy}, x{codes, scales};
+  const OperandData gradient{both ? nullptr : dy}, x{codes, scales};
   if (dx) matmul(of_dx, gradient, {w}, nullptr, dx, scratch, threads, seed);
   if (dw)
     matmul(of_dw, transposed ? x : gradient, transposed ? gradient : x, nullptr, dw, scratch, threads, seed);

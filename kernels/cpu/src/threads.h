@@ -1,4 +1,4 @@
-// The threads of the OpenMP runtime that PyTorch brought, so that there is one pool in the process.
+// The threads of PyTorch's OpenMP runtime, so that the process has one pool.
 #pragma once
 
 #include <stdint.h>
@@ -44,7 +44,8 @@ class StandardArithmetic {
 };
 
 // Calls body(i) for each i in 0..count-1, on up to `threads` threads. Each thread begins with the consecutive i that
-// PyTorch's own loops would give it, whose memory may be in its cache, and goes on with what the others have left.
+// PyTorch's own loops would give it, as their memory may be in its cache, and then takes the i that other threads have
+// not begun.
 template <class Body> void parallel_for(int64_t count, int threads, const Body& body) {
   constexpr int max_threads = 256;
   if (threads > max_threads) threads = max_threads;

@@ -1,4 +1,4 @@
-// Which instruction set's kernels serve attention.
+// The choice of the instruction set's kernels for attention.
 #include "attention.h"
 
 #include "../choice.h"

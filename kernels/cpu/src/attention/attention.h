@@ -1,4 +1,4 @@
-// Scaled dot-product attention and its gradients (abi.h says of what).
+// Scaled dot-product attention and its gradients (arguments: abi.h).
 #pragma once
 
 #include "../api.h"
@@ -13,7 +13,7 @@ struct AttentionKernels {
 };
 extern const AttentionKernels ATTENTION_AVX512, ATTENTION_AVX2;
 
-// What abi.h says of dsq_attention and dsq_use_attention; and those that serve.
+// dsq_attention and dsq_use_attention of abi.h, and the kernels in use.
 const char* attention_name(int index, int* usable);
 void use_attention(int index);
 const AttentionKernels& attention_kernels();

@@ -1,5 +1,5 @@
-// Scaled dot-product attention and its gradients, computed in float32. The backward makes the weights again from q and
-// k, as FlashAttention does (Dao et al. 2022). A block of queries sees all its keys at once: no sum has to be rescaled,
+// Scaled dot-product attention and its gradients, computed in float32. The backward recomputes the weights from q and k,
+// as FlashAttention does (Dao et al. 2022). A block of queries sees all its keys at once: no sum has to be rescaled,
 // and the backward needs neither the result nor the logarithms of the sums. A file defines LANES and includes this.
 //
 // A task is a head. S scores, P weights, O result; dO, dP, dS gradients. Rows in scratch memory are padded with zeros to
@@ -40,7 +40,7 @@ struct Strided {
   int64_t to_row, to_column;
 };
 
-// c (rows x columns) = a (rows x depth) b (depth x columns), added to what is there where `add`.
+// c (rows x columns) = a (rows x depth) b (depth x columns), added to c if `add`.
 template <int rows, int vectors>
 void attention_tile(Strided a, const float* b, int64_t b_stride, int64_t depth, float* c, int64_t c_stride, bool add) {
   F sum[rows][vectors];
@@ -224,7 +224,7 @@ float weights(float* s, const float* mask, int64_t count, int64_t keys, int64_t 
   return exponentials(s, end, scale, *most == -__builtin_inff() ? 0 : *most);
 }
 
-// x times what dropout leaves of it: `kept`, or nothing.
+// x after dropout: times `kept`, or 0.
 INLINE F dropped(F x, const uint8_t* noise, int64_t count, float kept) {
   return x * splat(kept) * load_some(noise, count);
 }
@@ -243,7 +243,7 @@ struct Blocks {
 // The keys that query `i` sees.
 inline int64_t seen(const AttentionDesc& d, int64_t i) { return d.causal && i + 1 < d.keys ? i + 1 : d.keys; }
 
-// Divides scratch memory; without any, counts what it would take.
+// Divides scratch memory; if it is null, counts the bytes needed.
 struct Pieces {
   float* memory;
   int64_t size = 0;

@@ -116,8 +116,8 @@ void Encoding::start(int threads, uint64_t seed) {
   find_exponent(threads);
 }
 
-// Where one block holds the whole tensor, or an exponent of the tensor all blocks' scales, it comes first: from a pass of
-// its own, or, of SIGNED_E4M3, guessed, somewhat high, from a few values; a static one is known.
+// Finds the exponent of the whole tensor, which comes before the scales. It takes a pass over the values. For SIGNED_E4M3
+// it is guessed from a few values, somewhat too high; a static exponent needs no pass.
 void Encoding::find_exponent(int threads) {
   constexpr int64_t fewest = 1 << 14, places = 16, some = 256;
   constexpr int32_t slack = 3;

@@ -1,4 +1,4 @@
-// Quantizing and packing: exponents, then codes or values on the grid, then where they go (a Sink).
+// Quantizing and packing: exponents, then codes or values on the grid, then their output (a Sink).
 //
 // Work goes a TILE of columns at a time, through stages over a batch of tiles. Whole tiles with ordinary exponents take
 // the fast path; the others go through copies padded with zeros, which alter neither a largest value nor a code.
@@ -101,7 +101,7 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
     const int tiles = (n + TILE - 1) / TILE, tile_bytes = TILE * size_of(dtype);
     const bool prefetches = job.from_memory && !STOCHASTIC;
     alignas(64) uint32_t key[Grid::SIGNED ? BATCH_COLUMNS / 16 : 1];  // of a group
-    // four tiles at once: what is read in one piece should have been written in one
+    // four tiles at once, as memory that is read in one piece should have been written in one piece
     for (int i = 0; i < BATCH_COLUMNS / TILE; i += 4) {
       U most[4] = {};
 #pragma GCC unroll 4
@@ -221,7 +221,7 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
 
   // ---- blocks along the rows ----
 
-  // Whether a whole tile may be read, what follows the columns of a narrow one with it.
+  // Whether a whole tile may be read, including the memory behind the columns of a narrow tile.
   INLINE bool inside(const uint8_t* x) const { return values_end - x >= TILE * item; }
 
   // The scale of each of n columns from `column`, over rows top..bottom - 1, and behind them that of the last. A few rows

@@ -1,4 +1,4 @@
-// One call of a codec or mask kernel: what it is asked to do and on which memory; and how it is cut into tasks.
+// One call of a codec or mask kernel: its operation, its memory, and its division into tasks.
 // Names and numerics are those of kernels/reference, which defines every bit.
 #pragma once
 
@@ -34,7 +34,7 @@ struct CodecJob {
   bool past_caches = false;     // write values with streaming stores
   bool prefetch = false;        // or prefetch the cache lines they go to
   bool from_memory = false;     // the input is too large to be in a cache
-  Magnitudes* found = nullptr;  // of SIGNED_E4M3: what the encoder is to report, or null
+  Magnitudes* found = nullptr;  // for SIGNED_E4M3, the result of the encoder's search, or null
 };
 
 // One bit a value (masks.h).

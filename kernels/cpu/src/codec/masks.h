@@ -1,5 +1,5 @@
-// One bit a value: on which side of its limits it lies; back, each bit as 0 or 1; other values, those let
-// through whose bit is 1; and ReLU, which is a value's side and the value at once.
+// Masks of one bit a value: packing (whether the value is between the limits), unpacking to 0 and 1, masking of other
+// values, and ReLU, which computes the result and its mask at once.
 #pragma once
 
 #include "../simd/lanes.h"
@@ -78,7 +78,7 @@ void mask(const MaskJob& job, int64_t begin, int64_t end) {
   }
 }
 
-// A word's bits as the numbers 0 and `one`, given as the bits of such a number.
+// A word's bits as the numbers 0 and `one`; both are bit patterns of floats.
 INLINE void spread(uint32_t bits, int32_t one, uint32_t* out) {
   for (int i = 0; i < WORD; i += LANES) write(out + i, lane_masks(bits >> i) & splat(one));
 }

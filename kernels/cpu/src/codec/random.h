@@ -39,7 +39,7 @@ INLINE U64 interleave_low_halves(U64 even, U64 odd) {
 }
 
 // A tile's random numbers. Columns 16j..16j+15 own the low (j even) or high (j odd) halves of words[j / 2]. A number k
-// is kept as 2^16 - 1 - k, which rounding has more use for.
+// is stored as 2^16 - 1 - k, the form that rounding needs.
 struct Numbers {
   alignas(64) uint32_t words[2][16];
 
@@ -58,7 +58,7 @@ struct Random {
   // The first counter words differ by lane alone, the others by row alone: so each word that the third round begins
   // with is a part that differs by lane, one that differs by row, or the exclusive or of both. These are the lanes'.
   // Each 32-bit word of a counter rides in the low half of a 64-bit lane, even and odd counters apart, so that the
-  // multiplier finds it there; what is left in the high half it ignores.
+  // multiplier finds it there. The multiplier ignores the high half.
   struct Start {
     U64 c0, c1, c2;
   };
@@ -69,7 +69,7 @@ struct Random {
 
   explicit Random(uint64_t seed) {
     for (int round = 0; round < ROUNDS; round++) {
-      const uint32_t complement = round == ROUNDS - 1 ? ~0u : 0;  // as the numbers are kept
+      const uint32_t complement = round == ROUNDS - 1 ? ~0u : 0;  // the form in which the numbers are stored
       keys[2 * round] = ((uint32_t)seed + round * 0x9E3779B9u) ^ complement;
       keys[2 * round + 1] = ((uint32_t)(seed >> 32) + round * 0xBB67AE85u) ^ complement;
     }

@@ -1,6 +1,6 @@
 // From values to codes and back, given the scales: rounding, and the grid of formats whose step is a power of two.
 //
-// A grid is what a format is to the encoder and the decoder: PowerGrid here, SignedGrid in signed.h.
+// A grid represents a format in the encoder and the decoder: PowerGrid here, SignedGrid in signed.h.
 #pragma once
 
 #include "random.h"
@@ -170,7 +170,7 @@ template <bool STOCHASTIC> struct PowerGrid {
     ::ordinary_factors<STOCHASTIC, VALUES>(scale, bits, up_or_shift, step_or_most);
   }
   INLINE AnyFactors any_factors(I scale) const { return {scale, bits}; }
-  // The last step to the grid of what fast tiles make of x.
+  // The last step of rounding x to the grid in fast tiles.
   INLINE F quantized(F x, Factors f, SignAndMagnitude) const { return to_grid(x, f.up_or_shift, f.step_or_most); }
 };
 

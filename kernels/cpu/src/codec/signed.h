@@ -21,7 +21,7 @@ template <bool STOCHASTIC> struct SignedGrid {
   static constexpr float FRACTIONS = 1;
   const int bits;
   const SignedSteps steps;
-  float up;  // what takes a block's largest magnitude to the range of E4M3
+  float up;  // the factor from a block's largest magnitude to the range of E4M3
   U most{}, opposite{};  // of the largest magnitudes of blocks: the largest, and 2^32 less the smallest that is not 0
 
   explicit SignedGrid(const CodecJob& job) : bits(job.desc->bits), steps(bits, job.tensor_exponent) {

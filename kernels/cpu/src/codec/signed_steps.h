@@ -1,4 +1,4 @@
-// The steps of scales of SIGNED_E4M3: kernels/reference/formats.py defines every bit. Steps and their inverses are normal
+// The steps of scales of SIGNED_E4M3. kernels/reference/formats.py defines every bit. Steps and their inverses are normal
 // floats, or 0, or NaN.
 #pragma once
 

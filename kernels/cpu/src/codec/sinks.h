@@ -1,4 +1,4 @@
-// Where the encoder's tiles go: to values, or to codes.
+// The outputs of the encoder's tiles: values, or codes.
 #pragma once
 
 #include "bits.h"

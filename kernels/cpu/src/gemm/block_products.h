@@ -1,6 +1,6 @@
 // C = A B from packed codes, blocks along the contraction: an exact integer dot product over each block, times the two blocks'
-// scale factors, summed in float32. Panels, of bytes or of integers of 16 bits (Code), and the order of tiles; the dot
-// products are the includer's.
+// scale factors, summed in float32. Panels, of bytes or of integers of 16 bits (Code), and the order of tiles. The
+// including file defines the dot products.
 #pragma once
 
 #include "../codec/bits.h"
@@ -110,7 +110,7 @@ void fill_scales(const PackedVectors& x, int64_t vector, int64_t blocks, float* 
     }
 }
 
-// What a microkernel multiplies: some rows of A's panel, from `a` and `a_scales` on, by B's panel. It writes `rows` by
+// The operands of a microkernel: some rows of A's panel, from `a` and `a_scales` on, and B's panel. It writes `rows` by
 // `columns` of the tile of C, which begin with the bias. A block has `elements` elements.
 struct BlockTile {
   const int8_t* a;

@@ -1,4 +1,4 @@
-// The integer GEMM on 256-bit vectors. What includes this says how the codes of a block are multiplied.
+// The integer GEMM on 256-bit vectors. The including file defines how the codes of a block are multiplied.
 #pragma once
 
 #define LANES 8

@@ -1,7 +1,7 @@
 // The GEMMs on quantized operands: c = a b + bias with exact products of values and sums in float32.
 //
-// A vector is a row of a or a column of b: what the contraction runs along. `scratch` has the bytes that the function
-// ..._scratch asks for.
+// A vector is a row of a or a column of b, along the contraction. `scratch` has the number of bytes that the function
+// ..._scratch returns.
 #pragma once
 
 #include "../api.h"
@@ -50,7 +50,7 @@ struct IntegerGemm {
 };
 extern const IntegerGemm INTEGER_AVX512, INTEGER_AVXVNNI, INTEGER_AVX2, INTEGER_NEON;
 
-// What abi.h says of dsq_integer_gemm and dsq_use_integer_gemm; and the one that multiplies, or null.
+// dsq_integer_gemm and dsq_use_integer_gemm of abi.h, and the kernel in use, or null.
 const char* integer_gemm_name(int index, int* usable);
 void use_integer_gemm(int index);
 const IntegerGemm* integer_gemm();

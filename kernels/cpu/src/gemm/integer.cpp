@@ -1,4 +1,4 @@
-// Which machine's instructions multiply packed codes.
+// The choice of the instructions that multiply packed codes.
 #include "../choice.h"
 #include "gemm.h"
 

@@ -120,7 +120,7 @@ INLINE void microkernel(PanelOfA a, PanelOfB b, int runs, RunShape run, float* c
   }
 }
 
-// What a task multiplies by a panel of B in a slab: `runs` runs of `height` vectors of A.
+// The operands of a task in a slab: `runs` runs of `height` vectors of A, and a panel of B.
 struct SlabOfTask {
   PanelOfA a;
   PanelOfB b;
@@ -131,7 +131,7 @@ struct SlabOfTask {
   bool first;         // of the slabs; later ones begin with the sums so far
 };
 
-// The tiles from `row` on, `rows` high, and what is left below them.
+// Multiplies the tiles from `row` on, `rows` high, and the shorter tile below them.
 template <bool int8, int ELEMENTS, bool POWERS, int rows = ROWS>
 void microkernels(SlabOfTask slab, ResultTile<TASK_ROWS>& tile, int row = 0) {
   const int64_t stride = tile.stride();
@@ -161,7 +161,7 @@ struct PanelRuns {
   int16_t steps, powers;
 };
 
-// What the GEMM keeps in scratch memory, in slabs of `steps` steps.
+// The parts of the GEMM's scratch memory, in slabs of `steps` steps.
 struct Scratch {
   int64_t a_panels, a_tasks, b_panels, slabs, blocks;
   Scratch(GemmSize size, int block_size, int steps)
@@ -193,7 +193,7 @@ template <bool int8> class Panels {
     else pack_panel_of_b(panel - size.a_panels, slab);
   }
 
-  // What `height` vectors of A from `top` on and panel j of B are to each other.
+  // The product of `height` vectors of A from `top` on and panel j of B.
   SlabOfTask block_of_task(int64_t top, int height, int64_t j, int width, int64_t slab, PanelRuns run,
                             const float* bias) const {
     const int steps = steps_of(slab), run_steps = least(run.steps, A.steps_read(steps));

@@ -1,5 +1,5 @@
 // LANES values side by side, in the compiler's own vector types: the same source gives SSE2 or NEON (4 lanes), AVX2 (8)
-// and AVX-512 (16). Intrinsics only where the vector types have no word for it. Everything is in an anonymous
+// and AVX-512 (16). Intrinsics are used only if the vector types have no operation for it. Everything is in an anonymous
 // namespace: each instruction set's file compiles its own copy, and the linker must never mix them.
 #pragma once
 
@@ -254,7 +254,7 @@ INLINE U upper_halves(U a, U b) {
 #endif
 }
 
-// Past the caches, which saves reading what is overwritten; p is aligned to what is stored.
+// Stores past the caches, which saves reading the overwritten memory. p is aligned to the size of the stored value.
 INLINE void stream(void* p, U x) {
 #if LANES == 16
   _mm512_stream_si512((__m512i*)p, (__m512i)x);
@@ -294,7 +294,7 @@ INLINE U exponent_bytes(I a, I b, I c, I d) {
   return pick(pick(bytes, (U)c >> 7, 0xffff), (U)d << 1, 0xffffff);
 }
 
-// What orders values by magnitude, and of two equal ones the positive above the negative.
+// A key that orders values by magnitude, and of two equal magnitudes the positive above the negative.
 INLINE U signed_key(F x) {
 #if LANES == 16
   return (U)_mm512_rol_epi32((__m512i)x, 1) ^ 1;
