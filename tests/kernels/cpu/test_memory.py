@@ -88,5 +88,6 @@ def test_a_layer_whose_memory_was_freed_before_the_backward_is_refused():
         tensors = {"weight": [layer.weight], "stash": [t for t in saved if t.dtype == torch.uint8], "gradient": [dy]}
         for tensor in tensors[freed]:
             _emptied(tensor.detach())
-        with pytest.raises(ValueError, match="has no memory of its size on the CPU"):
+        # the layer itself checks its weight, the kernels all other tensors
+        with pytest.raises((ValueError, RuntimeError), match=r"has no memory of its size|freed since the forward"):
             y.backward(dy)
