@@ -79,6 +79,9 @@ class Bfp(RulePolicy):
         make = _format.__wrapped__ if torch.compiler.is_compiling() else _format  # a graph calls no cache
         return make(self.bits, self.format_name, self.block_size, q1)
 
+    def level(self, module: nn.Module) -> str:
+        return super().level(module) or str(self.q1)
+
     def codec(self, module: nn.Module) -> "BlockCodec":
         self._format = self.format_now()
         return BlockCodec(_formats(self._format))

@@ -102,6 +102,11 @@ class Controller:
             raise RuntimeError(f"{text} (dsq.unconvert(model), controller.remove())")
         return run_under(((self, module),), run, *args, **kwargs)
 
+    def level(self, module: nn.Module) -> str:
+        """Return what a rise of the level of ``module`` (the model or a copy of it) changes: a checkpoint must be
+        recomputed at the level of its forward."""
+        return ""
+
     def report(self) -> PolicyStatus:
         """Return the latest training forward in numbers."""
         return PolicyStatus(self.name, self.attached)

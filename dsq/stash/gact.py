@@ -19,6 +19,7 @@ outputs to zero: at 4 bits the gradient of a ResNet-20 was off by 0.42 of its no
 """
 
 import math
+import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -217,6 +218,22 @@ def _is_batch(gradient: Tensor | None) -> bool:
     return gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)
 
 
+def has_reentrant_checkpoint(y: Tensor) -> bool:
+    """Return whether the graph of ``y`` has a checkpoint that runs a backward of its own, which torch.autograd.grad
+    refuses: PyTorch's, fairseq's, Megatron's and DeepSpeed's have one name."""
+    nodes: list[Any] = [y.grad_fn]
+    seen: set[Any] = set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        seen.add(node)
+        nodes.extend(parent for parent, _ in node.next_functions)
+    return False
+
+
 def sensitivities(gradient: Callable[[], Sequence[Tensor]], duals: Sequence[Dual], factor: float) -> list[float]:
     """Return c_l of each saved tensor (GACT, algorithm 1), with ``factor`` the S(b) of the bits they all have.
 
@@ -301,6 +318,10 @@ class Gact(RulePolicy):
             return
         self.next_adaptation = self.step + (self.adapt_interval or 0 if duals else 0)
         if not duals:
+            return
+        if any(has_reentrant_checkpoint(y) for y, _ in came):
+            text = "gact measures no sensitivities behind checkpoints with use_reentrant=True: all tensors get the"
+            warnings.warn(f"{text} same bits; use_reentrant=False lets it measure", stacklevel=2)
             return
 
         def gradient() -> Sequence[Tensor]:

@@ -5,7 +5,7 @@ torch.compile traces the mode into the graphs of a model, or of blocks, that wer
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, cast
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from dsq.layers import not_compiled_alone
+from dsq.quantizers import Quantized
 from dsq.stash.controller import RUNNING, Controller, PolicyStatus, run_under
 from dsq.stash.rules import MASK_RULES, RULES, Rule
 from dsq.stash.saved_forms import EXACT_CODEC, Codec
@@ -75,6 +76,7 @@ class Interception(TorchFunctionMode):
         self.stash, self.rules = stash, rules
         #: bits in which a partitioner packs in graphs, where this mode then does nothing; None: it is traced into them
         self.graph_bits = graph_bits
+        self.levels: tuple[str, ...] = ()  #: of the policies that are entered; () before a checkpoint
         self.segments: list[tuple[Any, list[Any]]] = []  #: of checkpoints that run, outer first, and exact inputs
 
     @not_compiled_alone
@@ -126,13 +128,35 @@ class Interception(TorchFunctionMode):
         if segment is self.stash.segment:
             return
         self.segments = [(other, inputs) for other, inputs in self.segments if is_open(other)]
-        if segment is not None and not is_wrapped(segment, run_under):
+        if segment is not None and not is_wrapped(segment, recompute_at_level):
             self.stash.enter_segment(None)
-            recompute_under(segment, run_under, tuple(RUNNING.entered.items()))
+            self.levels = self.levels or levels_now(RUNNING.entered.items())
+            recompute_under(segment, recompute_at_level, tuple(RUNNING.entered.items()), self.levels)
             inputs = exact_inputs(segment)
             if code_inputs(segment, lambda x: self.stash.code(x, "boundary")):
                 self.segments.append((segment, inputs))
         self.stash.enter_segment(segment)
+
+
+Entered = Collection[tuple[Controller, nn.Module]]  #: policies and the models whose forwards they are in
+
+
+def levels_now(entered: Entered) -> tuple[str, ...]:
+    """Return the level of each policy's model."""
+    return tuple(policy.level(module) for policy, module in entered)
+
+
+def recompute_at_level(
+    entered: tuple[tuple[Controller, nn.Module], ...], levels: tuple[str, ...], run: Callable[..., Any], *args: Any
+) -> Any:
+    """Recompute a segment of a checkpoint under the policies of its forward.
+
+    RuntimeError where the level rose in between: codes of another width are not those that the forward saved.
+    """
+    if levels_now(entered) != levels:
+        text = "the precision level must not change between the forward of a checkpoint and its backward"
+        raise RuntimeError(f"{text}: call dynamic.record() and dynamic.step() after backward()")
+    return run_under(entered, run, *args)
 
 
 class RulePolicy(Controller):
@@ -160,6 +184,9 @@ class RulePolicy(Controller):
         finally:
             RUNNING.stashes.pop()
             stash.end_forward()
+
+    def level(self, module: nn.Module) -> str:
+        return next((layer.formats for layer in module.modules() if isinstance(layer, Quantized)), "")
 
     def graph_bits(self) -> int | None:
         """Return the bits in which a partitioner packs in graphs, 0 for exact; None: graphs trace the policy's mode."""

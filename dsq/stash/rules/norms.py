@@ -20,6 +20,8 @@ from dsq.stash.stash import Stash
 
 aten = torch.ops.aten
 
+_MIN_SQUARE = 1e-8  #: of the mean of x^ ** 2
+
 
 def layer_norm(
     stash: Stash, input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
@@ -87,7 +89,8 @@ def _again(centred: Tensor, inverse: Tensor, axes: tuple[int, ...], eps: float) 
     """Return 1 / deviation of the rows of x^ itself, where ``inverse`` was that of x."""
     square = (centred * centred).mean(axes, keepdim=True)
     wide = inverse.to(torch.promote_types(inverse.dtype, torch.float32))  # its square may be too large for a half
-    return (square + eps * wide**2).rsqrt().to(centred.dtype)
+    # 1, but 0 where the variance of x was infinite: a half has the root of the bound, and 0 times it is 0
+    return (square + eps * wide**2).clamp_min(_MIN_SQUARE).rsqrt().to(centred.dtype)
 
 
 def _standard(inverse: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from dsq import DynamicPrecision
 from dsq.stash import apply, torch_checkpoint
 from tests.dsq.gradients import error, gradient
 
@@ -117,3 +118,15 @@ def test_checkpoints_of_an_unknown_pytorch_end_in_one_line(monkeypatch):
     model[1].forward = partial(segment_of, model[1].forward)
     with pytest.raises(RuntimeError, match=r"does not know the checkpoints of PyTorch .*missing _CheckpointFrame"):
         model(torch.randn(4, WIDTH))
+
+
+@pytest.mark.parametrize("schedule", ["[8,4,8,8] [8,8,8,8]", "[8,4,4,8] [16,4,4,8]"])
+def test_a_level_that_rises_before_the_backward_of_a_checkpoint_is_refused(schedule):
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), block())
+    model[1].forward = partial(segment_of, model[1].forward)
+    dynamic = DynamicPrecision(model, schedule, rise_at=1, total_updates=9)
+    loss = model(torch.randn(64, WIDTH)).sum()
+    dynamic.record()
+    with pytest.raises(RuntimeError, match=r"level must not change .* after backward\(\)$"):
+        loss.backward()
+    model(torch.randn(64, WIDTH)).sum().backward()

@@ -12,7 +12,7 @@ from analysis.models import encoder
 from dsq import stash
 from dsq.stash.gact import EXACT, allocate, factor
 from tests.dsq.gradients import all_gradients, error, gradient
-from tests.dsq.stash.every_policy import SelfAttention
+from tests.dsq.stash.every_policy import Checkpointed, SelfAttention
 
 
 class Sensitive(nn.Module):
@@ -208,3 +208,12 @@ def test_a_backward_after_another_forward_is_not_measured() -> None:
     model(rows(1))
     y.sum().backward()
     assert not controller.plan.measured
+
+
+def test_behind_a_checkpoint_that_re_enters_nothing_is_measured() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), Checkpointed(make(Sensitive), reentrant=True))
+    exact = gradient(model, rows())
+    stash.apply(model, "gact")
+    assert error(gradient(model, rows()), exact) < 0.1
+    with pytest.warns(UserWarning, match="behind checkpoints with use_reentrant=True"):
+        assert error(gradient(model, rows()), exact) < 0.1

@@ -101,6 +101,23 @@ def test_a_gradient_is_exact_or_close(case):
         assert 0.8 < ours.norm() / exact.norm() < 1.25
 
 
+NORMS = {
+    "layer norm": lambda x: F.layer_norm(x, (64,)),
+    "RMS norm": lambda x: F.rms_norm(x, (64,)),
+    "instance norm": lambda x: F.instance_norm(x[None])[0],
+    "normalize": lambda x: F.normalize(x, dim=-1),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_rows_of_infinite_variance_are_zero_to_a_norm(name):
+    x = drawn(64, 64)
+    x[3] *= 1e19  # of 1e20 PyTorch's layer norm gives NaN
+    for ours, exact in pairs(lambda x, w: F.linear(NORMS[name](x), w), x, drawn(64, 64, seed=1)):
+        assert ours.isfinite().all()
+        assert (ours - exact).norm() < 0.1 * exact.norm()
+
+
 def test_a_softmax_whose_upstream_gradient_has_a_large_common_part():
     """Rows sum to 1, so the common part cancels."""
     scores = drawn(4, 64, 64)
