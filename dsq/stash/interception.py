@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from dsq.layers import not_compiled_alone
+from dsq.linear import linear
 from dsq.quantizers import Quantized
 from dsq.stash.controller import RUNNING, Controller, PolicyStatus, run_under
 from dsq.stash.rules import MASK_RULES, RULES, Rule
@@ -105,6 +106,8 @@ class Interception(TorchFunctionMode):
             self._follow_checkpoint()
             for segment, inputs in self.segments:
                 set_inputs(segment, inputs)
+        if func is linear and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self.stash.count_call(args[1])  # a solver's loop, or a fixed point's
         if row is None or not torch.is_grad_enabled() or kwargs.get("out") is not None:
             return func(*args, **kwargs)
         kwargs.pop("out", None)  # which F.normalize always names

@@ -210,3 +210,20 @@ def test_a_layer_that_one_forward_calls_over_a_hundred_times_is_warned_of():
             model(x, 100).sum().backward()
     with pytest.warns(UserWarning, match=r"layer of \(64, 64\) was called over 100 times.*DSQConfig\(exclude="):
         model(x, 101)
+
+
+class FixedPoint(Loop):
+    def forward(self, x, steps):
+        with torch.no_grad():
+            x = super().forward(x, steps)
+        return self.step(x)
+
+
+def test_calls_without_gradients_in_a_training_forward_are_counted_too():
+    model, x = dsq.DynamicPrecision(FixedPoint()).model, torch.randn(16, 64)
+    with warnings.catch_warnings(action="error"):
+        model(x, 99).sum().backward()
+        with torch.no_grad():
+            model(x, 101)  # evaluation, as a decoder's loop
+    with pytest.warns(UserWarning, match=r"layer of \(64, 64\) was called over 100 times"):
+        model(x, 101)
