@@ -1,10 +1,10 @@
-"""A small GPT on characters, with everything that it keeps for the backward packed.
+"""A small GPT on characters that packs the tensors saved for its backward pass.
 
     python examples/char_gpt.py
 
-The text is a file of Python's own library. dsq.convert packs what the linear layers stash, the policy "bfp" every
-other saved tensor (attention, norms, GELU, the residual stream); dsq.stash.measure weighs both before and after. The
-loss is taken in chunks of the tokens, so that no logits of all of them are kept.
+The text is a file of Python's own library. dsq.convert packs the inputs of linear layers, and the policy "bfp" the
+other saved tensors (attention, norms, GELU, the residual stream). dsq.stash.measure counts the bytes before and after.
+The loss is computed in chunks of tokens, so that the logits of all tokens never exist at once.
 """
 
 import argparse

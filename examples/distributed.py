@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 2 examples/distributed.py --engine ddp
     torchrun --nproc-per-node 2 examples/distributed.py --engine fsdp2
 
-Each rank takes its share of the batch. Blocks of 16 values cross tokens, so that a rank's tokens must be a multiple of
-16 for its numbers to be those of one process (docs/distributed.md).
+Each rank takes its share of the batch. Blocks of 16 values lie across tokens, so the numbers equal those of one
+process if the tokens of each rank are a multiple of 16 (docs/distributed.md).
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python examples/fairseq_translation.py
 
-The target language is the source language in capitals with the verb last. Training starts at a stash of 3 bits and
-rises by itself. The commands are those of fairseq_plugin, printed as they run.
+The target language is the source language in capitals with the verb last. Training starts with a stash of 3 bits, and
+the level rises at a plateau. The example prints the commands of fairseq_plugin that it runs.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python examples/plain_loop.py
 
-An MLP learns the classes that another MLP, of random weights, gives to random points. It starts with a stash of
-3 bits; when the validation loss has not fallen by 2 % for three validations, the level rises.
+An MLP learns the classes that another MLP with random weights gives to random points. It starts with a stash of 3 bits.
+The level rises when the validation loss has not fallen by 2 % for three validations.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python examples/vit_classifier.py
 
-Images of 16 x 16 hold stripes, a checkerboard or a disc, moved and noisy. dsq.convert quantizes the feed-forward
-linears, at a level that rises after a while; the policy "gact" gives every other saved tensor 4 bits on average,
-more to those whose rounding moves the gradient most.
+Images of 16 x 16 show stripes, a checkerboard or a disc, shifted and noisy. dsq.convert quantizes the linear layers,
+at a level that rises after three quarters of the steps. The policy "gact" gives every other saved tensor 4 bits on
+average, and more bits to tensors whose rounding changes the gradient most.
 """
 
 import argparse
