@@ -78,3 +78,8 @@ def test_widths_that_damaged_training_are_warned_of():
         dsq.DSQConfig(levels="[2,2,2,16] [16,4,4,16]")
     with pytest.raises(UserWarning, match=r"^\[3,3,3,16\] may damage .* bfp lost with 4 bits"):
         dsq.DSQConfig(levels="[3,3,3,16]", format="bfp")
+
+
+def test_help_explains_every_option():
+    for option in dataclasses.fields(dsq.DSQConfig):
+        assert f"    {option.name}: {option.metadata['help'][:20]}" in dsq.DSQConfig.__doc__
