@@ -13,7 +13,7 @@ from dsq.kernels.dispatch import apply_mask
 from dsq.kernels.dispatch import relu as masked_relu
 from dsq.stash.functions import save, saved
 from dsq.stash.memory import MemoryOrder
-from dsq.stash.rules.pointwise import in_place
+from dsq.stash.rules.pointwise import overwrite
 from dsq.stash.rules.products import as_tuple
 from dsq.stash.stash import Stash
 
@@ -84,7 +84,7 @@ def dropout(stash: Stash, input: Tensor, p: float = 0.5, training: bool = True, 
     if not training or not 0 < p < 1:
         return F.dropout(input, p, training, inplace)
     y = Dropout.apply(stash, input, p)  # type: ignore[no-untyped-call]
-    return in_place(stash, input, y) if inplace else y
+    return overwrite(stash, input, y) if inplace else y
 
 
 def torch_dropout(stash: Stash, input: Tensor, p: float, train: bool) -> Tensor:

@@ -1,15 +1,15 @@
-"""Rows of the activations, of products value by value, and of operations that move values.
+"""Rules of the activations, of products value by value, and of operations that move values.
 
-An activation keeps its input; what it makes, which the next linear layer would keep, is made again from that. A product
-keeps both factors and gives its result again: a gated unit keeps its two inputs and nothing else. A factor that is
+An activation saves its input, from which its result, which the next linear layer would save, is recomputed. A product
+saves both factors, from which its result is recomputed: a gated unit saves its two inputs alone. A factor that is
 broadcast (a row's 1 / deviation in an RMS norm that is written out) stays exact: it is small, and every value of the
 row is multiplied by it.
 
-A loss that a model writes out stays as exact as PyTorch's losses, which have no row: a residual against data, what is
+A loss that a model writes out stays as exact as PyTorch's losses, which have no rule: a residual against data, what is
 divided, and exponentials (dsq/stash/stash.py). In codes of 4 bits the residual of the component that fits a point was 0
 beside those that do not, and a mixture of Gaussians (y - mean) exp(-s) shrank its deviations without end.
 
-What moves values keeps an index, and gives its result again from a code of the input. A message of a graph network,
+An operation that moves values saves an index; its result is recomputed from the codes of the input. A message of a graph network,
 x[source], is as long as the edges are many: the product that weighs it would keep it, and x, which is far smaller, is
 kept already. The sum of the messages at each target, index_add, keeps the index; PyTorch keeps the messages too.
 """
@@ -32,39 +32,61 @@ aten = torch.ops.aten
 SATURATED = 16.0
 
 
-def activation(
+def smooth_activation(
     function: Callable[..., Tensor],
     backward: Callable[..., Tensor],
     infinity: float | None = None,
-    limits: Callable[..., tuple[float, float]] | None = None,
     saves_result: bool = False,
     **options: Any,
-) -> Any:
-    """Return the row of an activation. backward: (dy, x, options) -> dx; infinity: what stands for infinite inputs, at
-    which the function is finite; options: by name, in PyTorch's order, at their defaults. limits: of the options, where
-    the backward is to get whether x lies between them, as 1 and 0. saves_result: PyTorch saves the result, and x may be
-    overwritten: an x that stays exact is left to PyTorch."""
-    usual = partial(function, **options), partial(backward, **options)
+) -> Callable[..., Tensor]:
+    """Return the rule of an activation whose gradient reads x, which is saved in codes.
+
+    Args:
+        backward: (dy, x, options) -> dx.
+        infinity: the value that stands for infinite inputs; the function is finite there.
+        saves_result: PyTorch saves the result, and x may be overwritten. An x that stays exact is left to PyTorch.
+        options: those of ``function`` by name, in PyTorch's order, at their defaults.
+    """
     prepare = None if infinity is None else partial(_bounded, infinity=infinity)
     writes = isinstance(backward, torch._ops.OpOverloadPacket) and "grad_input" in backward.overloads()
 
     def activate(stash: Stash, input: Tensor, *args: Any, **named: Any) -> Tensor:
-        run, gradient = usual
-        if args or named:
-            given = options | dict(zip((*options, "inplace"), args, strict=False)) | named
-            if given.pop("inplace", False):
-                # before the values change, and held until they have
-                form = stash.code(input, "activation", prepare) if limits is None else None
-                if isinstance(form, Tensor):
-                    return function(input, *args, **named)
-                return in_place(stash, input, activate(stash, input, **given))
-            run, gradient = partial(function, **given), partial(backward, **given)
-        if saves_result and isinstance(stash.code(input, "activation", prepare), Tensor):
-            y = run(input)
-            stash.leave_exact(y)
+        arguments = options | dict(zip((*options, "inplace"), args, strict=False)) | named
+        overwrites = arguments.pop("inplace", False)
+        # an input that is overwritten is coded before, and its form is held until then
+        form = stash.code(input, "activation", prepare) if overwrites or saves_result else None
+        if isinstance(form, Tensor):
+            y = function(input, *args, **named)
+            if not overwrites:
+                stash.leave_exact(y)
             return y
-        between = None if limits is None else limits(**run.keywords)
-        return Activation.apply(stash, input, run, gradient, between, writes, prepare)  # type: ignore[no-any-return, no-untyped-call]
+        run, gradient = partial(function, **arguments), partial(backward, **arguments)
+        y = SmoothActivation.apply(stash, input, run, gradient, writes, prepare)  # type: ignore[no-untyped-call]
+        return overwrite(stash, input, y) if overwrites else y
+
+    return activate
+
+
+def threshold_activation(
+    function: Callable[..., Tensor],
+    backward: Callable[..., Tensor],
+    limits: Callable[..., tuple[float, float]],
+    **options: Any,
+) -> Callable[..., Tensor]:
+    """Return the rule of an activation whose gradient reads whether x lies between two limits, saved in a bit a value.
+
+    Args:
+        backward: (dy, mask, options) -> dx. The mask is 1 between the limits, and 0 elsewhere.
+        limits: (options) -> the lower and the upper limit; NaN for none.
+        options: those of ``function`` by name, in PyTorch's order, at their defaults.
+    """
+
+    def activate(stash: Stash, input: Tensor, *args: Any, **named: Any) -> Tensor:
+        arguments = options | dict(zip((*options, "inplace"), args, strict=False)) | named
+        overwrites = arguments.pop("inplace", False)
+        run, gradient = partial(function, **arguments), partial(backward, **arguments)
+        y = ThresholdActivation.apply(stash, input, run, gradient, limits(**arguments))  # type: ignore[no-untyped-call]
+        return overwrite(stash, input, y) if overwrites else y  # type: ignore[no-any-return]
 
     return activate
 
@@ -77,69 +99,86 @@ def _bounded(values: Tensor, infinity: float) -> Tensor:
     return values.nan_to_num(math.nan, infinity, -infinity)
 
 
-def in_place(stash: Stash, x: Tensor, y: Tensor) -> Tensor:
-    """Put ``y``, which a row made of ``x`` and whose gradient does not read ``x`` itself, in the place of ``x``."""
+def overwrite(stash: Stash, x: Tensor, y: Tensor) -> Tensor:
+    """Copy ``y``, the result of a rule whose gradient does not read the values of ``x``, into ``x``."""
     form = stash.find(y)
     x.copy_(y)
-    stash.recompute(x, (form,), lambda same: same)
+    stash.recompute(x, (form,), lambda y: y)
     return x
 
 
-class Activation(torch.autograd.Function):
-    """y = run(x). Its gradient is made of dy and x; where limits are given, of dy and whether x lies between them, as 1
-    and 0. ``writes``: its function takes a tensor to write to, ``grad_input``."""
+class SmoothActivation(torch.autograd.Function):
+    """y = run(x), with dx = gradient(dy, x). ``writes``: ``gradient`` takes a tensor to write to, ``grad_input``."""
 
     @staticmethod
-    def forward(
-        ctx: Any, stash: Stash, x: Tensor, run: Any, gradient: Any, limits: Any, writes: bool, prepare: Any
-    ) -> Tensor:
+    def forward(ctx: Any, stash: Stash, x: Tensor, run: Any, gradient: Any, writes: bool, prepare: Any) -> Tensor:
         y: Tensor = run(x)
-        source = stash.code(x, "activation", prepare) if limits is None else stash.find(x)
-        save(ctx, source if limits is None else stash.bitmask(x, limits[0], limits[1], nan_is_open=False))
-        stash.recompute(y, (source,), run)
+        form = stash.code(x, "activation", prepare)
+        save(ctx, form)
+        stash.recompute(y, (form,), run)
         ctx.gradient, ctx.writes = gradient, writes
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = saved(ctx)
-        (over,) = reusable_buffers(ctx, dy, x)
-        if over is not None and ctx.writes and (dy.dtype, dy.shape) == (x.dtype, x.shape):
-            return None, ctx.gradient(dy, x, grad_input=over), *[None] * 5
-        return None, ctx.gradient(dy, x.to(dy.dtype)), *[None] * 5
+        (buffer,) = reusable_buffers(ctx, dy, x)
+        if buffer is not None and ctx.writes and (dy.dtype, dy.shape) == (x.dtype, x.shape):
+            return None, ctx.gradient(dy, x, grad_input=buffer), *[None] * 4
+        return None, ctx.gradient(dy, x.to(dy.dtype)), *[None] * 4
 
 
-tanh = activation(torch.tanh, lambda dy, x: aten.tanh_backward(dy, x.tanh()), SATURATED, saves_result=True)
-sigmoid = activation(torch.sigmoid, lambda dy, x: aten.sigmoid_backward(dy, x.sigmoid()), SATURATED, saves_result=True)
-square = activation(torch.square, lambda dy, x: 2 * dy * x)
-cube = activation(partial(torch.pow, exponent=3), lambda dy, x: 3 * dy * x * x)
+class ThresholdActivation(torch.autograd.Function):
+    """y = run(x), with dx = gradient(dy, mask)."""
+
+    @staticmethod
+    def forward(ctx: Any, stash: Stash, x: Tensor, run: Any, gradient: Any, limits: tuple[float, float]) -> Tensor:
+        y: Tensor = run(x)
+        form = stash.find(x)
+        save(ctx, stash.bitmask(x, *limits, nan_is_open=False))
+        stash.recompute(y, (form,), run)
+        ctx.gradient = gradient
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (mask,) = saved(ctx)
+        return None, ctx.gradient(dy, mask.to(dy.dtype)), *[None] * 3
+
+
+tanh = smooth_activation(torch.tanh, lambda dy, x: aten.tanh_backward(dy, x.tanh()), SATURATED, saves_result=True)
+sigmoid = smooth_activation(
+    torch.sigmoid, lambda dy, x: aten.sigmoid_backward(dy, x.sigmoid()), SATURATED, saves_result=True
+)
+square = smooth_activation(torch.square, lambda dy, x: 2 * dy * x)
+cube = smooth_activation(partial(torch.pow, exponent=3), lambda dy, x: 3 * dy * x * x)
 ACTIVATIONS: dict[Any, Any] = {
-    F.gelu: activation(F.gelu, aten.gelu_backward, approximate="none"),
-    F.silu: activation(F.silu, aten.silu_backward),
-    F.mish: activation(F.mish, aten.mish_backward),
-    F.hardswish: activation(F.hardswish, aten.hardswish_backward),
-    F.elu: activation(
+    F.gelu: smooth_activation(F.gelu, aten.gelu_backward, approximate="none"),
+    F.silu: smooth_activation(F.silu, aten.silu_backward),
+    F.mish: smooth_activation(F.mish, aten.mish_backward),
+    F.hardswish: smooth_activation(F.hardswish, aten.hardswish_backward),
+    F.elu: smooth_activation(
         F.elu, lambda dy, x, alpha: aten.elu_backward(dy, alpha, 1.0, 1.0, False, x), SATURATED, alpha=1.0
     ),
-    F.selu: activation(
+    F.selu: smooth_activation(
         F.selu, lambda dy, x: aten.elu_backward(dy, 1.6732632423543772, 1.0507009873554805, 1.0, False, x), SATURATED
     ),
-    F.softplus: activation(F.softplus, aten.softplus_backward, SATURATED, beta=1.0, threshold=20.0),
-    F.leaky_relu: activation(
+    F.softplus: smooth_activation(F.softplus, aten.softplus_backward, SATURATED, beta=1.0, threshold=20.0),
+    F.leaky_relu: threshold_activation(
         F.leaky_relu,
         lambda dy, mask, negative_slope: dy * (mask + (1 - mask) * negative_slope),
         limits=lambda negative_slope: (0.0, math.nan),
         negative_slope=0.01,
     ),
-    F.relu6: activation(F.relu6, torch.mul, limits=lambda: (0.0, 6.0)),
-    F.hardtanh: activation(
+    F.relu6: threshold_activation(F.relu6, torch.mul, limits=lambda: (0.0, 6.0)),
+    F.hardtanh: threshold_activation(
         F.hardtanh,
         lambda dy, mask, **_: dy * mask,
         limits=lambda min_val, max_val: (min_val, max_val),
         min_val=-1.0,
         max_val=1.0,
     ),
-    F.glu: activation(F.glu, aten.glu_backward, dim=-1),  # a product of one half and a sigmoid of the other
+    F.glu: smooth_activation(F.glu, aten.glu_backward, dim=-1),  # a product of one half and a sigmoid of the other
     **dict.fromkeys((F.tanh, torch.tanh, Tensor.tanh), tanh),
     **dict.fromkeys((F.sigmoid, torch.sigmoid, Tensor.sigmoid), sigmoid),
     **dict.fromkeys((torch.square, Tensor.square), square),
@@ -231,24 +270,24 @@ def rsub(stash: Stash, input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
 
 
 def outer(function: Callable[..., Tensor]) -> Callable[..., Any]:
-    """Make the row of a function whose result may be much larger than all it is made of, as a learned bias of all
-    sequences under the mask of each. Such a result is made again."""
+    """Return the rule of a function whose result may be much larger than its operands, as a learned bias of all
+    sequences under the mask of each. Such a result is recomputed."""
 
-    def row(stash: Stash, *args: Any, **named: Any) -> Any:
+    def rule(stash: Stash, *args: Any, **named: Any) -> Any:
         y = function(*args, **named)
-        places = [place for place, x in enumerate(args) if isinstance(x, Tensor)]
-        # torch.where of a condition alone returns places
-        if not named and isinstance(y, Tensor) and y.numel() >= 2 * sum(args[place].numel() for place in places):
-            others = [None if isinstance(x, Tensor) else x for x in args]
+        positions = [position for position, x in enumerate(args) if isinstance(x, Tensor)]
+        # torch.where of a condition alone returns indices
+        if not named and isinstance(y, Tensor) and y.numel() >= 2 * sum(args[i].numel() for i in positions):
+            constants = [None if isinstance(x, Tensor) else x for x in args]
 
-            def again(*values: Tensor) -> Tensor:
-                tensors = dict(zip(places, values, strict=True))
-                return function(*(tensors.get(place, other) for place, other in enumerate(others)))
+            def recompute(*values: Tensor) -> Tensor:
+                tensors = dict(zip(positions, values, strict=True))
+                return function(*(tensors.get(position, constant) for position, constant in enumerate(constants)))
 
-            stash.recompute(y, [stash.copy(args[place]) for place in places], again)
+            stash.recompute(y, [stash.copy(args[position]) for position in positions], recompute)
         return y
 
-    return row
+    return rule
 
 
 def contiguous(stash: Stash, input: Tensor, *args: Any, **named: Any) -> Tensor:
@@ -288,7 +327,7 @@ def vector_norm(
     run = partial(torch.linalg.vector_norm, ord=ord, dim=dim, keepdim=keepdim, dtype=dtype)
     if ord != 2 or dtype is not None or stash.find(input) is None:
         return run(input)
-    return Activation.apply(stash, input, run, partial(_norm_backward, dim=dim), None, False, None)  # type: ignore[no-untyped-call]
+    return SmoothActivation.apply(stash, input, run, partial(_norm_backward, dim=dim), False, None)  # type: ignore[no-untyped-call]
 
 
 def _norm_backward(dy: Tensor, x: Tensor, dim: Any) -> Tensor:
