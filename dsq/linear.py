@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function
 
-from dsq.kernels.backend import LinearMatMuls
+from dsq.kernels.backend import Codes, LinearMatMuls
 from dsq.ops import linear_passes
 from dsq.ops.shared_inputs import input_codes, input_key
 from dsq.precision import DEFAULT_LEVELS, Precision
@@ -86,19 +86,22 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w_NK: Tensor, bias: Tensor | None, matmuls: LinearMatMuls, seed: Any) -> Tensor:
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise RuntimeError(f"torch.jit.trace takes converted layers under torch.no_grad() alone; {NO_JIT}")
-        x_wanted, w_wanted = ctx.needs_input_grad[:2]
+        needs_dx, needs_dw = ctx.needs_input_grad[:2]
         plan = ctx.plan = linear_passes.plan(matmuls, x, w_NK, bias, seed)
         ctx.seed = seed
         # a compiler, which sees products, finds by itself what is packed twice; random signs are those of one call
-        packs = w_wanted and plan.fused is not None and plan.stash.packs and not plan.stash.random_signs
-        inputs, stash = input_codes() if packs else None, None
-        if inputs is not None:
+        packs = needs_dw and plan.fused is not None and plan.stash.packs and not plan.stash.random_signs
+        shared_inputs = input_codes() if packs else None
+        shared_codes = None
+        if shared_inputs is not None:
             key = input_key(x, plan.stash, seed is None)
-            stash = inputs.find(key)
-        y, fresh = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=w_wanted and stash is None)
-        if inputs is not None and stash is None:
-            inputs.put(key, x, fresh)
-        ctx.save_for_backward(w_NK if x_wanted else None, *(stash or fresh))
+            shared_codes = shared_inputs.find(key)
+        y, x1 = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=needs_dw and shared_codes is None)
+        if shared_inputs is not None and isinstance(x1, Codes):
+            shared_inputs.put(key, x, x1)
+        x1 = shared_codes or x1
+        w = w_NK if needs_dx else None
+        ctx.save_for_backward(w, *((None, x1.codes, x1.scales) if isinstance(x1, Codes) else (x1, None, None)))
         return y
 
     @staticmethod
@@ -106,8 +109,10 @@ class _Linear(torch.autograd.Function):
         if torch.is_grad_enabled():
             once = "dsq.functional.linear is differentiable once: create_graph=True is not supported"
             raise RuntimeError(f"{once}; leave the layers plain by DSQConfig(exclude=...) or dsq.unconvert(model)")
-        w_NK, *stash = ctx.saved_tensors
-        dx, dw_NK = linear_passes.backward(ctx.plan, dy, w_NK, stash, ctx.seed)
+        w_NK, x1, codes, scales = ctx.saved_tensors
+        if codes is not None:
+            x1 = Codes(codes, scales, ctx.plan.x_matrix)
+        dx, dw_NK = linear_passes.backward(ctx.plan, dy, w_NK, x1, ctx.seed)
         db_N = linear_passes.matrix(dy).sum(0) if ctx.needs_input_grad[2] else None
         return dx, dw_NK, db_N, None, None
 

@@ -29,10 +29,10 @@ from dsq.kernels.dispatch import backend_for, gemm_for, layout_of, plain
 from dsq.ops.products import autocast_dtype, function_transform, multiply, packed, refuse_transforms
 
 _any_autocast = torch._C._is_any_autocast_enabled
-_KEPT_PLANS = 4096
+_MAX_PLANS = 4096
 
-#: what is kept of x for the backward: nothing, x itself, or its codes and scales
-StashTensors = tuple[Tensor, ...]
+#: x as the backward reads it: as it came, or in codes
+SavedInput = Tensor | Codes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,10 +41,10 @@ class Fused:
 
     backend: Backend
     layer: Layer  #: its products and weight as the weight lies in memory
-    turned: bool  #: the weight lies in memory as (K, N)
-    stash: Any  #: shape and dtype of codes, and of scales
+    transposed: bool  #: the weight lies in memory as (K, N)
+    saved_shapes: Any  #: shape and dtype of codes, and of scales
     forward: ForwardCall | None
-    #: by whether dx and dw are wanted; made when first asked for
+    #: by whether dx and dw are needed; made at the first backward
     backward: dict[tuple[bool, bool], BackwardCall | None]
 
 
@@ -52,7 +52,7 @@ class LinearPlan(NamedTuple):
     """How a layer of given formats, shapes and dtypes runs."""
 
     matmuls: LinearMatMuls
-    stash: Operand  #: how x is kept for the backward
+    stash: Operand  #: x as it is saved for the backward
     dtypes: Dtypes
     x_matrix: torch.Size  #: (T, K)
     fused: Fused | None  #: None where a compiler, a mode or a special tensor is to see each product
@@ -74,18 +74,18 @@ def plan(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | None,
         dtypes = Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype)
         return LinearPlan(matmuls, matmuls.stash, dtypes, matrix(x).shape, None)
     # stochastic rounding draws by the place in (N, K)
-    turned = seed is None and not w_NK.is_contiguous() and w_NK.dim() == 2 and w_NK.t().is_contiguous()
+    transposed = seed is None and not w_NK.is_contiguous() and w_NK.dim() == 2 and w_NK.t().is_contiguous()
     bias = None if bias_N is None else (bias_N.shape, bias_N.dtype, bias_N.device)
     backend = backend_for(x.device)
-    of_tensors = (x.shape, x.dtype, x.device, w_NK.shape, w_NK.dtype, w_NK.device, turned, bias, autocast)
+    of_tensors = (x.shape, x.dtype, x.device, w_NK.shape, w_NK.dtype, w_NK.device, transposed, bias, autocast)
     key = (matmuls, backend, seed is None, of_tensors)
-    found = _plans.get(key)
-    if found is None:
+    cached = _plans.get(key)
+    if cached is None:
         _check(x, w_NK, bias_N, autocast is not None)
         dtypes = Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype)
-        layer = Layer(matmuls, dtypes, x.shape, w_NK.t().shape if turned else w_NK.shape, seed is not None)
-        found = _keep(key, _made(layer, turned, backend))
-    return found
+        layer = Layer(matmuls, dtypes, x.shape, w_NK.t().shape if transposed else w_NK.shape, seed is not None)
+        cached = _cached(key, _new_plan(layer, transposed, backend))
+    return cached
 
 
 def other_formats(plan: LinearPlan, matmuls: LinearMatMuls) -> LinearPlan:
@@ -94,17 +94,19 @@ def other_formats(plan: LinearPlan, matmuls: LinearMatMuls) -> LinearPlan:
     if fused is None:
         return plan._replace(matmuls=matmuls, stash=matmuls.stash)
     key = fused, matmuls
-    return _plans.get(key) or _keep(key, _made(fused.layer._replace(matmuls=matmuls), fused.turned, fused.backend))
+    return _plans.get(key) or _cached(
+        key, _new_plan(fused.layer._replace(matmuls=matmuls), fused.transposed, fused.backend)
+    )
 
 
 def forward(
     plan: LinearPlan, x: Tensor, w_NK: Tensor, bias_N: Tensor | None, seed: int | None, stashing: bool
-) -> tuple[Tensor, StashTensors]:
-    """Return y (..., N) and, where ``stashing`` asks for it, what of x the backward needs."""
+) -> tuple[Tensor, SavedInput | None]:
+    """Return y (..., N), and x for the backward if ``stashing``."""
     matmuls, fused = plan.matmuls, plan.fused
     packing = stashing and plan.stash.packs
     if fused is not None and fused.forward is not None:
-        y, codes = fused.forward(x, w_NK.t() if fused.turned else w_NK, bias_N, seed, packing)
+        y, codes = fused.forward(x, w_NK.t() if fused.transposed else w_NK, bias_N, seed, packing)
     else:
         x_TK = matrix(x)
         y = multiply(matmuls.output, x_TK, w_NK, bias_N, seed, plan.dtypes.y)
@@ -112,34 +114,34 @@ def forward(
             y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], w_NK.shape[0]))
         codes = packed(plan.stash, x_TK, seed) if packing else None
     if codes is not None:
-        return y, codes[:2]
-    return y, (x.detach().to(plan.dtypes.y),) if stashing else ()
+        return y, codes
+    return y, x.detach().to(plan.dtypes.y) if stashing else None
 
 
 def backward(
-    plan: LinearPlan, dy: Tensor, w_NK: Tensor | None, stash: StashTensors, seed: int | None
+    plan: LinearPlan, dy: Tensor, w_NK: Tensor | None, x1: SavedInput | None, seed: int | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return dx (..., K) of dy (..., N) where ``w_NK`` is given for it, and dw (N, K) where ``stash`` is not empty."""
-    x1 = Codes(*stash, plan.x_matrix) if len(stash) == 2 else None
+    """Return dx (..., K) of dy (..., N), None without ``w_NK``, and dw (N, K), None without ``x1``, the saved x."""
     fused = plan.fused
     if fused is not None and w_NK is not None:
         check_present(w_NK, torch.Size((dy.shape[-1], plan.x_matrix[1])))
-    if fused is not None and len(stash) != 1 and plain(dy, w_NK):
-        if x1 is not None and (x1.codes.shape, x1.codes.dtype, x1.scales.shape, x1.scales.dtype) != fused.stash:
+    if fused is not None and not isinstance(x1, Tensor) and plain(dy, w_NK):
+        if x1 is not None and (x1.codes.shape, x1.codes.dtype, x1.scales.shape, x1.scales.dtype) != fused.saved_shapes:
             assert plan.stash.format is not None  # saved-tensor hooks may give back anything
             check_codes(x1.codes, x1.scales, plan.stash.format, layout_of(plan.x_matrix, plan.stash.axis))
-        wanted = w_NK is not None, x1 is not None
-        if wanted not in fused.backward:
-            fused.backward[wanted] = _backward_call(fused, *wanted)
-        call = fused.backward[wanted]
+        gradients = w_NK is not None, x1 is not None
+        if gradients not in fused.backward:
+            fused.backward[gradients] = _backward_call(fused, *gradients)
+        call = fused.backward[gradients]
         if call is not None:
-            return call(dy, w_NK.t() if w_NK is not None and fused.turned else w_NK, x1, seed)
+            return call(dy, w_NK.t() if w_NK is not None and fused.transposed else w_NK, x1, seed)
     dy_TN, dx, dw_NK = matrix(dy), None, None
     if w_NK is not None:
         dx = multiply(plan.matmuls.input_gradient, dy_TN, w_NK, None, seed, plan.dtypes.x)
         dx = dx.view(*dy.shape[:-1], w_NK.shape[1])
-    if stash:
-        dw_NK = multiply(plan.matmuls.weight_gradient, dy_TN, x1 or matrix(stash[0]), None, seed, plan.dtypes.w)
+    if x1 is not None:
+        x1_TK = x1 if isinstance(x1, Codes) else matrix(x1)
+        dw_NK = multiply(plan.matmuls.weight_gradient, dy_TN, x1_TK, None, seed, plan.dtypes.w)
     return dx, dw_NK
 
 
@@ -163,38 +165,41 @@ def check_present(weight: Tensor, shape: torch.Size) -> None:
 def check_callers(x: Any, weight: Any, bias: Any) -> None:
     """Raise TypeError for what is no tensor, and RuntimeError under a transform of torch.func."""
     if not (isinstance(x, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))):
-        given = ", ".join(type(it).__name__ for it in (x, weight, bias))
-        fx = "; torch.fx takes no converted layers: call dsq.unconvert(model) first" if "Proxy" in given else ""
-        raise TypeError(f"x, weight and bias must be tensors, got {given}{fx}")
+        types = ", ".join(type(argument).__name__ for argument in (x, weight, bias))
+        fx = "; torch.fx takes no converted layers: call dsq.unconvert(model) first" if "Proxy" in types else ""
+        raise TypeError(f"x, weight and bias must be tensors, got {types}{fx}")
     if function_transform() is not None:
         refuse_transforms()
 
 
-def _made(layer: Layer, turned: bool, backend: Backend) -> LinearPlan:
+def _new_plan(layer: Layer, transposed: bool, backend: Backend) -> LinearPlan:
     """Return the plan of a layer whose products are those of w (N, K), its shapes those that lie in memory."""
     matmuls, dtypes = layer.matmuls, layer.dtypes
-    stored = layer._replace(matmuls=of_stored_transpose(matmuls)) if turned else layer
-    shape_TK, fmt, stash, call = stored.x_matrix, matmuls.stash.format, None, None
+    stored = layer._replace(matmuls=of_stored_transpose(matmuls)) if transposed else layer
+    shape_TK, fmt = stored.x_matrix, matmuls.stash.format
+    saved_shapes = call = None
     if fmt is not None and fmt.packs:
         layout = layout_of(shape_TK, matmuls.stash.axis)
-        stash = (layout.code_shape(fmt.bits), torch.uint8, fmt.scale_shape(layout), torch.uint8)
+        saved_shapes = (layout.code_shape(fmt.bits), torch.uint8, fmt.scale_shape(layout), torch.uint8)
     output = stored.matmuls.output
     if backend.linear is not None and _runs(backend, stored, output, stored.matmuls.weight_gradient):
         gemm = gemm_for(output, dtypes.y, output.sizes(shape_TK, stored.w_shape), backend).name
         call = backend.linear.forward(stored, gemm)
-    return LinearPlan(matmuls, matmuls.stash, dtypes, shape_TK, Fused(backend, stored, turned, stash, call, {}))
+    return LinearPlan(
+        matmuls, matmuls.stash, dtypes, shape_TK, Fused(backend, stored, transposed, saved_shapes, call, {})
+    )
 
 
-def _backward_call(fused: Fused, dx_wanted: bool, dw_wanted: bool) -> BackwardCall | None:
-    """Return one call of the backend for what is wanted of the backward; None where it has none."""
+def _backward_call(fused: Fused, needs_dx: bool, needs_dw: bool) -> BackwardCall | None:
+    """Return one call of the backend for the gradients asked for; None if it has none."""
     layer, backend = fused.layer, fused.backend
     dx, dw = layer.matmuls.input_gradient, layer.matmuls.weight_gradient
-    each = (dx, layer.w_shape, dx_wanted), (dw, layer.x_matrix, dw_wanted)
-    if backend.linear is None or not _runs(backend, layer, *(matmul for matmul, _, wanted in each if wanted)):
+    each = (dx, layer.w_shape, needs_dx), (dw, layer.x_matrix, needs_dw)
+    if backend.linear is None or not _runs(backend, layer, *(matmul for matmul, _, needed in each if needed)):
         return None
     dx_gemm, dw_gemm = (
-        gemm_for(matmul, layer.dtypes.y, matmul.sizes(layer.y_matrix, shape), backend).name if wanted else None
-        for matmul, shape, wanted in each
+        gemm_for(matmul, layer.dtypes.y, matmul.sizes(layer.y_matrix, shape), backend).name if needed else None
+        for matmul, shape, needed in each
     )
     return backend.linear.backward(layer, (dx_gemm, dw_gemm))
 
@@ -206,12 +211,12 @@ def _runs(backend: Backend, layer: Layer, *matmuls: MatMul) -> bool:
         return False
     if not all(matmul.rounds_alike for matmul in matmuls):
         return False
-    given = [fmt for it in matmuls for fmt in (it.a.format, it.b.format, *([it.result] if it.result else []))]
-    return all(fmt is not None and backend.serves(fmt) for fmt in given)
+    formats = [fmt for m in matmuls for fmt in (m.a.format, m.b.format, *([m.result] if m.result else []))]
+    return all(fmt is not None and backend.serves(fmt) for fmt in formats)
 
 
-def _keep(key: Any, plan: LinearPlan) -> LinearPlan:
-    if len(_plans) >= _KEPT_PLANS:
+def _cached(key: Any, plan: LinearPlan) -> LinearPlan:
+    if len(_plans) >= _MAX_PLANS:
         _plans.clear()
     _plans[key] = plan
     return plan

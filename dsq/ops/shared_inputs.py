@@ -16,16 +16,14 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dsq.kernels.backend import Operand
-
-CodeTensors = tuple[Tensor, ...]  #: codes and scales
+from dsq.kernels.backend import Codes, Operand
 
 
 class _Entry(NamedTuple):
     source: StorageWeakRef  #: while it lives no other storage has the address that the key names
     codes: ref[torch.UntypedStorage]  #: while a graph keeps them
     scales: ref[torch.UntypedStorage]
-    shapes: tuple[torch.Size, torch.Size]
+    shapes: tuple[torch.Size, torch.Size, torch.Size]  #: of codes, scales and values
 
 
 class InputCodes:
@@ -34,7 +32,7 @@ class InputCodes:
     def __init__(self) -> None:
         self._entries: dict[Any, _Entry] = {}
 
-    def find(self, key: Any) -> CodeTensors | None:
+    def find(self, key: Any) -> Codes | None:
         """Return the codes that a layer made of an input with this ``input_key``."""
         entry = self._entries.get(key)
         if entry is None:
@@ -42,12 +40,13 @@ class InputCodes:
         codes, scales = entry.codes(), entry.scales()
         if codes is None or scales is None:  # hooks may save other tensors in their place
             return None
-        return _tensor(codes, entry.shapes[0]), _tensor(scales, entry.shapes[1])
+        return Codes(_tensor(codes, entry.shapes[0]), _tensor(scales, entry.shapes[1]), entry.shapes[2])
 
-    def put(self, key: Any, x: Tensor, codes: CodeTensors) -> None:
+    def put(self, key: Any, x: Tensor, codes: Codes) -> None:
         """Note the codes that a layer made of ``x``, whose ``input_key`` is ``key``."""
-        storages = ref(codes[0].untyped_storage()), ref(codes[1].untyped_storage())
-        self._entries[key] = _Entry(StorageWeakRef(x.untyped_storage()), *storages, (codes[0].shape, codes[1].shape))
+        storages = ref(codes.codes.untyped_storage()), ref(codes.scales.untyped_storage())
+        shapes = codes.codes.shape, codes.scales.shape, codes.shape
+        self._entries[key] = _Entry(StorageWeakRef(x.untyped_storage()), *storages, shapes)
 
 
 def input_key(x: Tensor, operand: Operand, nearest: bool) -> Any:

@@ -9,9 +9,10 @@ A loss that a model writes out stays as exact as PyTorch's losses, which have no
 divided, and exponentials (dsq/stash/stash.py). In codes of 4 bits the residual of the component that fits a point was 0
 beside those that do not, and a mixture of Gaussians (y - mean) exp(-s) shrank its deviations without end.
 
-An operation that moves values saves an index; its result is recomputed from the codes of the input. A message of a graph network,
-x[source], is as long as the edges are many: the product that weighs it would keep it, and x, which is far smaller, is
-kept already. The sum of the messages at each target, index_add, keeps the index; PyTorch keeps the messages too.
+An operation that moves values saves an index; its result is recomputed from the codes of the input. The messages of a
+graph network, x[source], have a row for each edge. The product that weighs them would save them, while x, which is far
+smaller, is saved already. The sum of the messages at each target, index_add, saves the index; PyTorch saves the
+messages too.
 """
 
 import math
@@ -86,7 +87,7 @@ def threshold_activation(
         overwrites = arguments.pop("inplace", False)
         run, gradient = partial(function, **arguments), partial(backward, **arguments)
         y = ThresholdActivation.apply(stash, input, run, gradient, limits(**arguments))  # type: ignore[no-untyped-call]
-        return overwrite(stash, input, y) if overwrites else y  # type: ignore[no-any-return]
+        return overwrite(stash, input, y) if overwrites else y
 
     return activate
 
@@ -311,7 +312,7 @@ def power(stash: Stash, input: Any, exponent: Any) -> Tensor:
     gradient may divide by it."""
     if not isinstance(input, Tensor) or isinstance(exponent, Tensor) or exponent not in (2, 3):
         return torch.pow(input, exponent)
-    return square(stash, input) if exponent == 2 else cube(stash, input)  # type: ignore[no-any-return]
+    return square(stash, input) if exponent == 2 else cube(stash, input)
 
 
 def norm(stash: Stash, input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, **named: Any) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.formats import GridFormat
-from dsq.kernels.backend import LinearMatMuls
+from dsq.kernels.backend import Codes, LinearMatMuls
 from dsq.kernels.dispatch import pack
 from dsq.linear import linear
 from dsq.ops import linear_passes
@@ -82,10 +82,10 @@ class QuantizedLinear(torch.autograd.Function):
     ) -> Tensor:
         w = w_NK if ctx.needs_input_grad[1] else None
         codes, form = stash.find_linear(x, plan.stash)
-        y, fresh = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=codes is None and form is None)
+        y, x1 = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=codes is None and form is None)
         ctx.as_codes = form is None
-        if fresh:
-            codes = fresh
+        if isinstance(x1, Codes):
+            codes = x1.codes, x1.scales
             stash.put_linear(x, plan.stash, codes)
         save(ctx, w, *((form,) if codes is None else codes))
         ctx.plan, ctx.seed, ctx.biased = plan, seed, bias is not None
@@ -100,7 +100,7 @@ class QuantizedLinear(torch.autograd.Function):
             assert plan.stash.format is not None
             # the product could quantize the values itself, but would hold them until its end: 16 of a GPT's 260 MiB
             x1 = [*pack(linear_passes.matrix(*x1), plan.stash.format, plan.stash.axis)]
-        dx, dw_NK = linear_passes.backward(plan, dy, w_NK, tuple(x1), ctx.seed)
+        dx, dw_NK = linear_passes.backward(plan, dy, w_NK, Codes(x1[0], x1[1], plan.x_matrix), ctx.seed)
         return None, dx, dw_NK, linear_passes.matrix(dy).sum(0) if ctx.biased else None, None, None
 
 
