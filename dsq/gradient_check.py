@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dsq.conversion import converted
-from dsq.stash.controller import applied, suspended
+from dsq.stash.controller import applied, suspend
 from dsq.stash.policy import run_eagerly
 
 _CHUNK = 1 << 20  #: values that are summed in float64 at a time, so that no gradient is copied as a whole
@@ -132,7 +132,7 @@ def compare(model: nn.Module, loss: Callable[[], Tensor | None]) -> GradientChec
     gradient.
     """
     layers = list(converted(model).values())
-    with suspended(), at_32_bits(layers):
+    with suspend(), at_32_bits(layers):
         exact = gradients(model, loss)
     error, parameters = _compared(exact, gradients(model, loss))
     of_stash = error
@@ -141,7 +141,7 @@ def compare(model: nn.Module, loss: Callable[[], Tensor | None]) -> GradientChec
             of_stash = _compared(exact, gradients(model, loss))[0]
     found = GradientCheck(error, of_stash, parameters)
     if found.grade != "fine":
-        with suspended(), at_32_bits(layers):
+        with suspend(), at_32_bits(layers):
             of_loss = _compared(exact, gradients(model, loss))[0]
             with in_bfloat16([p for p in model.parameters() if p.is_floating_point()]):
                 of_bfloat16 = _compared(exact, gradients(model, loss))[0]

@@ -1,5 +1,8 @@
-"""Every policy hands back a Controller of one model. It is entered around the model's calls, reports, and can take
-everything back.
+"""The controller of a policy at work on one model: it is entered around the model's calls, reports, and can be removed.
+
+call, call_part    run a call of the model, or of a part of it, under the policy
+enter              the context of one forward; subclasses override it
+suspend            run models as if they were under no policy
 """
 
 import copyreg
@@ -40,8 +43,8 @@ class PolicyStatus:
 class Controller:
     """A policy at work on one model, and on deep copies of the model (an EMA, say), which share the controller.
 
-    Policies subclass it to say what is entered around a forward, and what they keep between steps. state_dict() holds
-    all that a resumed run needs to equal an unbroken one (estimates, caches, seeds).
+    Policies subclass it: ``enter`` is the context of a forward. state_dict() holds all that a resumed run needs to
+    equal an unbroken one (estimates, caches, seeds).
     """
 
     by_parts: ClassVar[bool] = False  #: whether it acts on parts of the model that are called by themselves
@@ -57,8 +60,8 @@ class Controller:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
-    def around(self, module: nn.Module) -> AbstractContextManager[Any]:
-        """Return what is entered around a forward of ``module`` (the model or a copy of it), and around a checkpoint's
+    def enter(self, module: nn.Module) -> AbstractContextManager[Any]:
+        """Return the context of a forward of ``module`` (the model or a copy of it), or of a checkpoint's
         recomputation of a part of one."""
         return nullcontext()
 
@@ -80,7 +83,7 @@ class Controller:
             raise RuntimeError(COMPILE_BEFORE)
         self.parts = frozenset()
         # a compiler that skipped this frame (its recompile limit, a stance) would try each frame inside
-        enter = torch.compiler.disable(self.entered) if skipped else self.entered
+        enter = torch.compiler.disable(self.run_forward) if skipped else self.run_forward
         return enter(module, run, *args, **kwargs)
 
     def call_part(self, part: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -92,11 +95,11 @@ class Controller:
         if unseen or self in RUNNING.entered:
             return run(*args, **kwargs)
         self.parts = (frozenset() if id(part) in self.parts else self.parts) | {id(part)}
-        enter = self.entered if get_eval_frame_callback() is None else torch.compiler.disable(self.entered)
+        enter = self.run_forward if get_eval_frame_callback() is None else torch.compiler.disable(self.run_forward)
         return enter(self.model, run, *args, **kwargs)
 
-    def entered(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call ``run`` in what ``around`` gives."""
+    def run_forward(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call ``run`` in the context that ``enter`` returns. RuntimeError under torch.func."""
         if torch._C._functorch.peek_interpreter_stack() is not None:
             text = "stash policies do not go with torch.func: call backward(), or take them away"
             raise RuntimeError(f"{text} (dsq.unconvert(model), controller.remove())")
@@ -190,7 +193,7 @@ def run_under(
             for policy, module in fresh.items():
                 stack.callback(RUNNING.entered.pop, policy, None)
                 RUNNING.entered[policy] = module
-                stack.enter_context(policy.around(module))
+                stack.enter_context(policy.enter(module))
             return run(*args, **kwargs)
     finally:  # Ctrl-C may come between the block and its exit
         for policy in fresh:
@@ -210,7 +213,9 @@ def intercept(controller: Controller, model: nn.Module) -> None:
     """Let calls of ``model`` go through ``controller.call``, until the controller is removed, and calls of its parts,
     which a loss in chunks or a method of the model makes, through ``controller.call_part``.
 
-    The classes are set to subclasses of themselves whose ``__call__`` does. Copies and replicas carry it.
+    The class of each module is set to a subclass of it whose ``__call__`` does. Python looks ``__call__`` up in the
+    class, not in the instance, and hooks cannot wrap a call in a context that an exception also leaves. Copies of the
+    module, and replicas of nn.DataParallel, have the same class.
     """
     controller.hooks.append(model.register_forward_pre_hook(partial(_check_entered, controller), prepend=True))
     model.__dict__[APPLIED] = applied(model) | {controller.name: controller}
@@ -294,7 +299,7 @@ copyreg.pickle(_Unpicklable, _refuse_pickle)
 
 
 @contextmanager
-def suspended() -> Iterator[None]:
+def suspend() -> Iterator[None]:
     """Run models inside as if they were under no stash policy.
 
     Segments of the policy "checkpoint" go on being recomputed, which changes no number. Compiled blocks are called

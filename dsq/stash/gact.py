@@ -275,12 +275,12 @@ class Gact(RulePolicy):
         if self.inner is not None:
             self.inner.remove(copy)
 
-    def entered(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run_forward(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the model; where its tensors have two codes, measure them when the gradient comes back."""
         if in_backward():
-            return super().entered(module, run, *args, **kwargs)
+            return super().run_forward(module, run, *args, **kwargs)
         self.inputs = args, kwargs
-        output = super().entered(module, run, *args, **kwargs)
+        output = super().run_forward(module, run, *args, **kwargs)
         self.inputs, self.recomputed = (), 0
         assert self.run is not None
         duals = self.run.finish()

@@ -174,7 +174,7 @@ class RulePolicy(Controller):
         return EXACT_CODEC
 
     @contextmanager
-    def around(self, module: nn.Module) -> Iterator[None]:
+    def enter(self, module: nn.Module) -> Iterator[None]:
         recomputing = in_backward()
         goes_on = len(self.parts) > 1 and not recomputing
         stash = self.latest if goes_on and self.latest else Stash(self.codec(module))

@@ -70,9 +70,9 @@ class Selective(RulePolicy):
     rules = _RULES
 
     @contextmanager
-    def around(self, module: nn.Module) -> Iterator[None]:
+    def enter(self, module: nn.Module) -> Iterator[None]:
         if any(policy is not self and isinstance(policy, RulePolicy) for policy in applied(module).values()):
             yield  # whose rows keep no more than the leaves need, and that in fewer bits
             return
-        with super().around(module):
+        with super().enter(module):
             yield

@@ -223,7 +223,7 @@ class WTACRS(Controller):
         self.cache.start_batch(ids)
 
     @contextmanager
-    def around(self, module: nn.Module) -> Iterator[None]:
+    def enter(self, module: nn.Module) -> Iterator[None]:
         """Count a training forward afresh, and share draws within it. What a checkpoint draws again is not counted."""
         before, self.tally = self.tally, Tally()
         try:
