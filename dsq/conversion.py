@@ -1,10 +1,14 @@
-"""Let a model that nobody rewrote train with DSQ: which modules become quantized, what else changes, and back again."""
+"""Convert a model in place: give its linear layers quantized classes, and undo that.
+
+Everything else that a conversion changes is a ``Change``, whose inverse the changed module holds.
+"""
 
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import nn
@@ -13,6 +17,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from dsq import stash
 from dsq.arguments import whole_number
 from dsq.config import DSQConfig
+from dsq.formats import Format
 from dsq.layers import mixed
 from dsq.layers.attention import MultiheadAttention, OutProjection
 from dsq.layers.blocks import plain_at_ends
@@ -27,45 +32,59 @@ from dsq.stash.controller import applied
 
 Model = TypeVar("Model", bound=nn.Module)
 
-#: fields of DSQConfig that it alone acts on
-_OF_CONVERSION = ("exclude", "plain_ends", "tied", "stash", "attention", "adapters", "eval_full_precision")
-_STASH_ALONE = 'stash="all" packs what a model without products keeps, as one of convolutions'
+#: the options of DSQConfig that take effect in ``convert`` alone
+_OPTIONS = ("exclude", "plain_ends", "tied", "stash", "attention", "adapters", "eval_full_precision")
+#: what ``convert`` and the forward set on a quantized layer
+_LAYER_FIELDS = ("formats", "eval_full_precision", "conversion", "idle", "small_flops")
+#: of the model that ``convert`` was called with: the option ``stash``
+_ROOT = "_dsq_root"
+#: of a changed module: the changes that undo its conversion, in the order in which they were made
+_UNDO = "_dsq_undo"
+_STASH_ALONE = 'stash="all" packs the saved tensors of a model without products, such as a convolutional one'
+#: changes a module and returns the change that undoes it: a function of this file, or a partial of one, so that a model
+#: can be pickled and copied
+Change = Callable[[nn.Module], Any]
 
 
 def convert(model: Model, config: DSQConfig | str | None = None, **options: Any) -> Model:
-    """Turn the linear layers of ``model`` into quantized ones at the first level of ``config``, in place.
+    """Convert the linear layers of ``model`` in place to quantized ones, at the first level of ``config``.
 
-    nn.Linear becomes dsq.Linear; nn.MultiheadAttention, convolutions that cut patches, and transformers' Conv1D and
-    experts become their quantized selves. In any other module the products with parameters of its own are quantized as
-    they are called (layers/own_products.py). Only the class of a module changes: names, parameters, tying,
-    initialization and state dict stay. Modules whose name matches ``config.exclude``, those of ``config.plain_ends``
-    (a recipe has its own), those whose weight is an
-    embedding's too (unless ``config.tied``), routers of experts and PEFT's adapters are left alone. Fused paths that
-    would read the weights past the layers are switched off. Warns where nothing was converted, where under half of the
-    parameters that are multiplied were (``dsq.report`` says what was left, and why), or where ``config.exclude``
-    matches nothing that would have been. With ``config.stash`` "all", the default, dsq.stash's policy "bfp" is applied
-    too, also to a model of which nothing else is converted, and where there are huge pages ``dsq.release_memory`` is
-    called.
+    nn.Linear becomes dsq.Linear. nn.MultiheadAttention, convolutions of non-overlapping patches, and transformers'
+    Conv1D and experts become quantized classes of their own. In any other module, products with the module's own
+    parameters are quantized at the call (layers/own_products.py). Only the class of a module changes: names,
+    parameters, tying, initialization and state dict stay.
 
-    A layer that later takes the place of a converted one is plain: transformers' ``resize_token_embeddings`` comes
-    first.
+    Skipped are modules whose name matches ``config.exclude``, those of ``config.plain_ends`` (a recipe has its own),
+    layers that share their weight with an embedding (unless
+    ``config.tied``), routers of experts, and PEFT's adapters (unless ``config.adapters``). Fused paths that would
+    bypass the layers are switched off. With ``stash="all"``, the default, dsq.stash's policy "bfp" is applied too, also
+    to a model without any layer to convert, and on machines with huge pages ``dsq.release_memory`` is called.
 
-    ``config`` may be the schedule as text, "[8,4,8,8]", and ``options`` the other fields of DSQConfig.
+    Warns if no layer was converted, if under half of the multiplied parameters were (``dsq.report`` lists the skipped
+    modules with reasons), or if ``config.exclude`` matches no layer.
 
-    Returns ``model``. Raises TypeError where ``model`` is no module, or for what ``DSQConfig.of`` refuses; ValueError
-    where the model has been converted before.
+    A layer that replaces a converted one later is not quantized: call transformers' ``resize_token_embeddings`` first.
+
+    Args:
+        model: any module.
+        config: a DSQConfig, or the schedule as text, "[8,4,8,8]".
+        options: beside text or None, other fields of DSQConfig.
+    Returns:
+        ``model``.
+    Raises:
+        TypeError: ``model`` is no module, or as ``DSQConfig.of``. ValueError: ``model`` was converted before.
     """
     config = DSQConfig.of(config, **options)
     if is_converted(model):
-        known = "use dsq.set_level to change its precision, or dsq.unconvert first"
-        raise ValueError(f"model has been converted before; {known}")
+        cure = "use dsq.set_level to change its precision, or dsq.unconvert first"
+        raise ValueError(f"model has been converted before; {cure}")
     if config.stash == "all":
         suit_a_packed_stash()
     excluded, others = change_classes(model, config)
     layers = converted(model)
     for layer in layers.values():
         layer.eval_full_precision = config.eval_full_precision
-        layer.conversion = {name: getattr(config, name) for name in _OF_CONVERSION}
+        layer.conversion = {name: getattr(config, name) for name in _OPTIONS}
     if layers:
         set_level(model, config, 0)
         bound_forwards(model)
@@ -73,13 +92,13 @@ def convert(model: Model, config: DSQConfig | str | None = None, **options: Any)
             quantize_attention(model)
     if config.stash == "all":
         try:
-            change(model, "stash", True if layers else config.at(0).q1)
-        except ValueError:  # the model has another policy: as if convert had not been called
+            change(model, partial(_add_stash, q1=None if layers else config.at(0).q1))
+        except ValueError:  # the model has another policy
             if layers:
                 unconvert(model)
             raise
-    if is_converted(model):
-        change(model, "whole", True)
+    if layers or config.stash == "all":
+        change(model, partial(_set, name=_ROOT, value=config.stash))
     if layers:
         _warn_of_little(model, excluded + others)
     else:
@@ -90,44 +109,47 @@ def convert(model: Model, config: DSQConfig | str | None = None, **options: Any)
 
 
 def unconvert(model: Model) -> Model:
-    """Give every converted layer of ``model`` the class that it had, in place, and take away what ``convert`` added.
+    """Give every converted layer of ``model`` its former class, in place, and undo everything else ``convert`` changed.
 
-    Parameters stay as they are. Stash policies applied by hand stay too. Returns ``model``. Raises TypeError where it
-    is no module, ValueError where it was not converted.
+    Parameters stay as they are, and so do stash policies applied by hand. Returns ``model``. Raises TypeError if it is
+    no module, ValueError if it was not converted.
     """
     if not is_converted(model):
-        raise ValueError("model was not converted: there is nothing to take back")
-    for layer in converted(model).values():
-        for name in FIELDS:
-            layer.__dict__.pop(name, None)
-        set_class(layer, layer.plain)
-    free_forwards(model)
-    for module in list(model.modules()):
-        for name, value in module.__dict__.pop(_BEFORE, {}).items():
-            _set(module, name, value)
+        raise ValueError("model was not converted: there is nothing to undo")
+    _undo(model)
     return model
 
 
 @contextmanager
 def as_plain(model: nn.Module) -> Iterator[None]:
-    """Give ``model`` back what it was before conversion, while inside."""
+    """Undo the conversion of ``model`` within the context."""
     if not is_converted(model):
         yield
         return
-    own = [(layer, type(layer), layer.__dict__.copy()) for layer in converted(model).values()]
-    changed = [
-        (module, name, _get(module, name)) for module in model.modules() for name in module.__dict__.get(_BEFORE, ())
-    ]
-    unconvert(model)
+    layers = [(layer, type(layer), vars(layer).copy()) for layer in converted(model).values()]
+    changes = _undo(model)
     try:
         yield
     finally:
-        for layer, kind, fields in own:
+        for layer, kind, fields in layers:
             layer.__class__ = kind
-            layer.__dict__.update({name: fields[name] for name in FIELDS if name in fields})
+            vars(layer).update({name: fields[name] for name in _LAYER_FIELDS if name in fields})
         bound_forwards(model)
-        for setting in changed:
-            change(*setting)
+        for module, redo in changes:
+            change(module, redo)
+
+
+def _undo(model: nn.Module) -> list[tuple[nn.Module, Change]]:
+    """Undo the conversion of ``model``; return the changes that would redo it, layers and hooks apart, in order."""
+    for layer in converted(model).values():
+        for name in _LAYER_FIELDS:
+            vars(layer).pop(name, None)
+        set_class(layer, layer.plain)
+    free_forwards(model)
+    changes = [
+        (module, undo(module)) for module in list(model.modules()) for undo in reversed(vars(module).pop(_UNDO, []))
+    ]
+    return changes[::-1]
 
 
 def converted(model: nn.Module) -> dict[str, Any]:
@@ -139,98 +161,102 @@ def converted(model: nn.Module) -> dict[str, Any]:
 
 def is_converted(model: nn.Module) -> bool:
     """Return whether ``convert`` changed ``model``: it has converted layers, or a packed stash alone."""
-    return bool(converted(model)) or "stash" in vars(model).get(_BEFORE, ())
+    return bool(converted(model)) or vars(model).get(_ROOT) == "all"
 
 
 def converted_parts(model: nn.Module) -> list[nn.Module]:
-    """Return the parts of ``model`` that ``convert`` was called with, where it was not with the whole.
+    """Return the parts of ``model`` that ``convert`` was called with, if it was not called with all of it.
 
-    None where the modules around one such part are wrappers, as DDP, which hold it and nothing else.
+    The list is empty if all modules around one such part are wrappers with a single child, such as DDP.
     """
-    parts = [module for module in model.modules() if _get(module, "whole")]
+    parts = [module for module in model.modules() if _ROOT in vars(module)]
     inside = {module for part in parts for module in part.modules()}
     around = [module for module in model.modules() if module not in inside]
     return parts if any(len(list(module.children())) != 1 for module in around) else []
 
 
 def check_conversion(model: nn.Module, config: DSQConfig, of: str = "config") -> None:
-    """Raise ValueError where ``model`` was converted by a config that differs in what ``convert`` alone acts on."""
+    """Raise ValueError if ``model`` was converted with other options than those of ``config``, whose name is ``of``."""
     for layer in converted(model).values():
         for name, value in layer.conversion.items():
             if (got := getattr(config, name)) != value:
                 text = f"{of} must have {name}={value!r}, as the model was converted, got {got!r}"
-                raise ValueError(f"{text}: say the same to both, or call dsq.unconvert(model) between")
+                raise ValueError(f"{text}: use the same value in both, or call dsq.unconvert(model) first")
 
 
 def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
-    """Set every converted layer of ``model``, or its stash where that alone is packed, to ``config.levels[level]``.
+    """Set every converted layer of ``model`` to ``config.levels[level]``; if it has none, its stash policy.
 
-    Raises TypeError where ``model`` is no module, ValueError for a level that the config has not, or a model that was
-    not converted.
+    Raises TypeError if ``model`` is no module, ValueError if ``level`` is out of range or ``model`` was not converted.
     """
     level = whole_number("level", level, 0, len(config.levels) - 1)
     layers, quantizers = converted(model), config.at(level)
     if not is_converted(model):
-        raise ValueError(f"model has no converted layers: dsq.convert did not run, or found none; {_STASH_ALONE}")
+        raise ValueError(f"model has no converted layers: call dsq.convert first; {_STASH_ALONE}")
     for module in layers.values():
         module.quantizers = quantizers
     if not layers:
         applied(model)["bfp"].q1 = quantizers.q1  # type: ignore[attr-defined]
 
 
-def _warn_of_little(model: nn.Module, chosen: int) -> None:
-    quantized, plain = quantized_parameters(model), sum(entry.parameters for entry in skipped_modules(model)) - chosen
-    if quantized < plain:
+def _warn_of_little(model: nn.Module, excluded: int) -> None:
+    """Warn if most multiplied parameters were skipped, other than the ``excluded`` ones."""
+    quantized = quantized_parameters(model)
+    skipped = sum(entry.parameters for entry in skipped_modules(model)) - excluded
+    if quantized < skipped:
         text = (
-            f"only {quantized / (quantized + plain):.0%} of the parameters that are multiplied were converted; "
-            "dsq.report(model, *inputs) says what was left, and why"
+            f"only {quantized / (quantized + skipped):.0%} of the parameters that are multiplied were converted; "
+            "dsq.report(model, *inputs) lists the skipped modules with reasons"
         )
         warnings.warn(text, stacklevel=3)
 
 
 def _warn_of_none(model: nn.Module, packed: bool) -> None:
-    stays = "what operations of dsq.stash's table keep is packed" if packed else f"it stays as it is; {_STASH_ALONE}"
-    left = "".join(f"; {it.name or it.kind}: {it.reason}" for it in skipped_modules(model)[:2])
-    warnings.warn(f"model has no product to convert: {stays}{left}", stacklevel=3)
+    effect = "only its saved tensors are packed" if packed else f"nothing changes; {_STASH_ALONE}"
+    reasons = "".join(f"; {entry.name or entry.kind}: {entry.reason}" for entry in skipped_modules(model)[:2])
+    warnings.warn(f"model has no product to convert: {effect}{reasons}", stacklevel=3)
 
 
 # ---- which modules become quantized
 
-#: quantized classes by the plain ones whose place they take
-_CLASSES: dict[type[nn.Module], type[nn.Module]] = {it.plain: it for it in (Linear, MultiheadAttention, OutProjection)}
+#: quantized classes by the classes that they replace
+_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
+    kind.plain: kind for kind in (Linear, MultiheadAttention, OutProjection)
+}
 
 
 def change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
-    """Give the layers of ``model`` their quantized classes, and switch off what would read their weights past them.
+    """Give the layers of ``model`` their quantized classes, and switch off fused paths that would bypass them.
 
-    Returns how many values the matrices hold that ``config.exclude`` left out, and how many those that
-    ``config.plain_ends`` left out, or that are an embedding's too.
+    Returns the number of parameters in matrices that ``config.exclude`` skipped, and in those that
+    ``config.plain_ends`` skipped or that are tied to an embedding.
     """
     pattern = None if config.exclude is None else re.compile(config.exclude)
     tables = set() if config.tied else embedded(model)
     ends = set() if config.plain_ends is None else plain_at_ends(model, config.plain_ends)
-    excluded, others, attentions = 0, 0, set[str]()
     adapters = set() if config.adapters else _adapters(model)
+    attentions = set[str]()
+    excluded = others = 0
     for name, module in list(model.named_modules()):
         kind = None if module in adapters else quantized_class(module)
-        if kind is OutProjection and name.rpartition(".")[0] not in attentions:
-            continue  # that of an attention which is left: never called
-        if kind is not None:
-            own = matrices(module)
-            if pattern is not None and pattern.search(name):
-                excluded += max(1, sum(p.numel() for p in own))
-            elif module in ends or any(id(p) in tables for p in own):
-                others += sum(p.numel() for p in own)
-            else:
-                set_class(module, kind)
-                attentions |= {name} if kind is MultiheadAttention else set()
-        else:
+        if kind is None:
             _switch_off_fused_path(module)
+            continue
+        if kind is OutProjection and name.rpartition(".")[0] not in attentions:
+            continue  # of a skipped attention, which reads its weight and never calls it
+        weights = matrices(module)
+        if pattern is not None and pattern.search(name):
+            excluded += max(1, sum(p.numel() for p in weights))
+        elif module in ends or any(id(p) in tables for p in weights):
+            others += sum(p.numel() for p in weights)
+        else:
+            set_class(module, kind)
+            attentions |= {name} if kind is MultiheadAttention else set()
     return excluded, others
 
 
 def quantized_class(module: nn.Module) -> type[nn.Module] | None:
-    """Return the class that ``convert`` gives a module like this one; None where it leaves it."""
+    """Return the quantized class for ``module``; None if it has none."""
     kind = class_of(module)
     if any(p.is_complex() or of_another_quantization(p) for p in module.parameters(recurse=False)):
         return None
@@ -249,105 +275,91 @@ def quantized_class(module: nn.Module) -> type[nn.Module] | None:
 
 
 def quantize_attention(model: nn.Module) -> None:
-    """Let the attentions of transformers, and those that call PyTorch's function, take quantized products."""
-    inside, modules = set[nn.Module](), list[Any](model.modules())
-    for module in modules:
+    """Quantize the products of attention, in models of transformers and in modules that multiply by themselves."""
+    configured = set[nn.Module]()  # by the setting of a model around them
+    for module in list[Any](model.modules()):
         if not isinstance(module, Quantized) and calls_attention(module, class_of(module)):
-            change(module, "class", mixed(OwnAttention, class_of(module)))
-        elif hasattr(module, "set_attn_implementation") and module not in inside:
+            change(module, partial(set_class, kind=mixed(OwnAttention, class_of(module))))
+        elif hasattr(module, "set_attn_implementation") and module not in configured:
             from dsq.layers.of_transformers import NAME  # needs transformers
 
-            inside |= set(module.modules())  # its setting holds for the models inside it
-            change(module, "attention", NAME)
+            configured |= set(module.modules())
+            change(module, partial(_set_attention, name=NAME))
 
 
 def _adapters(model: nn.Module) -> set[nn.Module]:
-    """Return the low-rank layers that PEFT put beside others."""
+    """Return the low-rank layers that PEFT added."""
     tuners: list[Any] = [module for module in model.modules() if hasattr(module, "adapter_layer_names")]
     layers = (getattr(tuner, name, None) for tuner in tuners for name in tuner.adapter_layer_names)
     return {adapter for layer in layers if isinstance(layer, nn.Module) for adapter in layer.modules()}
 
 
 def _switch_off_fused_path(module: nn.Module) -> None:
-    """Let ``module``, which stays of its class, call its linear layers and not read their weights by itself."""
+    """Let ``module``, whose class stays, call its linear layers instead of reading their weights."""
     if isinstance(module, nn.TransformerEncoderLayer):
-        change(module, "activation_relu_or_gelu", 0)  # so that it never takes its fused evaluation path
+        change(module, partial(_set, name="activation_relu_or_gelu", value=0))  # excludes its fused evaluation path
     elif isinstance(module, nn.TransformerEncoder):
-        change(module, "use_nested_tensor", False)  # nested tensors are for that path alone
+        change(module, partial(_set, name="use_nested_tensor", value=False))  # nested tensors need that path
     elif getattr(module, "skip_embed_dim_check", None) is False:
-        change(module, "skip_embed_dim_check", True)  # else fairseq's attention hands its weights to PyTorch's function
+        # otherwise fairseq's attention passes its weights to PyTorch's function
+        change(module, partial(_set, name="skip_embed_dim_check", value=True))
 
 
-# ---- what conversion changes of a module besides its products, and what it was before
-
-#: attribute of a module some of whose settings were changed: what they were, by name
-_BEFORE = "_dsq_before"
-_WHOLE = "_dsq_whole"
+# ---- changes beside the classes of layers, which can be undone
 
 
-def change(module: nn.Module, name: str, value: Any) -> None:
-    """Set an attribute of ``module`` and remember what it was.
+def change(module: nn.Module, do: Change) -> None:
+    """Change ``module``, and let it hold the change that undoes this one."""
+    vars(module).setdefault(_UNDO, []).append(do(module))
 
-    Four names are no attributes: "class", "attention" (the attention function of a model of transformers), "stash"
-    (whether what the operations of dsq.stash's table keep is packed; a format where no layer says in which), and
-    "whole" (whether the module is a model that was converted, no part of one).
-    """
-    before = _get(module, name)
-    _set(module, name, value)
-    module.__dict__.setdefault(_BEFORE, {})[name] = before
+
+def _set(module: nn.Module, name: str, value: Any) -> Change:
+    undo = partial(_set, name=name, value=vars(module)[name]) if name in vars(module) else partial(_delete, name=name)
+    vars(module)[name] = value
+    return undo
+
+
+def _delete(module: nn.Module, name: str) -> Change:
+    return partial(_set, name=name, value=vars(module).pop(name))
+
+
+def _set_attention(model: Any, name: str) -> Change:
+    """Set the attention function of a model of transformers."""
+    undo = partial(_set_attention, name=model.config._attn_implementation)
+    model.set_attn_implementation(name)
+    return undo
+
+
+def _add_stash(model: nn.Module, q1: Format | None) -> Change:
+    """Apply the policy "bfp", in the format ``q1``; None: in that of the model's layers."""
+    policy: Any = stash.apply(model, "bfp")
+    policy.q1 = q1
+    return _remove_stash
+
+
+def _remove_stash(model: nn.Module) -> Change:
+    policy: Any = applied(model)["bfp"]
+    policy.remove(model)  # of this model alone: a deep copy shares the policy
+    return partial(_add_stash, q1=policy.q1)
 
 
 def class_of(module: nn.Module) -> type[nn.Module]:
-    """Return the class of ``module``, without what fully_shard or a parametrization put before it."""
+    """Return the class of ``module`` without the subclass that fully_shard or a parametrization made of it."""
     fsdp, kind = sys.modules.get("torch.distributed.fsdp"), type(module)
     if fsdp is not None and kind.__bases__[0] is fsdp.FSDPModule:
         return kind.__bases__[1]
     return kind.__bases__[0] if is_parametrized(module) else kind
 
 
-def set_class(module: nn.Module, kind: type[nn.Module]) -> None:
-    """Give ``module`` another class; one that fully_shard sharded stays so, as do its parametrizations."""
-    before = type(module)
-    if class_of(module) is before.__bases__[0] and is_parametrized(module):  # its class has the parameters' properties
-        own = {name: value for name, value in vars(before).items() if name not in ("__dict__", "__weakref__")}
-        kind = type(f"Parametrized{kind.__name__}", (kind,), own)
-    elif class_of(module) is not before:  # as fully_shard makes its classes
-        kind = type(f"FSDP{kind.__name__}", (before.__bases__[0], kind), {"__deepcopy__": vars(before)["__deepcopy__"]})
+def set_class(module: nn.Module, kind: type[nn.Module]) -> Change:
+    """Give ``module`` another class; it stays sharded by fully_shard, or parametrized."""
+    subclass, former = type(module), class_of(module)
+    undo = partial(set_class, kind=former)
+    if former is subclass.__bases__[0] and is_parametrized(module):  # the subclass has the parameters' properties
+        namespace = {name: value for name, value in vars(subclass).items() if name not in ("__dict__", "__weakref__")}
+        kind = type(f"Parametrized{kind.__name__}", (kind,), namespace)
+    elif former is not subclass:  # as fully_shard makes its classes
+        deep_copy = vars(subclass)["__deepcopy__"]
+        kind = type(f"FSDP{kind.__name__}", (subclass.__bases__[0], kind), {"__deepcopy__": deep_copy})
     module.__class__ = kind
-
-
-def _get(module: Any, name: str) -> Any:
-    match name:
-        case "class":
-            return class_of(module)
-        case "attention":
-            return module.config._attn_implementation
-        case "stash":
-            policy: Any = applied(module).get("bfp")
-            return policy is not None and (policy.q1 or True)
-        case "whole":
-            return module.__dict__.get(_WHOLE, False)
-    return getattr(module, name)
-
-
-def _set(module: Any, name: str, value: Any) -> None:
-    match name:
-        case "class":
-            set_class(module, value)
-        case "attention":
-            module.set_attn_implementation(value)
-        case "stash" if value:
-            policy: Any = stash.apply(module, "bfp")
-            policy.q1 = None if value is True else value
-        case "stash":
-            applied(module)["bfp"].remove(module)  # of a deep copy: the two share the policy
-        case "whole" if value:
-            module.__dict__[_WHOLE] = value
-        case "whole":
-            module.__dict__.pop(_WHOLE, None)
-        case _:
-            setattr(module, name, value)
-
-
-#: what ``convert`` puts on a layer
-FIELDS = ("formats", "eval_full_precision", "conversion", "idle", "small")
+    return undo

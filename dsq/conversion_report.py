@@ -1,4 +1,4 @@
-"""How much of a model is quantized: its GEMMs counted as they run, its layers by name, its stash in bytes, its time."""
+"""Report how much of a model is quantized: FLOPs of matrix products, layers by name, saved bytes, time."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -34,11 +34,11 @@ class Flops:
     """FLOPs of matrix products, two to a multiply-accumulate."""
 
     quantized: int
-    plain: dict[str, int]  #: the others by operator: "aten.bmm"
+    floating_point: dict[str, int]  #: the others by operator, such as "aten.bmm"
 
     @property
     def total(self) -> int:
-        return self.quantized + sum(self.plain.values())
+        return self.quantized + sum(self.floating_point.values())
 
     @property
     def share(self) -> float:
@@ -48,26 +48,26 @@ class Flops:
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """The findings of ``dsq.report``; ``print`` shows a table, ``as_dict`` gives plain data."""
+    """The result of ``dsq.report``; ``print`` shows a table, ``as_dict`` returns plain data."""
 
     forward: Flops
-    backward: Flops | None  #: None: nothing needs a gradient
-    layers: int  #: converted
-    uncalled: tuple[str, ...]  #: converted layers whose forward never ran: something reads their weights past them
-    mixed_scale: tuple[str, ...]  #: converted layers whose features mix scales: most round to noise
+    backward: Flops | None  #: None if nothing needs a gradient
+    layers: int  #: number of converted layers
+    uncalled: tuple[str, ...]  #: converted layers whose forward never ran: something reads their weights instead
+    mixed_scale: tuple[str, ...]  #: converted layers with features of mixed scale: most of them round to noise
     skipped: tuple[SkippedModule, ...]  #: modules with matrices that are not quantized, and why
-    stash_bytes: int | None  #: kept for the backward; None: nothing needs a gradient
+    stash_bytes: int | None  #: saved for the backward; None if nothing needs a gradient
     unconverted_stash_bytes: int | None  #: the same before conversion
-    seconds: float  #: of a forward, and its backward where anything needs a gradient, on this machine
+    seconds: float  #: of a forward, and its backward if anything needs a gradient, on this machine
     unconverted_seconds: float  #: the same before conversion
     seconds_spread: float  #: the slowest over the fastest of equal runs, the larger of the two models'
-    gradient: GradientCheck | None  #: against the unquantized one; None: no parameter needs one
-    small: int = 0  #: FLOPs of the forward left plain, as few bits are slower: products of several small matrices
-    exact: dict[str, int] = field(default_factory=dict)  #: under a policy, bytes of operations that it leaves exact
-    process: dict[str, int] = field(default_factory=resident)  #: bytes "resident" and "peak" after it; Linux's alone
+    gradient: GradientCheck | None  #: against the unquantized one; None if no parameter needs one
+    small_flops: int = 0  #: FLOPs of the forward in products of several small matrices, which are faster unquantized
+    unpacked_bytes: dict[str, int] = field(default_factory=dict)  #: saved under a policy without a rule, by operation
+    process: dict[str, int] = field(default_factory=resident)  #: "resident" and "peak" bytes after the report; on Linux
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as JSON takes it."""
+        """Return all fields as data for JSON."""
         return asdict(self) | {"gradient": self.gradient and self.gradient.as_dict()}
 
     def __str__(self) -> str:
@@ -81,12 +81,14 @@ class ConversionReport:
             share = self.stash_bytes / self.unconverted_stash_bytes
             before, after = self.unconverted_stash_bytes / 2**20, self.stash_bytes / 2**20
             lines.append(f"saved for the backward: {before:.2f} MiB before, {after:.2f} MiB now ({share:.0%})")
-            large = [f"{op} {n / self.stash_bytes:.0%}" for op, n in self.exact.items() if n > self.stash_bytes / 10]
-            if large:
+            shares = {op: nbytes / self.stash_bytes for op, nbytes in self.unpacked_bytes.items()}
+            if large := [f"{op} {share:.0%}" for op, share in shares.items() if share > 0.1]:
                 lines.append(f"  of it unpacked, by operations without a rule in dsq/stash/rules: {', '.join(large)}")
         if self.process:
-            now, peak = (self.process[name] / 2**20 for name in ("resident", "peak"))
-            lines.append(f"process: {now:.0f} MiB resident, {peak:.0f} MiB at its peak, which includes the run before")
+            resident_mib, peak = (self.process[name] / 2**20 for name in ("resident", "peak"))
+            lines.append(
+                f"process: {resident_mib:.0f} MiB resident, {peak:.0f} MiB at its peak, which includes the run before"
+            )
         before, after = 1e3 * self.unconverted_seconds, 1e3 * self.seconds
         if before < MIN_SECONDS * 1e3:
             lines.append(f"time of a step: too short to compare ({before:.2g} ms); give a batch of the training's size")
@@ -99,20 +101,20 @@ class ConversionReport:
             lines.append("  call dsq.convert(model) or dsq.DynamicPrecision(model) before the report")
         lines += [f"  never called: {name}" for name in self.uncalled]
         if self.mixed_scale:
-            lines.append("  features of mixed scale share blocks: standardize them, or give q0 more bits, in")
-            lines.append(f"    {', '.join(self.mixed_scale)}")
-        if self.small:
-            share = self.small / self.forward.total
+            lines += [
+                "  features of mixed scale share blocks: standardize them, or give q0 more bits, in",
+                f"    {', '.join(self.mixed_scale)}",
+            ]
+        if self.small_flops:
+            share = self.small_flops / self.forward.total
             lines.append(
-                f"  in floating point: {share:.1%} of the forward, products of several small matrices, faster so"
+                f"  in floating point: {share:.1%} of the forward, several small products, which are faster so"
             )
-        if self.forward.plain.get("aten.bmm", 0) > self.small:
-            lines.append(
-                "  bmm, perhaps attention's products: attention=True beside your other options quantizes them, which"
-            )
-            lines.append(
-                "    takes longer on a CPU (docs/report.md); functions outside of modules call dsq.functional.matmul"
-            )
+        if self.forward.floating_point.get("aten.bmm", 0) > self.small_flops:
+            lines += [
+                "  bmm, perhaps attention's products: attention=True beside your other options quantizes them, which",
+                "    takes longer on a CPU (docs/report.md); functions outside of modules call dsq.functional.matmul",
+            ]
         names: dict[str, list[str]] = {}
         for entry in self.skipped:
             names.setdefault(entry.reason, []).append(entry.name or "(the model)")
@@ -120,26 +122,31 @@ class ConversionReport:
 
 
 def _named(modules: list[str]) -> str:
-    """Return the modules' names, of many the first and the last and how many there are."""
+    """Return the names; of four or more the first, the last and the number."""
     return ", ".join(modules) if len(modules) < 4 else f"{modules[0]} to {modules[-1]}, {len(modules)} modules"
 
 
 def report(
     model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **keywords: Any
 ) -> ConversionReport:
-    """Run ``model(*inputs, **keywords)`` and say how much of it is quantized, and how far that moves its gradient.
+    """Run ``model(*inputs, **keywords)``; report how much of it is quantized, and the effect on its gradient.
 
-    The model runs at most ten times as it is and nine times as it was before conversion, with its backward where
-    anything needs a gradient. The backward begins at ``loss(result)`` where that is given, else at ``result.loss``
-    (transformers), else at the sum of the result's tensors. For the gradient that is compared (dsq/gradient_check.py)
-    fixed random weights enter that sum, because the gradient of a plain sum ends at a norm layer.
-    Parameters, ``.grad``, buffers and random numbers stay as they are. Attention is counted as its two products, all
-    positions, whatever the mask. The seconds are the best of three runs; ``dsq-cost`` predicts those of other hardware.
+    The model runs at most ten times as it is and nine times as before conversion, with its backward if anything needs
+    a gradient. Parameters, ``.grad``, buffers and random numbers stay as they are. Attention is counted as its two
+    products over all positions, whatever the mask. The seconds are the best of three runs; ``dsq-cost`` predicts those
+    of other hardware. The gradient check (dsq/gradient_check.py) weights the result's tensors by fixed random numbers,
+    because the gradient of a plain sum ends at a norm layer.
 
-    One batch whose keys are names of the forward's arguments, as Hugging Face's, is given as keywords; of a tuple of
-    arguments give the parts: ``report(model, *batch)``.
-
-    Raises TypeError where ``model`` is no module, or ``loss`` no function of the result.
+    Args:
+        model: converted or not.
+        inputs, keywords: arguments of the model, or one batch whose keys are names of the forward's arguments, such as
+            Hugging Face's. Unpack a batch that is a tuple: ``report(model, *batch)``.
+        loss: computes the loss from the model's result. Default: ``result.loss`` (transformers), else the sum of the
+            result's tensors.
+    Returns:
+        A ConversionReport.
+    Raises:
+        TypeError: ``model`` is no module, or ``loss`` is not callable.
     """
     layers = converted(model)
     if loss is not None and not callable(loss):
@@ -153,25 +160,29 @@ def report(
 
     with undisturbed(model):
         uncalled, mixed_scale, forward, backward = _counted(layers, run, list(model.parameters()))
-    stash_bytes = plain_bytes = None
-    exact: dict[str, int] = {}
+    stash_bytes = unconverted_bytes = None
+    unpacked_bytes: dict[str, int] = {}
     if backward is not None:
         with undisturbed(model):
             stash = measure(run)
-        stash_bytes, exact = stash.nbytes, stash.exact if applied(model) else {}
+        stash_bytes = stash.nbytes
+        unpacked_bytes = stash.exact if applied(model) else {}
         with undisturbed(model), as_plain(model):
-            plain_bytes = measure(run).nbytes
+            unconverted_bytes = measure(run).nbytes
     trained = backward is not None and any(p.requires_grad for p in model.parameters())
     gradient = compare(model, lambda: run(_randomly_weighted)) if trained else None
-    small = sum(getattr(layer, "small", 0) for layer in layers.values())
-    found = stash_bytes, plain_bytes, *_best_seconds(model, run), gradient, small, exact
-    return ConversionReport(forward, backward, len(layers), uncalled, mixed_scale, skipped_modules(model), *found)
+    return ConversionReport(
+        *(forward, backward, len(layers), uncalled, mixed_scale, skipped_modules(model)),
+        *(stash_bytes, unconverted_bytes, *_best_seconds(model, run), gradient),
+        small_flops=sum(getattr(layer, "small_flops", 0) for layer in layers.values()),
+        unpacked_bytes=unpacked_bytes,
+    )
 
 
 def _counted(
     layers: dict[str, nn.Module], run: Callable[[], Tensor | None], parameters: list[nn.Parameter]
 ) -> tuple[tuple[str, ...], tuple[str, ...], Flops, Flops | None]:
-    """Return the layers never called, those that lose features, and the FLOPs of the forward and of the backward."""
+    """Return the uncalled layers, those with features of mixed scale, and the FLOPs of the forward and the backward."""
     called: set[nn.Module] = set()
     losing: set[nn.Module] = set()
 
@@ -208,14 +219,18 @@ def _loses_features(layer: Linear, x: Tensor) -> bool:
 
 
 def _best_seconds(model: nn.Module, run: Callable[[], Tensor | None]) -> tuple[float, float, float]:
-    """Return the least seconds of a forward and backward of the model as it is, and as it was before conversion, run in
-    turns, and the larger spread of the two."""
-    now, before = [], []
+    """Return the least seconds of a forward and backward of the model, the same before conversion, and the larger
+    spread of the two.
+
+    The two models run in turns.
+    """
+    converted_seconds, unconverted_seconds = [], []
     for _ in range(ROUNDS):
-        now.append(_seconds(model, run))
+        converted_seconds.append(_seconds(model, run))
         with as_plain(model):
-            before.append(_seconds(model, run))
-    return min(now), min(before), max(max(now) / min(now), max(before) / min(before))
+            unconverted_seconds.append(_seconds(model, run))
+    spread = max(max(seconds) / min(seconds) for seconds in (converted_seconds, unconverted_seconds))
+    return min(converted_seconds), min(unconverted_seconds), spread
 
 
 def _seconds(model: nn.Module, run: Callable[[], Tensor | None]) -> float:
@@ -227,12 +242,12 @@ def _seconds(model: nn.Module, run: Callable[[], Tensor | None]) -> float:
             loss = run()
             if loss is not None and loss.requires_grad:
                 loss.backward()
-            taken = wall_clock() - start
-    return taken
+            seconds = wall_clock() - start
+    return seconds
 
 
 def _grouped_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of experts' products, each row of tokens going to one expert; PyTorch counts none."""
+    """Return the FLOPs of the experts' products, one expert a token; PyTorch has no formula for them."""
     groups = a[0] if len(a) == len(b) == 3 else 1
     return int(2 * groups * a[-2] * a[-1] * b[-1])
 
@@ -242,17 +257,20 @@ def _flops(run: Callable[[], Any]) -> tuple[Any, Flops]:
     with FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_flops}) as counter:
         result = run()
     counts = {str(op): flops for op, flops in counter.get_flop_counts().get("Global", {}).items()}
-    plain = {op: flops for op, flops in counts.items() if not op.startswith("dsq.")}
-    return result, Flops(sum(counts.values()) - sum(plain.values()), plain)
+    floating_point = {op: flops for op, flops in counts.items() if not op.startswith("dsq.")}
+    return result, Flops(sum(counts.values()) - sum(floating_point.values()), floating_point)
 
 
 def _others(flops: Flops) -> str:
     total = flops.total or 1
-    return ", ".join(f"{op.removeprefix('aten.')} {n / total:.1%}" for op, n in flops.plain.items() if n) or "none"
+    return (
+        ", ".join(f"{op.removeprefix('aten.')} {n / total:.1%}" for op, n in flops.floating_point.items() if n)
+        or "none"
+    )
 
 
 def _loss(result: Any, total: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """Return the tensor that the backward begins at."""
+    """Return the tensor to differentiate."""
     loss = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", None)
     if isinstance(loss, Tensor):
         return loss

@@ -1,4 +1,4 @@
-"""``nn.MultiheadAttention`` with quantized projections: PyTorch's own multiplies them without calling a module."""
+"""``nn.MultiheadAttention`` with quantized projections; PyTorch's multiplies by them without calling a module."""
 
 import math
 
@@ -13,7 +13,7 @@ from dsq.quantizers import Quantized
 
 
 class OutProjection(Linear):
-    """``out_proj`` of an attention: PyTorch's reads its weight, here it is called."""
+    """``out_proj`` of an attention, which is called here; PyTorch's attention reads its weight."""
 
     plain = NonDynamicallyQuantizableLinear
 
@@ -21,8 +21,8 @@ class OutProjection(Linear):
 class MultiheadAttention(Quantized, nn.MultiheadAttention):
     """``nn.MultiheadAttention`` with quantized projections; same parameters, state dict, masks and results.
 
-    Layers that are given one tensor as query, key and value multiply it by the whole ``in_proj_weight`` at once. Never
-    takes PyTorch's fused evaluation path. Shape suffixes: L queries, S keys, B batch, E features, H heads, D a head.
+    In self-attention, one product with ``in_proj_weight`` computes all three projections. PyTorch's fused evaluation
+    path is never taken. Shape suffixes: L queries, S keys, B batch, E features, H heads, D a head.
     """
 
     plain = nn.MultiheadAttention
@@ -38,9 +38,9 @@ class MultiheadAttention(Quantized, nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what nn.MultiheadAttention does. Raises ValueError for ``is_causal`` without ``attn_mask``."""
+        """Return the result of nn.MultiheadAttention. Raises ValueError for ``is_causal`` without ``attn_mask``."""
         if is_causal and attn_mask is None:
-            raise ValueError("is_causal says what attn_mask is: give attn_mask too")
+            raise ValueError("is_causal is a hint about attn_mask: give attn_mask too")
         batched: bool = F._mha_shape_check(  # type: ignore[attr-defined]
             query, key, value, key_padding_mask, attn_mask, self.num_heads
         )
@@ -52,7 +52,7 @@ class MultiheadAttention(Quantized, nn.MultiheadAttention):
         dropped_mask = is_causal and key_padding_mask is None and not need_weights
         mask = None if dropped_mask else self._mask(q, k, attn_mask, key_padding_mask)
         q_BHLD = self._heads(q)
-        k_BHSD, v_BHSD = self._heads(self._more(k, self.bias_k)), self._heads(self._more(v, self.bias_v))
+        k_BHSD, v_BHSD = self._heads(self._appended(k, self.bias_k)), self._heads(self._appended(v, self.bias_v))
         y_BHLD, weights = self._attend(q_BHLD, k_BHSD, v_BHSD, mask, dropped_mask, need_weights)
         y = self.out_proj(y_BHLD.transpose(1, 2).flatten(2))
         if weights is not None and average_attn_weights:
@@ -71,8 +71,8 @@ class MultiheadAttention(Quantized, nn.MultiheadAttention):
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         return [multiply(self, x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
 
-    def _more(self, x_BSE: Tensor, bias: Tensor | None) -> Tensor:
-        """Return keys or values with those that ``add_bias_kv`` and ``add_zero_attn`` append."""
+    def _appended(self, x_BSE: Tensor, bias: Tensor | None) -> Tensor:
+        """Append to keys or values those of ``add_bias_kv`` and ``add_zero_attn``."""
         if bias is not None:
             x_BSE = torch.cat([x_BSE, bias.expand(x_BSE.shape[0], 1, -1)], 1)
         return F.pad(x_BSE, (0, 0, 0, 1)) if self.add_zero_attn else x_BSE
@@ -83,7 +83,7 @@ class MultiheadAttention(Quantized, nn.MultiheadAttention):
     def _mask(
         self, q_BLE: Tensor, k_BSE: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None
     ) -> Tensor | None:
-        """Return both masks as one that is added to the scores, for the appended keys too."""
+        """Return the sum of both masks, which is added to the scores, also for the appended keys."""
         batch, dtype, mask = q_BLE.shape[0], q_BLE.dtype, None
         if attn_mask is not None:
             mask = F._canonical_mask(attn_mask, "attn_mask", None, "", dtype, False)

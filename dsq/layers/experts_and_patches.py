@@ -1,4 +1,4 @@
-"""Layers that are linear layers of a part of their input: experts of the tokens routed to them, patches of an image."""
+"""Linear layers applied to parts of their input: experts to the tokens routed to them, convolutions to patches."""
 
 from collections.abc import Callable
 
@@ -11,27 +11,27 @@ from dsq.quantizers import Quantized
 
 
 class Experts(Mixed, Quantized, nn.Module):
-    """The base of every quantized class of experts: the forward that transformers' ExpertsInterface asks for.
+    """The base of every quantized class of experts, with the forward that transformers' ExpertsInterface requires.
 
     Shape suffixes: T tokens, S tokens times the experts that each goes to, E experts, K in-features, N out-features.
     """
 
-    # what transformers' decorator says of a class of experts
+    # set by transformers' decorator
     num_experts: int
     has_gate: bool
     has_bias: bool
     has_post_expert_norm: bool
     is_transposed: bool
     _apply_gate: Callable[[Tensor], Tensor]
-    # what the class makes itself
+    # set by the class itself
     act_fn: Callable[[Tensor], Tensor]
     post_expert_norm: Callable[[Tensor], Tensor]
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Return (T, K) of hidden states (T, K), and the experts of each token and their weights, both (T, S / T)."""
+        """Return (T, K) for hidden states (T, K); the experts of each token and their weights are both (T, S / T)."""
         experts_S, order_S = top_k_index.flatten().sort(stable=True)
         tokens = experts_S.bincount(minlength=self.num_experts)[: self.num_experts].tolist()
-        order_S = order_S[: sum(tokens)]  # under expert parallelism, what comes after is for experts of other ranks
+        order_S = order_S[: sum(tokens)]  # under expert parallelism, later ones belong to other ranks
         x = self._products(
             "gate_up_proj" if self.has_gate else "up_proj", hidden_states[order_S // top_k_index.shape[1]], tokens
         )
@@ -40,29 +40,30 @@ class Experts(Mixed, Quantized, nn.Module):
         if self.has_post_expert_norm:
             y = self.post_expert_norm(y)
         y = y * top_k_weights.flatten()[order_S, None]
-        y = y.new_zeros(top_k_index.numel(), y.shape[1]).index_put_((order_S,), y)  # index_copy_ would keep y
+        y = y.new_zeros(top_k_index.numel(), y.shape[1]).index_put_((order_S,), y)  # index_copy_ would save y
         return y.view(*top_k_index.shape, -1).sum(1).to(hidden_states.dtype)
 
     def _products(self, name: str, x_SK: Tensor, tokens: list[int]) -> Tensor:
-        """Return y (S, N): each expert's tokens, which lie together, by its matrix of the parameter ``name``."""
+        """Return y (S, N): the tokens, sorted by expert, times each expert's matrix of the parameter ``name``."""
         weights: Tensor = getattr(self, name)
         matrices_NK = (weights.mT if self.is_transposed else weights).unbind()
         biases_N = getattr(self, f"{name}_bias").unbind() if self.has_bias else [None] * len(tokens)
-        each = zip(x_SK.split(tokens), matrices_NK, biases_N, strict=True)
-        return torch.cat([multiply(self, x, w_NK, bias_N) for x, w_NK, bias_N in each])
+        operands = zip(x_SK.split(tokens), matrices_NK, biases_N, strict=True)
+        return torch.cat([multiply(self, x, w_NK, bias_N) for x, w_NK, bias_N in operands])
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Return whether transformers' decorator made the class of ``module`` one of experts."""
+    """Return whether transformers' decorator marked the class of ``module`` as experts."""
     return {"has_gate", "has_bias", "has_post_expert_norm", "is_transposed"} <= vars(module).keys()
 
 
 class PatchConv2d(Quantized, nn.Conv2d):
-    """``nn.Conv2d`` whose windows neither overlap nor leave pixels between, quantized as ``dsq.Linear`` is. Raises
-    ValueError for an input of other channels, or smaller than a patch.
+    """``nn.Conv2d`` of adjacent, non-overlapping windows, quantized as ``dsq.Linear`` is.
 
-    A map of one place, as squeeze-and-excitation makes, stays plain: its few products scale whole maps, whose places
-    then share one rounding error. A third of the gradient's error in MobileNetV3 was theirs, two fifths in ReXNet.
+    Raises ValueError for an input of other channels, or smaller than a patch.
+
+    A 1 x 1 map, as in squeeze-and-excitation, is not quantized: its few products scale whole maps, all of whose places
+    would share one rounding error. A third of the gradient's error in MobileNetV3 was theirs, two fifths in ReXNet.
 
     Shape suffixes: B batch, C channels, H and W patches down and across, h and w pixels of a patch, N out-channels.
     """
@@ -81,13 +82,13 @@ class PatchConv2d(Quantized, nn.Conv2d):
         x = x[:, :, : rows * h, : columns * w].unflatten(3, (columns, w)).unflatten(2, (rows, h))  # (B, C, H, h, W, w)
         y_BHWN = multiply(self, x.permute(0, 2, 4, 1, 3, 5).flatten(3), self.weight.flatten(1), self.bias)
         y_BNHW = y_BHWN.permute(0, 3, 1, 2)
-        if x.is_contiguous():  # as nn.Conv2d lays its result out: models may view it
+        if x.is_contiguous():  # the layout of nn.Conv2d's result, which models may view
             y_BNHW = y_BNHW.contiguous()
         return y_BNHW if input.dim() == 4 else y_BNHW[0]
 
 
 def cuts_patches(module: nn.Module) -> bool:
-    """Return whether ``module``, an nn.Conv2d, is such a convolution."""
+    """Return whether ``module`` is an nn.Conv2d of adjacent, non-overlapping windows."""
     return (
         isinstance(module, nn.Conv2d)
         and module.stride == module.kernel_size

@@ -1,4 +1,4 @@
-"""What bounds a forward in which layers share the codes of their inputs (dsq/ops/shared_inputs.py): two hooks."""
+"""Two hooks that bound a forward, in which layers share the codes of their inputs (dsq/ops/shared_inputs.py)."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from dsq.quantizers import Quantized
 
 
 def bound_forwards(model: nn.Module) -> None:
-    """Let calls of ``model`` and of what is inside of it, where that has several converted layers, bound a forward.
+    """Let a call of ``model``, or of a part with several converted layers, bound a forward.
 
-    Not under ``stash="all"``, where the policy does.
+    Under ``stash="all"`` the policy bounds it.
     """
     free_forwards(model)
     for module in model.modules():
@@ -24,7 +24,7 @@ def bound_forwards(model: nn.Module) -> None:
 
 
 def free_forwards(model: nn.Module) -> None:
-    """Take the hooks of ``bound_forwards`` off ``model`` and what is inside of it."""
+    """Remove the hooks of ``bound_forwards`` from ``model`` and its parts."""
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for number in [number for number, hook in hooks.items() if hook in (_begin, _end)]:
@@ -34,7 +34,7 @@ def free_forwards(model: nn.Module) -> None:
 
 @not_compiled_alone
 def _begin(module: nn.Module, inputs: Any) -> None:
-    if not torch.compiler.is_compiling():  # a compiler finds by itself what is packed twice
+    if not torch.compiler.is_compiling():  # a compiler removes duplicate packing by itself
         begin_forward(module)
 
 

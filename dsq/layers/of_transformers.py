@@ -39,9 +39,9 @@ def attention_forward(
     position_bias: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return y (B, L, H, E) and the weights (B, H, L, S), as transformers' registry asks of an attention function.
+    """Return y (B, L, H, E) and the weights (B, H, L, S), as transformers' registry requires of an attention function.
 
-    The products are quantized at the level of the module's own projections; if none is converted, it is "sdpa".
+    The products are quantized at the level of the module's projections; if none is converted, it runs "sdpa".
     """
     projection = next((layer for layer in module.modules() if isinstance(layer, Quantized)), None)
     if projection is None or projection.evaluates_plain:

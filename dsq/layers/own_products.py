@@ -1,8 +1,8 @@
 """Modules that multiply in their own forward: by parameters of their own, or queries by keys as attention does.
 
-A function mode around the forward sees each product, whatever the class is called: F.linear, @, matmul, mm, bmm, addmm,
-einsum, grouped_mm and F.scaled_dot_product_attention. A product with a parameter is that of ``dsq.Linear``, a matrix at
-a time if the parameter holds several, of which small ones stay plain. Shape suffixes: B matrices, M rows, K the
+A function mode around the forward sees each product: F.linear, @, matmul, mm, bmm, addmm, einsum, grouped_mm and
+F.scaled_dot_product_attention. A product with a parameter is computed as in ``dsq.Linear``. A parameter of several
+matrices is multiplied one matrix at a time, and small ones are not quantized. Shape suffixes: B matrices, M rows, K the
 contraction, N columns.
 """
 
@@ -24,10 +24,10 @@ from dsq.ops.products import attention, product
 from dsq.quantizers import Quantized, Quantizers
 from dsq.skipped import matrices
 
-#: multiply-accumulates under which one of several matrices multiplies plain: in few bits it takes 1.2 to 6 times as
-#: long there, forward and backward, and 1.7 to .7 times from there on (docs/report.md)
-SMALL = 1 << 25
-#: names of products, as they stand in code
+#: multiply-accumulates below which one of several matrices is not quantized: in few bits it takes 1.2 to 6 times as
+#: long below, forward and backward, and 1.7 to 0.7 times above (docs/report.md)
+MIN_QUANTIZED_MACS = 1 << 25
+#: names of products in code
 _NAMES = {"linear", "matmul", "mm", "bmm", "addmm", "einsum", "grouped_mm", "_grouped_mm", "@"}
 _PAIRS = {"matmul", "bmm", "einsum", "@"}
 
@@ -35,11 +35,11 @@ _PAIRS = {"matmul", "bmm", "einsum", "@"}
 class OwnProducts(Mixed, Quantized, nn.Module):
     """A module that multiplies by parameters of its own.
 
-    If its first forward multiplies by none, later forwards run as they were.
+    If its first forward does no matrix product with them, it is ``idle``: later forwards run without the mode.
     """
 
     idle = False
-    small = 0  #: FLOPs of the latest forward that were left plain
+    small_flops = 0  #: FLOPs of the latest forward in products too small to be quantized
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
         if self.idle or self.evaluates_plain:
@@ -47,12 +47,12 @@ class OwnProducts(Mixed, Quantized, nn.Module):
         with Products(self.quantizers, matrices(self), self.conversion.get("attention", False)) as products:
             result = super().forward(*args, **keywords)
         if not torch.compiler.is_compiling():
-            self.idle, self.small = not products.multiplied, products.small
+            self.idle, self.small_flops = not products.multiplied, products.small_flops
         return result
 
 
 class OwnAttention(Mixed, nn.Module):
-    """Quantizes the products of attention that the forward computes, at the level of the module's own projections."""
+    """A module whose forward computes attention: its products are quantized at the level of its projections."""
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
         layer = next((layer for layer in self.modules() if isinstance(layer, Quantized)), None)
@@ -63,20 +63,20 @@ class OwnAttention(Mixed, nn.Module):
 
 
 class Products(TorchFunctionMode):
-    """Quantizes products with ``weights``, and of two activations if ``attending``."""
+    """Quantizes products with ``weights``, and those of two activations if ``attending``."""
 
     def __init__(self, quantizers: Quantizers, weights: list[Any], attending: bool) -> None:
         super().__init__()
         self.quantizers, self.weights, self.attending = quantizers, weights, attending
         self.multiplied = False  #: there was such a product
-        self.small = 0  #: FLOPs of those that stay plain, as they are SMALL
+        self.small_flops = 0  #: FLOPs of products below MIN_QUANTIZED_MACS
 
     @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        quantized, result = _QUANTISED.get(func), None
+        quantized, result = _QUANTIZED.get(func), None
         if quantized is not None and not any(isinstance(x, Tensor) and x.layout is not torch.strided for x in args):
-            result = quantized(self, *args, **kwargs)  # sparse features, as a graph has, are PyTorch's to multiply
+            result = quantized(self, *args, **kwargs)  # not sparse, as the features of a graph
         if result is not None:
             self.multiplied = True
             return result
@@ -96,8 +96,8 @@ class Products(TorchFunctionMode):
     def addmm(self, input: Tensor, mat1: Tensor, mat2: Tensor, **scaled: Any) -> Tensor | None:
         return None if scaled or input.dim() != 1 else self.linear(mat1, mat2.mT, input)
 
-    def matmul(self, input: Any, other: Any, **others: Any) -> Tensor | None:
-        if others:  # out, of a kernel of ours within a layer of the module
+    def matmul(self, input: Any, other: Any, **options: Any) -> Tensor | None:
+        if options:  # such as out, which dsq's own kernels give
             return None
         if not isinstance(input, Tensor) or not isinstance(other, Tensor) or min(input.dim(), other.dim()) < 2:
             return None
@@ -118,56 +118,57 @@ class Products(TorchFunctionMode):
     def _batched(self, x_BMK: Tensor, w_BNK: Tensor) -> Tensor:
         if self._is_small(x_BMK.shape[-2], w_BNK):
             return x_BMK @ w_BNK.mT
-        each = zip(x_BMK.unbind() if x_BMK.dim() == 3 else [x_BMK] * len(w_BNK), w_BNK.unbind(), strict=True)
-        return torch.stack([linear(x, w, None, self.quantizers) for x, w in each])
+        xs_MK = x_BMK.unbind() if x_BMK.dim() == 3 else [x_BMK] * len(w_BNK)
+        return torch.stack([linear(x, w, None, self.quantizers) for x, w in zip(xs_MK, w_BNK.unbind(), strict=True)])
 
     def _is_small(self, rows: int, w_NK: Tensor) -> bool:
-        """Return whether ``rows`` by a matrix, the last two axes of ``w_NK``, is SMALL, and take note."""
-        small = rows * w_NK.shape[-2] * w_NK.shape[-1] < SMALL
+        """Return whether ``rows`` by one matrix of ``w_NK`` (..., N, K) is below MIN_QUANTIZED_MACS; count it if so."""
+        small = rows * w_NK.shape[-2] * w_NK.shape[-1] < MIN_QUANTIZED_MACS
         if small:
-            self.small += 2 * rows * w_NK.numel()
+            self.small_flops += 2 * rows * w_NK.numel()
         return small
 
-    def _one(self, x: Tensor, w_NK: Tensor) -> Tensor:
+    def _linear_unless_small(self, x: Tensor, w_NK: Tensor) -> Tensor:
         return F.linear(x, w_NK) if self._is_small(len(x), w_NK) else linear(x, w_NK, None, self.quantizers)
 
-    def grouped(self, input: Tensor, mat2: Tensor, *, offs: Tensor | None = None, **others: Any) -> Tensor | None:
-        """Return grouped_mm of rows that lie together by group, each group by its matrix (K, N) of ``mat2``."""
-        given = any(value is not None for value in others.values())
-        if given or offs is None or input.dim() != 2 or mat2.dim() != 3 or not self.owns(mat2):
+    def grouped(self, input: Tensor, mat2: Tensor, *, offs: Tensor | None = None, **options: Any) -> Tensor | None:
+        """Return grouped_mm of rows sorted by group, each group by its matrix (K, N) of ``mat2``."""
+        default = all(value is None for value in options.values())
+        if not default or offs is None or input.dim() != 2 or mat2.dim() != 3 or not self.owns(mat2):
             return None
         rows = offs.diff(prepend=offs.new_zeros(1)).tolist()
-        y = torch.cat([self._one(*each) for each in zip(input[: sum(rows)].split(rows), mat2.mT.unbind(), strict=True)])
+        operands = zip(input[: sum(rows)].split(rows), mat2.mT.unbind(), strict=True)
+        y = torch.cat([self._linear_unless_small(x, w_NK) for x, w_NK in operands])
         return y if len(y) == len(input) else F.pad(y, (0, 0, 0, len(input) - len(y)))
 
     def einsum(self, equation: Any, *operands: Any) -> Tensor | None:
-        """Return torch.einsum of two operands, where it is a product of matrices."""
+        """Return torch.einsum of two operands if it is a product of matrices."""
         pair = two_operands(equation, operands)
         if pair is None:
             return None
         owned = [self.owns(x) for x in pair]
         if all(owned) or not (any(owned) or self.attending):
             return None
-        made = as_product(equation, *pair, swapped=owned[0])
-        if made is None:
+        plan = as_product(equation, *pair, swapped=owned[0])
+        if plan is None:
             return None
-        a, b = made.a, made.b
+        a, b = plan.a, plan.b
         if not any(owned):
-            if a.dim() < 3 or not made.rows:
+            if a.dim() < 3 or not plan.rows:
                 return None
-            return made.result(product(a, b.mT, self.quantizers.products, self.quantizers.seed()))
+            return plan.result(product(a, b.mT, self.quantizers.products, self.quantizers.seed()))
         if a.dim() == 2:
-            return made.result(linear(a, b, None, self.quantizers))
-        return made.result(self._batched(a.flatten(0, -3), b.flatten(0, -3)))
+            return plan.result(linear(a, b, None, self.quantizers))
+        return plan.result(self._batched(a.flatten(0, -3), b.flatten(0, -3)))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Tensor | None:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, *options: Any, **keywords: Any) -> Tensor | None:
         if not self.attending:
             return None
         q = self.quantizers
-        return attention(query, key, value, q.products, *rest, **named, seed=q.seed())[0]  # type: ignore[misc]
+        return attention(query, key, value, q.products, *options, **keywords, seed=q.seed())[0]  # type: ignore[misc]
 
 
-_QUANTISED: dict[Any, Callable[..., Tensor | None]] = {
+_QUANTIZED: dict[Any, Callable[..., Tensor | None]] = {
     F.linear: Products.linear,
     torch.addmm: Products.addmm,
     torch.einsum: Products.einsum,
@@ -181,12 +182,12 @@ _QUANTISED: dict[Any, Callable[..., Tensor | None]] = {
 def multiplies(module: nn.Module, kind: Any) -> bool:
     """Return whether ``module``, of class ``kind``, has matrices of its own and methods that call a product.
 
-    Routers are left: their few products decide which expert serves a token.
+    Routers are skipped: their few products choose the expert of a token.
     """
-    own = matrices(module)
-    kept = all(type(p) is nn.Parameter and p.is_floating_point() for p in own)
-    router = hasattr(module, "top_k") and all(p.dim() == 2 for p in own)
-    return bool(own) and kept and not router and bool(_calls(kind) & _NAMES)
+    weights = matrices(module)
+    trainable = all(type(p) is nn.Parameter and p.is_floating_point() for p in weights)
+    router = hasattr(module, "top_k") and all(p.dim() == 2 for p in weights)
+    return bool(weights) and trainable and not router and bool(_calls(kind) & _NAMES)
 
 
 def calls_attention(module: nn.Module, kind: Any) -> bool:

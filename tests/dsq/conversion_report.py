@@ -57,14 +57,16 @@ def shares(name: str, **options: Any) -> dict[str, Any]:
         dsq.convert(model, dsq.DSQConfig(levels=dsq.parse_levels("[4,4,4,16]"), **options))
     found = dsq.report(model, **inputs)
     assert found.backward is not None
-    left = sum(entry.parameters for entry in found.left)
+    skipped = sum(entry.parameters for entry in found.skipped)
     return {
         "model": name,
         "forward": found.forward.share,
         "backward": found.backward.share,
-        "others": ", ".join(f"{op} {n / found.forward.total:.1%}" for op, n in found.forward.plain.items() if n),
+        "others": ", ".join(
+            f"{op} {n / found.forward.total:.1%}" for op, n in found.forward.floating_point.items() if n
+        ),
         "uncalled": len(found.uncalled),
-        "parameters left": left,
+        "skipped parameters": skipped,
         "stash": (found.stash_bytes or 0) / (found.unconverted_stash_bytes or 1),
     }
 
@@ -77,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     def work() -> None:
         rows = [shares(name, attention=given.attention) for name in MODELS]
         columns = {"model": "", "forward": ".1%", "backward": ".1%", "others": "", "uncalled": ""}
-        print(table(rows, columns | {"parameters left": "", "stash": ".0%"}, markdown=True))
+        print(table(rows, columns | {"skipped parameters": "", "stash": ".0%"}, markdown=True))
 
     return guarded(parser.prog, work)
 

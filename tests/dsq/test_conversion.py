@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -5,6 +7,7 @@ from torch.nn.utils import parametrize
 from torch.testing._internal.two_tensor import TwoTensor
 
 import dsq
+from dsq.conversion import as_plain
 from dsq.skipped import skipped_modules
 
 
@@ -44,7 +47,7 @@ def test_a_layer_of_an_embeddings_weight_is_left_unless_asked(recwarn):
     found = dsq.report(net, torch.randint(10, (3,)))
     assert [(entry.name, entry.parameters) for entry in found.skipped] == [("3", 160)]
     assert "an embedding's too" in found.skipped[0].reason
-    assert "DSQConfig(tied=True)" in str(found)
+    assert "give tied=True" in str(found)
     untied = model()
     untied[3].weight = nn.Parameter(untied[3].weight.detach().clone())
     assert list(dsq.converted(dsq.convert(untied, stash="linears"))) == ["1", "3"]
@@ -71,7 +74,7 @@ def test_a_conversion_of_little_or_nothing_is_warned_of(make, options, said):
 def test_the_stash_of_a_model_without_products_follows_the_level():
     net, x = nn.Sequential(nn.Conv2d(3, 16, 3), nn.SiLU(), nn.Conv2d(16, 3, 3)), torch.randn(4, 3, 20, 20)
     plain = dsq.stash.measure(lambda: net(x)).nbytes
-    with pytest.warns(UserWarning, match=r"no product to convert: what operations of dsq\.stash's table keep is"):
+    with pytest.warns(UserWarning, match=r"no product to convert: only its saved tensors are packed"):
         dynamic = dsq.DynamicPrecision(net, "[4,4,4,8] [8,8,8,8]", rise_at=1)
     few = dsq.stash.measure(lambda: net(x)).nbytes
     saved = dynamic.state_dict()
@@ -168,3 +171,18 @@ def test_a_model_whose_policy_forbids_the_whole_stash_stays_as_it_was():
         dsq.convert(model, dsq.DSQConfig(stash="all"))
     assert type(model[0]) is nn.Linear
     assert list(dsq.converted(dsq.convert(model, stash="linears"))) == ["0"]
+
+
+def test_a_conversion_is_undone_and_redone_also_in_a_pickled_copy():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, 0.0, batch_first=True), 1).eval()
+    changed = encoder.layers[0].activation_relu_or_gelu
+    net = pickle.loads(pickle.dumps(dsq.convert(encoder, "[4,4,4,8]", stash="linears")))
+    for _ in range(2):
+        with as_plain(net):
+            assert (net.layers[0].activation_relu_or_gelu, net.use_nested_tensor) == (changed, True)
+            assert not dsq.converted(net)
+        assert (net.layers[0].activation_relu_or_gelu, net.use_nested_tensor) == (0, False)
+        assert len(dsq.converted(net)) == 4
+    dsq.unconvert(net)
+    assert (net.layers[0].activation_relu_or_gelu, net.use_nested_tensor) == (changed, True)
+    assert not [name for module in net.modules() for name in vars(module) if name.startswith("_dsq")]

@@ -135,7 +135,7 @@ def test_matmul_follows_the_layer_beside_it():
     net, x = Written(), torch.randn(2, 24, 32)
     assert torch.equal(net(x), torch.matmul(*net.operands(x)))
     dsq.convert(net, dsq.DSQConfig(levels="[4,4,4,16]", stash="linears"))
-    assert dsq.report(net, x).forward.plain["aten.bmm"] == 2 * 2 * 2 * 24 * 24 * 16  # not asked for
+    assert dsq.report(net, x).forward.floating_point["aten.bmm"] == 2 * 2 * 2 * 24 * 24 * 16  # not asked for
     assert "dsq.functional.matmul" in str(dsq.report(net, x))
     dsq.unconvert(net)
     config = dsq.DSQConfig(levels="[4,4,4,16]", attention=True, format="bfp", eval_full_precision=True, stash="linears")

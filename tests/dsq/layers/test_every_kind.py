@@ -13,7 +13,7 @@ from tests.dsq.layers.kinds import KINDS, ROUTED, made
 
 @pytest.fixture(autouse=True)
 def quantize_small_matrices(monkeypatch):
-    monkeypatch.setattr("dsq.layers.own_products.SMALL", 0)
+    monkeypatch.setattr("dsq.layers.own_products.MIN_QUANTIZED_MACS", 0)
 
 
 CONFIG = dsq.DSQConfig(levels="[4,4,4,16]", attention=True, stash="linears")

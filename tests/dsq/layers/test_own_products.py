@@ -56,7 +56,7 @@ def test_several_small_matrices_multiply_plain_the_report_says_so_and_the_policy
     net = dsq.convert(copy.deepcopy(plain), CONFIG)
     assert torch.equal(net(IMAGE), plain(IMAGE))
     found = dsq.report(net, IMAGE)
-    assert (found.forward.quantized, found.small) == (0, found.forward.total)
+    assert (found.forward.quantized, found.small_flops) == (0, found.forward.total)
     assert "in floating point: 100.0% of the forward" in str(found)
     assert "bmm:" not in str(found)
     assert found.skipped == ()  # with more rows they are quantized
@@ -67,7 +67,7 @@ def test_several_small_matrices_multiply_plain_the_report_says_so_and_the_policy
 
 def test_each_group_is_quantized_by_its_own_size(monkeypatch):
     net = dsq.convert(made("grouped"), CONFIG)
-    monkeypatch.setattr("dsq.layers.own_products.SMALL", 50 * 32 * 64)  # between 40 and 56 rows
+    monkeypatch.setattr("dsq.layers.own_products.MIN_QUANTIZED_MACS", 50 * 32 * 64)  # between 40 and 56 rows
     rows = IMAGE.flatten(0, 1)
     first = F.linear(F.linear(rows[:40], net.a[0].mT), net.b[0].mT)
     second = dsq.functional.linear(rows[40:], net.a[1].mT, None, CONFIG.at(0))
