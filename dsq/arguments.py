@@ -50,6 +50,14 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+def check_keys(name: str, value: Any, accepted: Iterable[str]) -> None:
+    """Raise ValueError, naming the first wrong key, if ``value`` is no dictionary with the ``accepted`` keys."""
+    keys = set(value) if isinstance(value, dict) else set()
+    if wrong := sorted(keys ^ set(accepted), key=lambda key: (key not in keys, str(key))):
+        text = f"{wrong[0]!r} is {'unknown' if wrong[0] in keys else 'missing'}"
+        raise ValueError(f"{name} must be a dictionary with the keys {', '.join(sorted(accepted))}; {text}")
+
+
 def choice(name: str, value: Any, accepted: Iterable[str]) -> str:
     """Return ``value``. Raises ValueError where it is none of the accepted words."""
     words = tuple(accepted)

@@ -21,15 +21,15 @@ from dsq.scheduler import PrecisionScheduler, check_plateau
 StashScope = Literal["linears", "all"]
 
 
-Given_contra = TypeVar("Given_contra", contravariant=True)
-Kept_co = TypeVar("Kept_co", covariant=True)
+Input_contra = TypeVar("Input_contra", contravariant=True)
+Stored_co = TypeVar("Stored_co", covariant=True)
 
 
-class _Converted(Protocol[Given_contra, Kept_co]):
-    """To type checkers, a field that is given in one type and kept in another."""
+class _Converted(Protocol[Input_contra, Stored_co]):
+    """To type checkers, a field that is set in one type and read in another."""
 
-    def __get__(self, config: object, owner: object) -> Kept_co: ...
-    def __set__(self, config: object, value: Given_contra) -> None: ...
+    def __get__(self, config: object, owner: object) -> Stored_co: ...
+    def __set__(self, config: object, value: Input_contra) -> None: ...
 
 
 def _option(default: Any, help: str, metavar: str | None = None, words: Any = None, kind: type | None = None) -> Any:
@@ -155,20 +155,20 @@ class DSQConfig:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> "DSQConfig":
-        """Return the config that ``as_dict`` gave, without its warnings: they were given with the first one.
+        """Return the config of ``as_dict``'s result, without warnings, which the first config gave.
 
-        Raises ValueError for a field that there is none of, or out of range.
+        Raises ValueError for an unknown field, or a value out of range.
         """
-        known = [field.name for field in fields(DSQConfig)]
+        names = [field.name for field in fields(DSQConfig)]
         if not isinstance(values, dict):
             raise ValueError(f"a DSQConfig is made of a dictionary of its fields, got {values!r}")
         if (
             values.get("block_axis") == "contraction"
         ):  # a field of configs saved before 2026-11-26, of which this is left
             values = {name: value for name, value in values.items() if name != "block_axis"}
-        unknown = sorted(set(values) - set(known))
+        unknown = sorted(set(values) - set(names))
         if unknown:
-            raise ValueError(f"a DSQConfig has the fields {', '.join(known)}, got {', '.join(map(repr, unknown))}")
+            raise ValueError(f"a DSQConfig has the fields {', '.join(names)}, got {', '.join(map(repr, unknown))}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return DSQConfig(**values)
@@ -181,7 +181,7 @@ class DSQConfig:
         ``options`` are its other fields. Raises TypeError where
         ``config`` is something else, options stand beside a whole config, or are none of its fields.
         """
-        names = [it.name for it in fields(DSQConfig)]
+        names = [field.name for field in fields(DSQConfig)]
         if unknown := [name for name in options if name not in names]:
             raise TypeError(f"DSQConfig has no option {unknown[0]!r}; it takes {', '.join(names)}")
         if config is None or isinstance(config, str):
@@ -200,9 +200,9 @@ class DSQConfig:
         return PrecisionScheduler(self.levels, self.patience, self.threshold, self.rise_at, total_updates)
 
     def _format(self, bits: int) -> formats.Format:
-        of_some_formats = (it for it in fields(self) if it.name in ("block_size", "fraction_bits"))
-        given = {it.name: getattr(self, it.name) for it in of_some_formats if getattr(self, it.name) != it.default}
-        return formats.named(self.format, bits, **given)
+        options = [option for option in fields(self) if option.name in ("block_size", "fraction_bits")]
+        changed = {o.name: getattr(self, o.name) for o in options if getattr(self, o.name) != o.default}
+        return formats.named(self.format, bits, **changed)
 
 
 def _arguments() -> str:

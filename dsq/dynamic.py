@@ -1,8 +1,8 @@
-"""A model under a schedule of precisions: converted, put to each level as it comes, and saved beside the weights.
+"""Train a model under a schedule of precisions: convert it, raise its level, and save the schedule's state.
 
     dynamic = dsq.DynamicPrecision(model, config)                                 # converts the model
-    dynamic.record(updates=1, tokens=n); dynamic.step(validation_loss)            # the level rises by itself
-    torch.save({"model": model.state_dict(), "dsq": dynamic.state_dict()}, path)  # plain data, which JSON takes too
+    dynamic.record(updates=1, tokens=n); dynamic.step(validation_loss)            # these raise the level
+    torch.save({"model": model.state_dict(), "dsq": dynamic.state_dict()}, path)  # data that JSON can hold too
 
 accelerate: ``accelerator.register_for_checkpointing(dynamic)``.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dsq.arguments import whole_number
+from dsq.arguments import check_keys, whole_number
 from dsq.config import DSQConfig
 from dsq.conversion import check_conversion, convert, converted, converted_parts, is_converted, set_level, unconvert
 from dsq.gradient_check import GradientCheck, compare
@@ -27,24 +27,24 @@ from dsq.stash.controller import applied
 from dsq.stash.interception import RulePolicy
 
 _KEYS = {"config", "scheduler"}
-_MANY = 1000  #: updates after which a validation is missed
-_LOADED = "_dsq_loaded"  #: attribute of a model whose state dict was loaded since its DynamicPrecision was made
-#: those of a model since it was converted
+_MAX_UPDATES_BEFORE_VALIDATION = 1000  #: after which a missing validation is warned of
+_LOADED = "_dsq_loaded"  #: attribute of a model whose state dict was loaded after its DynamicPrecision was created
+#: the DynamicPrecisions of a model since its conversion
 _SCHEDULES: weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet["DynamicPrecision"]] = weakref.WeakKeyDictionary()
-_LOG = logging.getLogger("dsq")  #: what happens once
+_LOG = logging.getLogger("dsq")
 
 
 class DynamicPrecision:
     """A model under the schedule of its config.
 
     Args:
-        model: converted in place, if it is not. If a part of it was, by itself, the whole is converted anew.
-        config: a DSQConfig, or the schedule as text; None: what is advised, as ``DSQConfig.of`` says.
-        total_updates: of the run, where ``rise_at`` has fractions.
+        model: converted in place, unless it was before. If only a part of it was, all of it is converted again.
+        config: a DSQConfig, or the schedule as text, "[4,3,3,8] [8,4,4,8]"; None: the defaults.
+        total_updates: of the run; required if ``rise_at`` has fractions.
         options: beside text or None, other fields of DSQConfig.
     Raises:
-        TypeError, ValueError: as ``dsq.convert`` and ``DSQConfig.scheduler`` do; if the model was converted before by a
-            config that ``convert`` acts on otherwise, or another DynamicPrecision with another config has it.
+        TypeError, ValueError: as ``dsq.convert`` and ``DSQConfig.scheduler`` do; if the model was converted before with
+            other options, or has another DynamicPrecision with another config.
     """
 
     def __init__(
@@ -67,43 +67,43 @@ class DynamicPrecision:
         self.scheduler = self.config.scheduler(total_updates)
         set_level(model, self.config, 0)
         self._check: GradientCheck | None = None
-        self._checked_at = 0  #: the update of it
+        self._checked_at = 0  #: in updates
 
     def record(self, updates: int | Tensor = 1, tokens: int | Tensor = 0) -> bool:
-        """Count work, as ``PrecisionScheduler.record``. True if the level rose; the model is at it then.
+        """Count work, as ``PrecisionScheduler.record``, and set the model to the level. Return whether the level rose.
 
-        Warns once where the level waits for a validation that has not come in 1,000 updates, and where the first update
-        came without a call of the model, in which alone ``stash="all"`` packs; or after the model's state dict was
-        loaded, and this one's was not.
+        Warns once if no validation came in 1,000 updates and the level waits for one; if the first update came without
+        a call of the model, in which alone ``stash="all"`` packs; and if the model's state dict was loaded without that
+        of this object.
         """
-        before = self.scheduler.updates
+        scheduler, before = self.scheduler, self.scheduler.updates
         if self.model.__dict__.pop(_LOADED, False) and before == 0:
-            text = "a state dict was loaded into the model, and none into its DynamicPrecision, which begins anew; to "
-            text += (
+            text = (
+                "a state dict was loaded into the model, and none into its DynamicPrecision, which begins anew; to "
                 'resume, call dynamic.load_state_dict(saved["dsq"]); load pretrained weights before DynamicPrecision'
             )
             warnings.warn(text, stacklevel=2)
         self._hook.remove()
         if before == 0 and _never_called(self.model):
-            text = 'stash="all" packs in calls of the model, and none came: its linear layers alone keep few bits'
-            warnings.warn(f"{text}; let forward compute the loss, where another method does", stacklevel=2)
-        rose = self._set_level(self.scheduler.record(updates, tokens))
-        now = self.scheduler
-        validated = now.level > 0 or now.validations_without_improvement > 0 or math.isfinite(now.best)
-        if before < _MANY <= now.updates and self.config.follows_validation and not validated:
-            text = f"{now.updates} updates at {now.precision} and no validation: the level waits for dynamic.step(loss)"
-            warnings.warn(f"{text}; or give rise_at", stacklevel=2)
+            text = 'stash="all" packs in calls of the model, and none came: only its linear layers save few bits'
+            warnings.warn(f"{text}; let forward compute the loss instead of another method", stacklevel=2)
+        rose = self._set_level(scheduler.record(updates, tokens))
+        validated = scheduler.level > 0 or scheduler.validations_without_improvement > 0
+        waits = self.config.follows_validation and not validated and not math.isfinite(scheduler.best)
+        if waits and before < _MAX_UPDATES_BEFORE_VALIDATION <= scheduler.updates:
+            text = f"{scheduler.updates} updates at {scheduler.precision} and no validation: the level waits for "
+            warnings.warn(f"{text}dynamic.step(loss); or give rise_at", stacklevel=2)
         return rose
 
     def step(self, loss: float | Tensor) -> bool:
-        """Take note of a validation loss, as ``PrecisionScheduler.step``. True if the level rose."""
+        """Record a validation loss, as ``PrecisionScheduler.step``. Return whether the level rose."""
         return self._set_level(self.scheduler.step(loss))
 
     def began_after(self, updates: int) -> None:
-        """Say how many of ``total_updates`` the run has made so far, with DSQ or without: fractions of ``rise_at`` are
-        of all but those without.
+        """Set how many of ``total_updates`` the run has made so far, with DSQ or without it.
 
-        To be called after ``load_state_dict``. Raises ValueError where ``updates`` is no whole number from 0.
+        ``rise_at`` fractions apply to the updates that remain after those without. Call it after ``load_state_dict``.
+        Raises ValueError if ``updates`` is no whole number from 0.
         """
         without = whole_number("updates", updates, 0) - self.scheduler.updates
         if without > 0:
@@ -112,14 +112,14 @@ class DynamicPrecision:
     def check(self, loss: Callable[[], Tensor], every: int = 400) -> GradientCheck | None:
         """Compare the gradient of ``loss()`` with the unquantized one, for ``metrics`` (dsq/gradient_check.py).
 
-        Call it at each update, on every process. The first call compares, and later ones where ``every`` updates were
-        recorded since; else it does nothing and returns None. A comparison takes the time of three steps on what
-        ``loss`` runs, and the memory of a plain step and one more set of gradients: give it one micro-batch. The
-        training does not change. Warns where the grade is not "fine", after a fourth step that tells whether ``loss``
-        runs the same batch at each call.
+        Call it at each update, on every process. The first call compares, as does a later one after ``every`` more
+        updates; other calls return None. A comparison takes the time of three steps and the memory of an unquantized
+        step and one more set of gradients: use one micro-batch. The training does not change. Warns if the grade is
+        not "fine", after two more steps that tell whether ``loss`` runs the same batch at each call.
 
         Args:
             loss: runs the model and returns its loss, as in ``dynamic.check(lambda: criterion(model(x), y))``.
+            every: updates between two comparisons.
         """
         every, updates = whole_number("every", every, 1), self.scheduler.updates
         if not callable(loss):
@@ -132,34 +132,37 @@ class DynamicPrecision:
         return self._check
 
     def metrics(self) -> dict[str, float]:
-        """Return figures for a logger: "dsq/level", "dsq/stash_bits" (q1, at which it stashes), "dsq/mean_bits" (their
-        mean over the updates so far), "dsq/validations_without_improvement" (validations without improvement); under
-        ``stash="all"`` "dsq/stash_mib", what the latest forward kept. On Linux also MiB of the process,
-        "dsq/process_resident_mib" and "dsq/process_peak_mib"; after ``check`` "dsq/gradient_error",
-        "dsq/gradient_error_of_stash" and "dsq/gradient_cosine", the worst of a parameter.
+        """Return figures for a logger.
+
+        "dsq/level": the level, from 0. "dsq/stash_bits": q1 of the level. "dsq/mean_bits": the mean of q1 over the
+        updates so far. "dsq/validations_without_improvement". Under ``stash="all"``, "dsq/stash_mib": MiB that the
+        latest forward saved. On Linux, "dsq/process_resident_mib" and "dsq/process_peak_mib": MiB of the process. After
+        ``check``, "dsq/gradient_error", "dsq/gradient_error_of_stash" and "dsq/gradient_cosine", the least of a
+        parameter.
         """
-        now = self.scheduler
-        spent = sum(level.q1 * work.updates for level, work in zip(now.levels, now.work, strict=True))
-        found = {
-            "level": float(now.level),
-            "stash_bits": float(now.precision.q1),
-            "validations_without_improvement": float(now.validations_without_improvement),
+        scheduler, check = self.scheduler, self._check
+        q1_updates = sum(level.q1 * work.updates for level, work in zip(scheduler.levels, scheduler.work, strict=True))
+        stash_bits = float(scheduler.precision.q1)
+        figures = {
+            "level": float(scheduler.level),
+            "stash_bits": stash_bits,
+            "mean_bits": q1_updates / scheduler.updates if scheduler.updates else stash_bits,
+            "validations_without_improvement": float(scheduler.validations_without_improvement),
         }
-        found["mean_bits"] = spent / now.updates if now.updates else found["stash_bits"]
-        found |= {f"process_{name}_mib": nbytes / 2**20 for name, nbytes in resident().items()}
-        if (check := self._check) is not None:
-            found |= {"gradient_error": check.error, "gradient_cosine": check.cosine}
-            found["gradient_error_of_stash"] = check.of_stash
-        return {f"dsq/{name}": value for name, value in (found | stash_mib(self.model)).items()}
+        figures |= {f"process_{name}_mib": nbytes / 2**20 for name, nbytes in resident().items()}
+        if check is not None:
+            figures |= {"gradient_error": check.error, "gradient_error_of_stash": check.of_stash}
+            figures["gradient_cosine"] = check.cosine
+        return {f"dsq/{name}": value for name, value in (figures | stash_mib(self.model)).items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the config and where the schedule stands, as plain data."""
+        """Return the config and the state of the schedule, as data for JSON."""
         return {"config": self.config.as_dict(), "scheduler": self.scheduler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``, with its config; warn if that differs from this one's.
+        """Resume from ``state``, with its config; warn if that differs from the present one.
 
-        Raises ValueError where ``state`` is none that ``state_dict`` gave, or its model was converted in another way.
+        Raises ValueError if ``state`` is not of ``state_dict``, or its model was converted with other options.
         """
         config = _config(state)
         scheduler = config.scheduler(self._total_updates)
@@ -167,10 +170,10 @@ class DynamicPrecision:
         check_conversion(self.model, config, "the state's config")
         self.model.__dict__.pop(_LOADED, None)
         self._hook.remove()
-        asked = self.config.as_dict()
+        present = self.config.as_dict()
         self.config, self.scheduler = config, scheduler
         set_level(self.model, config, scheduler.level)
-        other = [f"{name}={value!r}" for name, value in config.as_dict().items() if value != asked[name]]
+        other = [f"{name}={value!r}" for name, value in config.as_dict().items() if value != present[name]]
         if other:
             text = f"the run goes on with the config of its state: {', '.join(other)}, not with what was given now"
             warnings.warn(text, stacklevel=2)
@@ -183,10 +186,10 @@ class DynamicPrecision:
 
 
 def _refuse_second(model: nn.Module, config: DSQConfig) -> None:
-    """Raise ValueError if another DynamicPrecision has ``model``, or a part of it, with another config."""
+    """Raise ValueError if ``model``, or a part of it, has another DynamicPrecision with another config."""
     converted_modules = (module for module in model.modules() if module in _SCHEDULES and is_converted(module))
-    for other in (dynamic for module in converted_modules for dynamic in _SCHEDULES[module]):
-        first, second = other.config.as_dict(), config.as_dict()
+    for dynamic in (dynamic for module in converted_modules for dynamic in _SCHEDULES[module]):
+        first, second = dynamic.config.as_dict(), config.as_dict()
         if differing := ", ".join(f"{name}={first[name]!r}" for name in first if first[name] != second[name]):
             text = f"config must be that of the DynamicPrecision which the model has, with {differing}"
             raise ValueError(f"{text}; or call dsq.unconvert(model) first")
@@ -197,22 +200,24 @@ def _note_loaded(model: nn.Module, _: object) -> None:
 
 
 def _never_called(model: nn.Module) -> bool:
-    """Return whether the policy of ``stash="all"`` saw no forward, in a process that compiled nothing: a graph has no
-    count of its calls."""
+    """Return whether the policy of ``stash="all"`` saw no forward, in a process that compiled nothing.
+
+    A compiled graph does not count its calls.
+    """
     policy, compiler = applied(model).get("bfp"), sys.modules.get("torch._dynamo.convert_frame")
     return isinstance(policy, RulePolicy) and policy.latest is None and not getattr(compiler, "FRAME_COUNTER", 0)
 
 
 def stash_mib(model: nn.Module) -> dict[str, float]:
-    """Return "stash_mib", what the latest forward kept under the model's stash policies; nothing of a compiled one."""
-    kept = sum(policy.report().saved_bytes for policy in applied(model).values())
-    return {"stash_mib": kept / 2**20} if kept else {}
+    """Return "stash_mib", saved by the latest forward under the model's stash policies; empty for a compiled one."""
+    saved_bytes = sum(policy.report().saved_bytes for policy in applied(model).values())
+    return {"stash_mib": saved_bytes / 2**20} if saved_bytes else {}
 
 
 def convert_at(model: nn.Module, state: dict[str, Any]) -> None:
-    """Convert ``model``, in place, as ``state`` of a DynamicPrecision says, at its level: to evaluate.
+    """Convert ``model`` in place for evaluation, with the config and at the level of a DynamicPrecision's ``state``.
 
-    Raises ValueError where ``state`` is no such state, or ``model`` was converted in another way.
+    Raises ValueError if ``state`` is no such state, or ``model`` was converted with other options.
     """
     config, scheduler = _config(state), state["scheduler"]
     _convert(model, config, "the state's config")
@@ -221,9 +226,7 @@ def convert_at(model: nn.Module, state: dict[str, Any]) -> None:
 
 
 def _config(state: dict[str, Any]) -> DSQConfig:
-    if not isinstance(state, dict) or set(state) != _KEYS:
-        got = sorted(state) if isinstance(state, dict) else repr(state)
-        raise ValueError(f"state must have the keys {sorted(_KEYS)}, as DynamicPrecision.state_dict gives, got {got}")
+    check_keys("state", state, _KEYS)
     return DSQConfig.from_dict(state["config"])
 
 
@@ -235,5 +238,5 @@ def _convert(model: nn.Module, config: DSQConfig, of: str = "config") -> None:
         unconvert(part)
     if parts or not is_converted(model):
         convert(model, config)
-        text = "converted %d layers to %s, stash=%r; print(dsq.report(model, batch)) says what was left"
+        text = "converted %d layers to %s, stash=%r; print(dsq.report(model, batch)) lists the skipped modules"
         _LOG.info(text, len(converted(model)), config.levels[0], config.stash)

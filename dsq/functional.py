@@ -11,19 +11,21 @@ __all__ = ["linear", "matmul"]
 
 
 def matmul(a: Tensor, b: Tensor, at: nn.Module | Precision | str | Quantizers) -> Tensor:
-    """Return ``a @ b`` of two activations with both quantized and a packed stash, for modules that write attention
-    themselves.
+    """Return ``a @ b`` of two quantized activations, with a packed stash, for modules with attention of their own.
 
     y = Q0(a) Q0(b), da = Q2(dy) Q1(b)^T, db = Q1(a)^T Q2(dy); blocks run along the contraction of each product.
     Differentiable once.
 
     Args:
         a: (..., M, K). b: (..., K, N), of the same dtype and device; leading dimensions are broadcast.
-        at: a layer beside it, as ``self.q_proj``, whose level it follows: plain ``a @ b`` until ``dsq.convert`` has
-            converted that with ``DSQConfig(attention=True)``, and where it evaluates in floating point. Or four widths.
+        at: a layer such as ``self.q_proj``, whose level the product follows; or four widths. Until ``dsq.convert``
+            converts the layer with ``attention=True``, and if the layer evaluates in floating point, the result is
+            ``a @ b``.
+    Returns:
+        (..., M, N), of the dtype of ``a``, or of autocast's.
     Raises:
-        TypeError: what is no tensor; dtypes that differ, but under autocast, whose dtype the result is in.
-        ValueError: shapes that do not fit, a malformed precision.
+        TypeError: an argument is no tensor, or dtypes differ without autocast. ValueError: shapes do not fit, or the
+            precision is malformed.
     """
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         raise TypeError(f"a and b must be tensors, got {type(a).__name__} and {type(b).__name__}")

@@ -1,9 +1,9 @@
-"""How far quantization moves a gradient: one batch as the model trains and without quantization, at the same dropout.
+"""Compare the gradient of a quantized model with the unquantized one, on one batch and with the same dropout.
 
-    g  gradient without quantization    q  as the model trains    s  with the stash as it trains, and exact products
+    g  gradient without quantization    q  as the model trains    s  with quantized saved tensors, unquantized products
     error = |q - g| / |g|    of_stash = |s - g| / |g|    cosine = <q, g> / (|q| |g|)    ratio = |q| / |g|
 
-Without quantization, every converted layer has 32 bits and every stash policy is suspended. All passes see the same
+Without quantization, every converted layer has 32 bits and every stash policy is suspended. All passes draw the same
 random numbers.
 """
 
@@ -27,45 +27,45 @@ _CHUNK = 1 << 20  #: values that are summed in float64 at a time, so that no gra
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The furthest that a gradient may be moved (dsq/gradient_check.py has the equations)."""
+    """Limits of the figures of a GradientCheck; the module's docstring defines them."""
 
     error: float
     of_stash: float
-    cosine: float  #: of a parameter
-    ratio: float  #: of a parameter's norms; the reciprocal is a limit too
+    cosine: float  #: least of a parameter
+    ratio: float  #: of a parameter's norms, at most; its reciprocal, at least
 
 
 # From a transformer on Multi30k (docs/report.md), where bf16 autocast has error .01 to .04 and cosines from .998:
 #: [8,4,4,8] (error to .29, of the stash .05, cosine .80) trains as bf16 autocast does. A Llama whose output projection
 #: is its own lost .07 nats at [8,4,4,8], with cosines of .63 to .74. A stash of 4 bits moves the gradient of a model
 #: that has trained, mostly noise, by .06 to .11 and costs nothing; policy gact at .14 lost .026 nats on Multi30k
-FINE = Limits(error=0.35, of_stash=0.12, cosine=0.8, ratio=3.0)
+FINE_LIMITS = Limits(error=0.35, of_stash=0.12, cosine=0.8, ratio=3.0)
 #: [4,3,3,8] (error to .60, cosine .45) trains and loses a little; [2,2,2,2] (2.3, 0, ratio 8) does not
-USABLE = Limits(error=0.8, of_stash=0.8, cosine=0.3, ratio=10.0)
-#: share of the gradient under which a parameter is not judged: rounding noise, as in the bias of attention's keys
-FLOOR = 1e-4
-#: values from which a parameter is judged: fewer, as a last bias, have a gradient near 0 by chance in some batches
-LEAST = 4
+USABLE_LIMITS = Limits(error=0.8, of_stash=0.8, cosine=0.3, ratio=10.0)
+#: a parameter with a smaller share of the gradient is not judged: it is rounding noise, as in attention's key bias
+MIN_JUDGED_SHARE = 1e-4
+#: a parameter with fewer values, such as a last bias, is not judged: its gradient is near 0 by chance in some batches
+MIN_JUDGED_VALUES = 4
 
 
 @dataclass(frozen=True)
 class ParameterGradient:
-    """The gradient of one parameter, compared; NaN where a gradient is not finite."""
+    """The comparison of one parameter's gradient; figures are NaN if a gradient is not finite."""
 
     name: str
     share: float  #: |g| of the parameter over |g| of the model
     error: float
     cosine: float
     ratio: float
-    values: int  #: of the parameter
+    values: int  #: the parameter's size
 
     @property
     def judged(self) -> bool:
         """Return whether the gradient stands out from rounding noise and from chance, or is not finite."""
-        return math.isnan(self.error) or (self.values >= LEAST and not self.share < FLOOR)
+        return math.isnan(self.error) or (self.values >= MIN_JUDGED_VALUES and not self.share < MIN_JUDGED_SHARE)
 
     def beyond(self, limits: Limits) -> bool:
-        """Return whether a figure of a parameter that is judged exceeds ``limits``."""
+        """Return whether the parameter is judged and a figure exceeds ``limits``."""
         return self.judged and not (self.cosine >= limits.cosine and 1 / limits.ratio <= self.ratio <= limits.ratio)
 
     def __str__(self) -> str:
@@ -75,33 +75,33 @@ class ParameterGradient:
 
 @dataclass(frozen=True)
 class GradientCheck:
-    """The gradient of a model, compared; ``print`` shows the verdict and the five worst parameters."""
+    """The comparison of a model's gradient; ``print`` shows the verdict and the five worst parameters."""
 
-    error: float
-    of_stash: float
+    error: float  #: |q - g| / |g|
+    of_stash: float  #: |s - g| / |g|, the part of the error that comes from the saved tensors
     parameters: tuple[ParameterGradient, ...]  #: largest error first; those that are not judged come last
-    # of two more runs without quantization, made where the grade is not "fine":
-    of_loss: float = 0.0  #: the error where nothing differs
-    of_bfloat16: float = 0.0  #: the error where weights are rounded to bfloat16
+    # of two more runs without quantization, made if the grade is not "fine"
+    of_loss: float = 0.0  #: the error between two equal runs
+    of_bfloat16: float = 0.0  #: the error if weights are rounded to bfloat16
 
     @property
     def cosine(self) -> float:
-        """Return the worst cosine of a parameter that is judged; NaN where a gradient is not finite."""
+        """Return the least cosine of the judged parameters; NaN if a gradient is not finite."""
         cosines = [p.cosine for p in self.parameters if p.judged]
         return math.nan if any(map(math.isnan, cosines)) else min(cosines, default=1.0)
 
     @property
     def grade(self) -> str:
-        """Return the word "fine", "doubtful" or "broken"."""
-        return "broken" if self._beyond(USABLE) else "doubtful" if self._beyond(FINE) else "fine"
+        """Return "fine", "doubtful" or "broken"."""
+        return "broken" if self._beyond(USABLE_LIMITS) else "doubtful" if self._beyond(FINE_LIMITS) else "fine"
 
     @property
     def verdict(self) -> str:
-        """Return one line: the grade, the figures, and what goes beyond the limits."""
-        beyond = self._beyond(USABLE) or self._beyond(FINE)
+        """Return one line: the grade, the figures, and the exceeded limits with a remedy."""
+        beyond = self._beyond(USABLE_LIMITS) or self._beyond(FINE_LIMITS)
         if self.of_loss > self.error / 4:
             beyond.insert(0, f"loss() itself moves it by {self.of_loss:.3g}: let it run the same batch at each call")
-        elif self.error > FINE.error and self.of_bfloat16 > self.error / 4:  # as in deep networks at first
+        elif self.error > FINE_LIMITS.error and self.of_bfloat16 > self.error / 4:  # as in deep networks at first
             beyond.insert(0, f"weights rounded to bfloat16 move it by {self.of_bfloat16:.3g}: check again later")
         figures = f"error {self.error:.3g}, {self.of_stash:.3g} by the stash alone, worst cosine {self.cosine:.3g}"
         return "; ".join([f"gradient {self.grade}: {figures}", *beyond])
@@ -114,56 +114,60 @@ class GradientCheck:
         return "\n".join([self.verdict, *(f"  {p}" for p in self.parameters[:5])])
 
     def _beyond(self, limits: Limits) -> list[str]:
-        """Return in words what exceeds ``limits``."""
+        """Return a text for each exceeded limit."""
         if infinite := [p for p in self.parameters if math.isnan(p.error)]:
             also = " without quantization either" if any(math.isnan(p.share) for p in infinite) else ""
             return [f"the gradient of {infinite[0].name} is not finite{also}"]
-        found = [] if self.error <= limits.error else [f"error over {limits.error:g}: raise q0 and q2"]
-        found += [] if self.of_stash <= limits.of_stash else [f"the stash's over {limits.of_stash:g}: raise q1"]
-        return found + [str(p) for p in self.parameters if p.beyond(limits)][:1]
+        exceeded = [] if self.error <= limits.error else [f"error over {limits.error:g}: raise q0 and q2"]
+        exceeded += [] if self.of_stash <= limits.of_stash else [f"the stash's over {limits.of_stash:g}: raise q1"]
+        return exceeded + [str(p) for p in self.parameters if p.beyond(limits)][:1]
 
 
 def compare(model: nn.Module, loss: Callable[[], Tensor | None]) -> GradientCheck:
     """Compare the gradient of ``loss()``, which runs ``model``, with the unquantized one.
 
-    The loss is run twice, three times where the model has converted layers, twice more where the grade is not "fine".
-    That takes the memory of a plain step, one more set of gradients and one of weights. Random numbers, buffers,
-    ``.grad`` and states of policies are restored. Raises TypeError where the loss is no single value that wants a
+    The loss runs twice, three times if the model has converted layers, and twice more if the grade is not "fine". This
+    takes the memory of an unquantized step, one more set of gradients and one of weights. Random numbers, buffers,
+    ``.grad`` and states of policies are restored. Raises TypeError if the loss is not a single value that requires a
     gradient.
     """
     layers = list(converted(model).values())
     with suspend(), at_32_bits(layers):
-        exact = gradients(model, loss)
-    error, parameters = _compared(exact, gradients(model, loss))
+        unquantized = gradients(model, loss)
+    error, parameters = _compared(unquantized, gradients(model, loss))
     of_stash = error
     if layers:
         with at_32_bits(layers, but_stash=True):
-            of_stash = _compared(exact, gradients(model, loss))[0]
-    found = GradientCheck(error, of_stash, parameters)
-    if found.grade != "fine":
+            of_stash = _compared(unquantized, gradients(model, loss))[0]
+    check = GradientCheck(error, of_stash, parameters)
+    if check.grade != "fine":
         with suspend(), at_32_bits(layers):
-            of_loss = _compared(exact, gradients(model, loss))[0]
+            of_loss = _compared(unquantized, gradients(model, loss))[0]
             with in_bfloat16([p for p in model.parameters() if p.is_floating_point()]):
-                of_bfloat16 = _compared(exact, gradients(model, loss))[0]
-        found = replace(found, of_loss=of_loss, of_bfloat16=of_bfloat16)
-    return found
+                of_bfloat16 = _compared(unquantized, gradients(model, loss))[0]
+        check = replace(check, of_loss=of_loss, of_bfloat16=of_bfloat16)
+    return check
 
 
-def _compared(exact: dict[str, Tensor], own: dict[str, Tensor]) -> tuple[float, tuple[ParameterGradient, ...]]:
+def _compared(
+    unquantized: dict[str, Tensor], quantized: dict[str, Tensor]
+) -> tuple[float, tuple[ParameterGradient, ...]]:
     """Return the error of the whole gradient, and the parameters; a gradient that one side lacks is zero."""
-    sums, values = {}, {}
-    for name, like in (exact | own).items():
-        g, q = (side[name] if name in side else torch.zeros_like(like) for side in (exact, own))
-        sums[name], values[name] = _sums(g, q), like.numel()
-    norm, off = (math.sqrt(sum(found[i] for found in sums.values())) for i in (0, 3))
-    parameters = [ParameterGradient(name, *_figures(norm, *found), values[name]) for name, found in sums.items()]
+    sums, sizes = {}, {}
+    for name, like in (unquantized | quantized).items():
+        g, q = (side[name] if name in side else torch.zeros_like(like) for side in (unquantized, quantized))
+        sums[name], sizes[name] = _sums(g, q), like.numel()
+    norm, error = (math.sqrt(sum(squares[i] for squares in sums.values())) for i in (0, 3))
+    parameters = [ParameterGradient(name, *_figures(norm, *squares), sizes[name]) for name, squares in sums.items()]
     parameters.sort(key=lambda p: (not p.judged, -math.inf if math.isnan(p.error) else -p.error))
-    return _over(off, norm), tuple(parameters)
+    return _over(error, norm), tuple(parameters)
 
 
 def _sums(g: Tensor, q: Tensor) -> list[float]:
-    """Return <g, g>, <q, q>, <g, q> and |q - g|^2, in float64; of a DTensor the same on all ranks, which decide by them
-    whether to run the loss again."""
+    """Return <g, g>, <q, q>, <g, q> and |q - g|^2, in float64.
+
+    Those of a DTensor are equal on all ranks, which decide by them whether to run the loss again.
+    """
     sums = torch.zeros(4, dtype=torch.float64, device=g.device)
     for x, y in zip(_flat(g).split(_CHUNK), _flat(q).split(_CHUNK), strict=True):
         x, y = x.double(), y.double()
@@ -194,34 +198,36 @@ def _over(a: float, b: float, both_zero: float = 0.0) -> float:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Restore at the end: buffers, random numbers (some models of transformers draw NumPy's), states of policies."""
+    """Restore buffers, random numbers (some models of transformers draw NumPy's) and states of policies at the end."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     states = [
         (module, name, controller.state_dict())
         for module in model.modules()
         for name, controller in applied(module).items()
     ]
-    numpy, python = sys.modules.get("numpy"), random.getstate()
-    drawn = numpy.random.get_state() if numpy else None
+    python_state = random.getstate()
+    numpy = sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy else None
     try:
         with torch.random.fork_rng():
             yield
     finally:
-        random.setstate(python)
-        if numpy and drawn:
-            numpy.random.set_state(drawn)
+        random.setstate(python_state)
+        if numpy and numpy_state:
+            numpy.random.set_state(numpy_state)
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-        for module, name, state in states:  # as_plain may have made the controller anew
+        for module, name, state in states:  # as_plain may have replaced the controller
             applied(module)[name].load_state_dict(state)
 
 
 @contextmanager
 def without_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Let ``.grad`` begin at None, and restore it at the end. Hooks that follow it, as an optimizer's, do not run.
+    """Set ``.grad`` to None, and restore it at the end. Hooks after accumulation, such as an optimizer's, do not run.
 
-    The counter of FLOPs cannot see torch.autograd.grad, which FSDP and reentrant checkpoints do not allow either.
+    torch.autograd.grad is no substitute: the counter of FLOPs does not see it, and FSDP and reentrant checkpoints do
+    not allow it.
     """
     gradients = [p.grad for p in parameters]
     tables = [t for p in parameters if (t := p._post_accumulate_grad_hooks)]
@@ -249,15 +255,15 @@ def gradients(model: nn.Module, loss: Callable[[], Tensor | None]) -> dict[str, 
             scalar = isinstance(start, Tensor) and start.dim() == 0
             cure = "; is the model frozen, or called under torch.no_grad()?" if scalar else ""
             got = f"{type(start).__name__}{shape}{cure}"
-            raise TypeError(f"loss() must return one value that wants a gradient, got {got}")
+            raise TypeError(f"loss() must return one value that requires a gradient, got {got}")
         start.backward()
-        given = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-        return {name: g.clone() if g._is_view() else g for name, g in given.items()}  # views of DDP's buckets
+        results = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+        return {name: g.clone() if g._is_view() else g for name, g in results.items()}  # views of DDP's buckets
 
 
 @contextmanager
 def in_bfloat16(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Let parameters have values that bfloat16 holds. Graphs of before go on: the weights come back."""
+    """Round parameters to bfloat16, and restore them at the end; graphs from before stay valid."""
     before = [p.detach().clone() for p in parameters]
     try:
         for p in parameters:
@@ -270,7 +276,7 @@ def in_bfloat16(parameters: list[nn.Parameter]) -> Iterator[None]:
 
 @contextmanager
 def at_32_bits(layers: list[Any], but_stash: bool = False) -> Iterator[None]:
-    """Let converted layers multiply exactly, on stashes as they are if ``but_stash``.
+    """Let converted layers multiply in full precision, by their quantized saved tensors if ``but_stash``.
 
     They go on drawing the seeds of their rounding, so that dropout stays the same.
     """

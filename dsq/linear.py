@@ -32,22 +32,22 @@ _function_mode = torch._C._is_torch_function_mode_enabled
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision | str | Quantizers) -> Tensor:
     """Compute ``torch.nn.functional.linear`` with the tensors of its three products quantized, and a packed stash.
 
-    If ``weight`` needs a gradient, Q1(x) stays in memory in its own bits, once for all calls that share ``x`` in a
-    forward of a converted model. If ``x`` needs one, the weight itself stays: it must not change in place before the
-    backward. Stochastic rounding draws its seed from torch's default generator. Differentiable once, and not by
+    If ``weight`` needs a gradient, Q1(x) is saved in packed form, once for all calls that share ``x`` in a forward of a
+    converted model. If ``x`` needs one, the weight itself is saved: it must not change in place before the backward.
+    Stochastic rounding draws its seed from torch's default generator. Differentiable once, and not by
     torch.func.
 
     Args:
         x: (..., K) floating tensor, any number of leading dimensions.
         weight: (N, K), of the dtype of ``x``. Under autocast dtypes may differ, and the operands are quantized from the
-            tensors as they are.
+            tensors without a cast.
         bias: (N,) or None.
         precision: Quantizers, or four widths of the default format, rounded to nearest: "[4,4,4,8]".
     Returns:
         (..., N) tensor of the dtype of ``x``, or of autocast's.
     Raises:
-        TypeError: dtypes that differ, what is no dense tensor. ValueError: shapes or devices that do not fit, a
-        malformed precision.
+        TypeError: dtypes differ, or an argument is no dense tensor. ValueError: shapes or devices do not fit, or the
+            precision is malformed.
     """
     if _function_mode():  # the mode then sees one call, and not each attribute of a tensor that is read below
         return handle_torch_function(linear, (x, weight, bias), x, weight, bias, precision)
@@ -89,7 +89,7 @@ class _Linear(torch.autograd.Function):
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
         plan = ctx.plan = linear_passes.plan(matmuls, x, w_NK, bias, seed)
         ctx.seed = seed
-        # a compiler, which sees products, finds by itself what is packed twice; random signs are those of one call
+        # a compiler, which sees products, removes duplicate packing by itself; random signs are those of one call
         packs = needs_dw and plan.fused is not None and plan.stash.packs and not plan.stash.random_signs
         shared_inputs = input_codes() if packs else None
         shared_codes = None

@@ -1,11 +1,11 @@
-"""Let a training process give freed memory back to the system, by two settings.
+"""Let a training process return freed memory to the system, by two settings.
 
-glibc (before 2.38 above all) does not give a freed block to a request of the same size: the heap keeps most of the
-floats that a forward frees beside its codes. M_MMAP_THRESHOLD gives large blocks mappings of their own, which go back,
-for page faults; huge pages take most of these away (docs/performance.md has the measurements). M_TRIM_THRESHOLD lets 64
-MiB of smaller blocks stay: the other setting ends glibc's own choice, and to get them anew took 5 to 9 % of a step.
-PyTorch asks for huge pages if a variable says so before its first tensor: ``import dsq`` sets it. dsq.convert and
-stash.apply make these settings where huge pages are to be had, and leave the process as it is elsewhere.
+glibc, above all before 2.38, does not reuse a freed block for a request of the same size, so the heap keeps most of the
+floats that a forward frees. M_MMAP_THRESHOLD gives large blocks mappings of their own, which return to the system at
+the cost of page faults; huge pages avoid most of these (docs/performance.md has the measurements). M_TRIM_THRESHOLD
+keeps 64 MiB of smaller blocks: the other setting disables glibc's own choice, and allocating them again took 5 to 9 %
+of a step. PyTorch uses huge pages if an environment variable is set before its first tensor: ``import dsq`` sets it.
+dsq.convert and stash.apply make these settings on machines with huge pages, and change nothing on others.
 """
 
 import ctypes
@@ -19,14 +19,14 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  #: PyTorch's variable, which it reads once, when it makes its first tensor
-SWITCH = "DSQ_ALLOCATOR"  #: 0: dsq leaves the settings of the process as they are
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  #: PyTorch's environment variable, read once, at its first tensor
+SWITCH = "DSQ_ALLOCATOR"  #: 0: dsq does not change the settings of the process
 _MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _STATUS = Path("/proc/self/status")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
-_LARGE = 2**22
-_STAYS = 2**26  #: bytes at the end of the heap
-_HUGE = 2**21  #: bytes of a huge page
+_MIN_MAPPED_BYTES = 2**22
+_TRIM_THRESHOLD_BYTES = 2**26  #: unused bytes at the end of the heap that stay
+_HUGE_PAGE_BYTES = 2**21  #: bytes of a huge page
 _TOO_LATE = (
     "torch made tensors before dsq was imported, as lightning and transformers' Trainer do when they are: "
     f"import dsq before them, or start Python with {HUGE_PAGES}=1"
@@ -34,65 +34,65 @@ _TOO_LATE = (
 _LOG = logging.getLogger("dsq")
 
 
-class Settings(NamedTuple):
-    """The settings that took effect."""
+class MemorySettings(NamedTuple):
+    """The settings of a process that took effect."""
 
-    returned: bool  #: a freed block of 4 MiB or more goes back to the system at once
+    returned: bool  #: freed blocks of 4 MiB or more return to the system at once
     huge_pages: bool  #: blocks of 2 MiB or more lie on huge pages
 
 
-def release_memory(wanted: bool = True) -> Settings:
-    """Make both settings, once a process; the log (INFO) says which took effect, or why not.
+def release_memory(enabled: bool = True) -> MemorySettings:
+    """Make both settings, once per process; the log (INFO) says which took effect, or why not.
 
-    ``wanted`` False, as DSQ_ALLOCATOR=0 does, leaves the process as it is, in later calls too: call it before the first
-    tensor.
+    If ``enabled`` is False, or DSQ_ALLOCATOR=0 in the environment, the process stays as it is, also in later calls.
+    Call it before the first tensor.
     """
-    if not wanted:
+    if not enabled:
         os.environ[SWITCH] = "0"
-    return Settings(False, False) if os.environ.get(SWITCH) == "0" else _set()
+    return MemorySettings(False, False) if os.environ.get(SWITCH) == "0" else _set()
 
 
 @cache
 def suit_a_packed_stash() -> None:
-    """Make both settings where page faults are cheap. Elsewhere a warning says what to do, or the log (INFO) why."""
-    why = _missing_huge_pages()
-    if why == _TOO_LATE:  # the one reason that a program can take away
-        warnings.warn(f"the process will not shrink with its stash: {why}", stacklevel=3)
-    elif why:
-        _LOG.info("freed memory stays in the process, as huge pages are missing: %s", why)
+    """Make both settings if there are huge pages; otherwise warn of a reason that the user can remove, or log it."""
+    reason = _missing_huge_pages()
+    if reason == _TOO_LATE:
+        warnings.warn(f"memory of the process will not drop with its stash: {reason}", stacklevel=3)
+    elif reason:
+        _LOG.info("freed memory stays in the process, as huge pages are missing: %s", reason)
     else:
         _set()
 
 
 def resident() -> dict[str, int]:
-    """Return the bytes of the resident set, "resident" now and "peak" so far; nothing where there is no /proc."""
+    """Return the bytes of the resident set, "resident" now and "peak" so far; empty without /proc."""
     status = _STATUS.read_text(encoding="ascii") if _STATUS.exists() else ""
-    found = re.findall(r"^(VmRSS|VmHWM):\s*(\d+) kB", status, re.MULTILINE)
-    return {{"VmRSS": "resident", "VmHWM": "peak"}[name]: int(kib) * 1024 for name, kib in found}
+    sizes = re.findall(r"^(VmRSS|VmHWM):\s*(\d+) kB", status, re.MULTILINE)
+    return {{"VmRSS": "resident", "VmHWM": "peak"}[name]: int(kib) * 1024 for name, kib in sizes}
 
 
 @cache
-def _set() -> Settings:
+def _set() -> MemorySettings:
     mapped, huge = _map_large_blocks(), _missing_huge_pages()
     _LOG.info("freed memory %s", f"stays in the process: {mapped}" if mapped else "goes back to the system")
     _LOG.info("large blocks lie on %s", f"small pages: {huge}" if huge else "huge pages")
-    return Settings(not mapped, not huge)
+    return MemorySettings(not mapped, not huge)
 
 
 def _map_large_blocks() -> str:
-    """Give every large block a mapping of its own, unless the user set a threshold; return why not, or ""."""
+    """Give every large block a mapping of its own, unless the user set a threshold; return the reason if not, or ""."""
     if "MALLOC_MMAP_THRESHOLD_" in os.environ or "mmap_threshold" in os.environ.get("GLIBC_TUNABLES", ""):
         return ""
-    return _tell_glibc({_M_MMAP_THRESHOLD: _LARGE, _M_TRIM_THRESHOLD: _STAYS})
+    return _tell_glibc({_M_MMAP_THRESHOLD: _MIN_MAPPED_BYTES, _M_TRIM_THRESHOLD: _TRIM_THRESHOLD_BYTES})
 
 
 def keep_freed_memory() -> None:
-    """Let glibc give nothing back, for timings: fresh pages cost up to a fifth of a step, or nothing, by luck."""
+    """Let glibc return nothing, for timings: fresh pages cost a random share of a step, up to a fifth."""
     _tell_glibc({_M_TRIM_THRESHOLD: 2**31 - 1, _M_MMAP_MAX: 0})
 
 
 def _tell_glibc(settings: dict[int, int]) -> str:
-    """Make settings of mallopt; return why not, or ""."""
+    """Make settings of mallopt; return the reason if not, or ""."""
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
         return "" if all(mallopt(*setting) for setting in settings.items()) else "glibc refused"
@@ -110,9 +110,9 @@ def ask_for_huge_pages() -> str:
 
 
 def _missing_huge_pages() -> str:
-    """Ask for huge pages; return why PyTorch does not use them, or ""."""
-    why, torch = ask_for_huge_pages(), sys.modules.get("torch")
-    if why or torch is None or "[always]" in _MODES.read_text(encoding="ascii"):
-        return why
-    # PyTorch puts a block of 2 MiB on a page's border if it read 1; glibc a few bytes behind one
-    return "" if torch.UntypedStorage(_HUGE).data_ptr() % mmap.PAGESIZE == 0 else _TOO_LATE
+    """Ask for huge pages; return the reason that PyTorch does not use them, or ""."""
+    reason, torch = ask_for_huge_pages(), sys.modules.get("torch")
+    if reason or torch is None or "[always]" in _MODES.read_text(encoding="ascii"):
+        return reason
+    # PyTorch aligns a block of 2 MiB to a page if it read 1; glibc does not
+    return "" if torch.UntypedStorage(_HUGE_PAGE_BYTES).data_ptr() % mmap.PAGESIZE == 0 else _TOO_LATE

@@ -1,4 +1,4 @@
-"""When to raise the precision: at a plateau of the validation loss (DSQ, section 6), or after given updates."""
+"""Raise the precision at a plateau of the validation loss (DSQ, section 6), or after a number of updates."""
 
 import math
 import warnings
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from dsq.arguments import number, whole_number
+from dsq.arguments import check_keys, number, whole_number
 from dsq.precision import Level, Precision, RiseAt, parse_levels, parse_rise_at
 
 
@@ -29,30 +29,32 @@ def updates_left(total: int | None, before: int) -> int | None:
 
 
 def check_plateau(patience: int, threshold: float) -> None:
-    """Raise ValueError where a plateau cannot be told by these."""
+    """Raise ValueError if ``patience`` or ``threshold`` is out of range."""
     whole_number("patience", patience, 1)
     number("threshold", threshold, least=0, below=1)
 
 
 class PrecisionScheduler:
-    """Moves to the next level when the validation loss has not improved for ``patience`` validations; never back.
+    """The current level of a schedule: it rises at plateaus of the validation loss, and never falls.
 
-    A loss improves that is lower than the best by more than ``threshold`` times the best. With ``rise_at`` the updates
-    alone decide, as ``record`` counts them: a plateau's moment hangs on chance.
+    A plateau is ``patience`` validations without improvement. A loss improves if it is lower than the best by more than
+    ``threshold`` times the best. If ``rise_at`` is given, the number of updates alone decides, as ``record`` counts
+    them: the moment of a plateau depends on chance.
 
-    The best loss and the count start afresh at each level: losses at different precisions are not comparable. The cost
-    of a DSQ run is the work-weighted mean of its levels' costs, so the work done at each level is recorded.
+    The best loss and the count of validations restart at each level, because losses at different precisions are not
+    comparable. The cost of a run is the mean of its levels' costs, weighted by the work at each level, so that work is
+    recorded.
 
     Args:
-        levels: the schedule, lowest first; no width may decrease. A string or Precision stands for one level.
+        levels: the schedule, lowest level first; no width may decrease. A text or a Precision is one level.
         patience: validations without improvement before the next level.
-        threshold: least relative improvement, 0 or more and below 1; 0 takes the slightest for one.
-        rise_at: updates after which each level but the first begins, or fractions of ``total_updates``; none: at
+        threshold: least relative improvement, from 0 and below 1; at 0 the slightest counts.
+        rise_at: updates after which each level but the first begins, or fractions of ``total_updates``; empty: at
             plateaus.
         total_updates: of the run.
     Raises:
-        ValueError: an empty or decreasing schedule, a patience under 1, a threshold out of range, a rise_at that does
-            not fit the levels, or fractions without total_updates.
+        ValueError: an empty or decreasing schedule; ``patience`` under 1; ``threshold`` out of range; a ``rise_at``
+            that does not fit the levels, or has fractions without ``total_updates``.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class PrecisionScheduler:
             if total_updates is None:
                 text = f"total_updates must be given for rise_at in fractions of the run, {self.rise_at}"
                 raise ValueError(f"{text}; a run without an end takes rise_at in updates")
-            # as decimals: in floats 0.07 of 100 updates is more than 7
+            # as decimals, because in floats 0.07 of 100 updates is more than 7
             self.rise_at = tuple(math.ceil(Fraction(str(moment)) * total_updates) for moment in self.rise_at)
         if total_updates is not None and self.rise_at and self.rise_at[-1] >= total_updates:
             text = f"rise_at: the run has {total_updates} updates, and none after {self.rise_at[-1]}: no level follows"
@@ -94,9 +96,9 @@ class PrecisionScheduler:
         return sum(work.updates for work in self.work)
 
     def step(self, loss: float | Tensor) -> bool:
-        """Take note of a validation loss; True if the level rose. Warns of NaN and infinities: they improve nothing.
+        """Record a validation loss. Return whether the level rose. Warns of NaN and infinities, which improve nothing.
 
-        Where torch.distributed runs, every process must call it: the mean of their losses decides for all.
+        Under torch.distributed every process must call it: the mean of their losses decides for all.
         """
         if self.rise_at:
             return False
@@ -119,10 +121,9 @@ class PrecisionScheduler:
         return True
 
     def record(self, updates: int | Tensor = 1, tokens: int | Tensor = 0) -> bool:
-        """Count work done at the present level; a count may be a tensor, as of ``mask.sum()``. True if the level rose,
-        as ``rise_at`` says.
+        """Count work done at the present level. Return whether the level rose, by ``rise_at``.
 
-        Raises ValueError where a count is no whole number or under 0.
+        A count may be a tensor, such as ``mask.sum()``. Raises ValueError if one is no whole number from 0.
         """
         updates, tokens = whole_number("updates", _scalar(updates), 0), whole_number("tokens", _scalar(tokens), 0)
         self.work[self.level].updates += updates
@@ -133,7 +134,7 @@ class PrecisionScheduler:
         return self.level > before
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything a resumed run needs to go on as an unbroken one would."""
+        """Return the state of the schedule, as data for JSON."""
         return {
             "levels": [precision.as_json() for precision in self.levels],
             "level": self.level,
@@ -143,28 +144,24 @@ class PrecisionScheduler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``. Raises ValueError where it is no scheduler's, or belongs to another schedule."""
+        """Resume from ``state``. Raises ValueError if it is not a scheduler's, or of another schedule."""
         expected = self.state_dict()
-        if not isinstance(state, dict) or set(state) != set(expected):
-            got = list(state) if isinstance(state, dict) else repr(state)
-            raise ValueError(f"state of the scheduler must have the keys {sorted(expected)}, got {got}")
+        check_keys("state of the scheduler", state, expected)
         if state["levels"] != expected["levels"]:
             raise ValueError(f"levels must be those of the checkpoint, {state['levels']}, got {expected['levels']}")
         self.level = whole_number("level", state["level"], 0, len(self.levels) - 1)
-        self.validations_without_improvement, self.work = (
-            state["validations_without_improvement"],
-            [Work(*it) for it in state["work"]],
-        )
+        self.validations_without_improvement = state["validations_without_improvement"]
+        self.work = [Work(*counts) for counts in state["work"]]
         self.best = math.inf if state["best"] is None else state["best"]
 
     def history(self) -> dict[str, Any]:
         """Return the work at each level, as plain data."""
-        worked = zip(self.levels, self.work, strict=True)
-        return {"levels": [{"precision": level.as_json(), **asdict(work)} for level, work in worked]}
+        levels = zip(self.levels, self.work, strict=True)
+        return {"levels": [{"precision": level.as_json(), **asdict(work)} for level, work in levels]}
 
 
 def _mean_over_processes(loss: float) -> float:
-    """Return the mean of what each process of the default group has; ``loss`` where there is one."""
+    """Return the mean of ``loss`` over the processes of the default group."""
     if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1:
         return loss
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
@@ -174,5 +171,5 @@ def _mean_over_processes(loss: float) -> float:
 
 
 def _scalar(value: Any) -> Any:
-    """Return the number in a tensor or array of one: a tensor has a graph, would change in saved states, is no JSON."""
+    """Return the number in a tensor or array of one value, which JSON cannot hold."""
     return value.item() if hasattr(value, "item") and math.prod(value.shape) == 1 else value

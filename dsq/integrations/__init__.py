@@ -1,1 +1,1 @@
-"""Trainers that dsq works inside: a file a trainer, imported by whoever uses that trainer."""
+"""Integrations with trainers, one file each; users import that of their trainer."""

@@ -1,11 +1,11 @@
-"""Hugging Face's Trainer, and those made of it (TRL's): a callback, and the config in config.json.
+"""A callback for Hugging Face's Trainer and its subclasses (TRL's), and the config in config.json.
 
     trainer = Trainer(model, args, ..., callbacks=[PrecisionCallback()])
 
-That is [8,4,8,8] with stash="all"; ``PrecisionCallback("[4,3,3,8] [8,4,4,8]", rise_at=0.8)`` has a schedule.
-The model is converted when training begins, every evaluation's ``eval_loss`` goes to the scheduler, and the level is in
-the checkpoints: ``trainer.train(resume_from_checkpoint=True)`` goes on where it was. A saved model says in config.json
-how it was trained:
+This trains at [8,4,8,8] with stash="all"; ``PrecisionCallback("[4,3,3,8] [8,4,4,8]", rise_at=0.8)`` has a schedule.
+The model is converted when training begins, the scheduler gets the ``eval_loss`` of every evaluation, and checkpoints
+hold the level, so ``trainer.train(resume_from_checkpoint=True)`` resumes at it. The config.json of a saved model holds
+its precision:
 
     model = restore(AutoModelForCausalLM.from_pretrained(folder))
 """
@@ -30,39 +30,41 @@ _KEY = "dsq"
 
 
 def restore(model: Model) -> Model:
-    """Convert ``model``, in place, as the one was that ``PrecisionCallback`` trained and ``save_pretrained`` saved, at
-    the level it had reached. Returns it. Raises ValueError where its config.json does not say how.
+    """Convert ``model`` in place as ``PrecisionCallback`` did before ``save_pretrained``, at the level in config.json.
+
+    Returns ``model``. Raises ValueError if its config.json has no such entry.
     """
     saved = getattr(getattr(model, "config", None), _KEY, None)
     if saved is None:
-        raise ValueError(f"config.json of the model has no {_KEY!r}: PrecisionCallback writes it; use dsq.convert")
+        raise ValueError(f"config.json of the model has no {_KEY!r}, which PrecisionCallback writes: use dsq.convert")
     convert_at(model, saved)
     return model
 
 
 class PrecisionCallback(TrainerCallback, ExportableState):
-    """Convert the model, raise its precision as its config says, log ``DynamicPrecision.metrics`` in every logger.
+    """Convert the model, raise its precision by its schedule, and log ``DynamicPrecision.metrics`` in every logger.
 
-    ``config`` and ``options`` are those of ``DSQConfig.of``. ``monitor``: the evaluation loss, "eval_NAME_loss" where
-    there are several sets.
+    Args:
+        config, options: as ``DSQConfig.of``.
+        monitor: the name of the evaluation loss, "eval_NAME_loss" if there are several sets.
     """
 
     def __init__(
         self, config: DSQConfig | str | dict[str, Any] | None = None, monitor: str = "eval_loss", **options: Any
     ) -> None:
         self.config = DSQConfig.of(config, **options)
-        self.dynamic: DynamicPrecision | None = None  #: from the beginning of the training on
+        self.dynamic: DynamicPrecision | None = None  #: set when training begins
         self.monitor = monitor
         self._training = False
-        self._others = set[str]()  # losses of other sets since the monitored one
+        self._others = set[str]()  # losses of other sets since the latest monitored loss
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Convert a model that the trainer will compile before ``on_train_begin``: graphs know policies made before."""
+        """Convert a model that the trainer compiles before ``on_train_begin``, so that its graphs have the policies."""
         if not args.torch_compile:
             return
         model = kwargs["model"]
         if isinstance(model, PreTrainedModel):
-            model.loss_function = model.loss_function  # GPT-2's warns in each call, where a graph breaks
+            model.loss_function = model.loss_function  # GPT-2's warns at each call, which breaks the graph
         if not is_converted(model):
             convert(model, self.config)
 
@@ -71,8 +73,8 @@ class PrecisionCallback(TrainerCallback, ExportableState):
     ) -> None:
         """Convert the model, at the level of the checkpoint that the trainer resumes from.
 
-        Warns where the level follows evaluations and there will be none. Raises ValueError where a policy would come
-        to a model that is compiled.
+        Warns if the level follows evaluations and there will be none. Raises ValueError if the model was compiled
+        before a policy could be applied.
         """
         _stand_before_loggers(self)
         if args.torch_compile and self.config.stash == "all" and not is_converted(kwargs["model"]):
@@ -83,9 +85,9 @@ class PrecisionCallback(TrainerCallback, ExportableState):
             warnings.warn(text, stacklevel=2)
         self.dynamic = DynamicPrecision(kwargs["model"], self.config, state.max_steps)
         saved = self.saved_in(state)
-        if saved and state.global_step:  # at 0 it is of an earlier train(), not of a checkpoint
+        if saved and state.global_step:  # at 0 it comes from an earlier train(), not from a checkpoint
             self.dynamic.load_state_dict(saved)
-        # the Trainer cannot save the state of a callback that its checkpoint did not know
+        # the Trainer cannot save the state of a callback that is missing in its checkpoint
         callbacks: Any = state.stateful_callbacks
         callbacks.setdefault(type(self).__name__, self.state())
         self.dynamic.began_after(state.global_step)
@@ -98,10 +100,10 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         self._note()
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Take note of the evaluation's loss, in training. Raises ValueError where no evaluation gives it."""
+        """Record the evaluation's loss, in training. Raises ValueError if no evaluation logs it."""
         metrics: dict[str, float] = kwargs["metrics"]
         if not self._training or not any(name.startswith("eval_") for name in metrics):
-            return  # the user's own: before or after training, or under another prefix
+            return  # of the user, before or after training or with another prefix
         if self.monitor in metrics:
             assert self.dynamic is not None
             self.dynamic.step(metrics[self.monitor])
@@ -112,42 +114,42 @@ class PrecisionCallback(TrainerCallback, ExportableState):
             return
         losses = {name for name in metrics if name.endswith("loss")}
         if losses <= self._others:
-            there = ", ".join(map(repr, sorted(losses))) or "nothing"
-            raise ValueError(f"monitor must be an evaluation's loss, got {self.monitor!r} where there is {there}")
+            accepted = ", ".join(map(repr, sorted(losses))) or "none was logged"
+            raise ValueError(f"monitor must be an evaluation's loss ({accepted}), got {self.monitor!r}")
         self._others |= losses
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Where the trainer went back to its best checkpoint, go back to the level of that."""
+        """If the trainer restored its best checkpoint, restore that checkpoint's level."""
         self._training = False
         if not args.load_best_model_at_end or state.best_model_checkpoint is None:
             return
         assert self.dynamic is not None
         best = TrainerState.load_from_json(f"{state.best_model_checkpoint}/{TRAINER_STATE_NAME}")
-        if saved := self.saved_in(best):  # else it is of a run without the callback
+        if saved := self.saved_in(best):  # else the checkpoint is of a run without the callback
             convert_at(self.dynamic.model, saved)
             self._note(saved)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Add ``DynamicPrecision.metrics`` to what is logged."""
+        """Add ``DynamicPrecision.metrics`` to the logged figures."""
         if self.dynamic is not None:
             metrics = self.dynamic.metrics()
             kwargs["logs"].update(metrics)
             state.log_history[-1].update(metrics)
 
     def state(self) -> dict[str, Any]:
-        """Return what the trainer writes into its checkpoints."""
+        """Return the callback's entry in the trainer's checkpoints."""
         attributes = {"saved": self.dynamic.state_dict() if self.dynamic else None}
         return {"args": {"config": self.config.as_dict(), "monitor": self.monitor}, "attributes": attributes}
 
     def saved_in(self, state: TrainerState) -> Any:
-        """Return the precision that the callback wrote into the checkpoint that ``state`` is of; None without."""
+        """Return the DynamicPrecision's state in the checkpoint of ``state``; None if it has none."""
         callbacks: Any = state.stateful_callbacks  # a list before training, a dict of what they saved in it
         return callbacks.get(type(self).__name__, {}).get("attributes", {}).get("saved")
 
     def _note(self, state: dict[str, Any] | None = None) -> None:
-        """Let config.json say where the schedule stands, or stood."""
+        """Write the schedule's present state, or ``state``, into the model's config.json."""
         assert self.dynamic is not None
         config = getattr(self.dynamic.model, "config", None)
         if config is not None:
@@ -155,9 +157,9 @@ class PrecisionCallback(TrainerCallback, ExportableState):
 
 
 def _stand_before_loggers(callback: PrecisionCallback) -> None:
-    """Put ``callback`` first in the list that its trainer is going through: loggers behind it see what it adds.
+    """Move ``callback`` to the front of its trainer's list, so that loggers after it see the figures that it adds.
 
-    A trainer gives its callbacks everything but that list, so it is taken from the frame that calls them.
+    A trainer does not pass that list to its callbacks, so it is taken from the frame that calls them.
     """
     handler = sys._getframe(2).f_locals.get("self")
     callbacks = getattr(handler, "callbacks", None)

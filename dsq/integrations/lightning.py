@@ -1,13 +1,14 @@
-"""Lightning: dynamic stashing quantization as a callback.
+"""A callback for Lightning.
 
     trainer = lightning.Trainer(..., callbacks=[PrecisionCallback()])
 
-That is [8,4,8,8] with stash="all"; ``PrecisionCallback("[4,3,3,8] [8,4,4,8]", rise_at=0.8)`` has a schedule.
-The module is converted when fitting is set up, the monitored loss of each validation goes to the scheduler, and the
-level is in the checkpoints: ``trainer.fit(module, ckpt_path="last")`` goes on where it was.
+This trains at [8,4,8,8] with stash="all"; ``PrecisionCallback("[4,3,3,8] [8,4,4,8]", rise_at=0.8)`` has a schedule.
+The module is converted when fitting is set up, the scheduler gets the monitored loss of each validation, and
+checkpoints hold the level, so ``trainer.fit(module, ckpt_path="last")`` resumes at it.
 
-Where ModelCheckpoint saves every N steps and N falls on a validation, Lightning saves first and does not validate again
-when it resumes: that loss is lost. Save at the end of the validation, which is its default, or between validations.
+If ModelCheckpoint saves every N steps and a validation falls on one of them, Lightning saves before it validates. A
+resumed run does not validate there again, so that loss is lost. Save at the end of validations, the default, or between
+them.
 """
 
 import warnings
@@ -23,17 +24,19 @@ from dsq.stash.controller import under_policies
 
 
 class PrecisionCallback(Callback):
-    """Convert the module, raise its precision as its config says, log ``DynamicPrecision.metrics`` in every logger.
+    """Convert the module, raise its precision by its schedule, and log ``DynamicPrecision.metrics`` in every logger.
 
-    ``config`` and ``options`` are those of ``DSQConfig.of``. ``monitor``: the validation loss, as the module logs it.
+    Args:
+        config, options: as ``DSQConfig.of``.
+        monitor: the name under which the module logs the validation loss.
     """
 
     def __init__(self, config: DSQConfig | str | None = None, monitor: str = "val_loss", **options: Any) -> None:
         self.config = DSQConfig.of(config, **options)
         self.monitor = monitor
-        self.dynamic: DynamicPrecision | None = None  #: from the set-up on
+        self.dynamic: DynamicPrecision | None = None  #: set by ``setup``
         self._saved: dict[str, Any] = {}
-        self._step: Any = None  #: the module's own training step, where it is an attribute: compiled, say
+        self._step: Any = None  #: the module's training step if it is an attribute, such as a compiled one
         self._updates = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -41,25 +44,25 @@ class PrecisionCallback(Callback):
         if stage == "fit" and (self.dynamic is None or self.dynamic.model is not pl_module):
             updates = trainer.estimated_stepping_batches if self.config.rise_at else None
             self.dynamic = DynamicPrecision(pl_module, self.config, updates if isinstance(updates, int) else None)
-            self._saved = {}  # of a checkpoint that another module was tested with
+            self._saved = {}  # from a checkpoint of another module
 
-        if stage == "fit":  # a policy acts on calls of the module; Lightning calls its training step
+        if stage == "fit":  # a policy acts in calls of the module, but Lightning calls its training step
             compiled = pl_module._compiler_ctx or {}
             step: Any = compiled.get("original_training_step", pl_module.training_step)
             detour = wraps(step)(partial(under_policies, pl_module, step))
             self._step = vars(pl_module).get("training_step")
-            # Lightning reads the step's parameters from what is wrapped once
+            # wrapped once only, because Lightning reads the parameters of the wrapped step
             vars(pl_module)["training_step"] = wraps(step)(compiled["dynamo_ctx"](detour)) if compiled else detour
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take the detour of the training step away again."""
+        """Restore the training step."""
         if stage == "fit":
             vars(pl_module).pop("training_step", None)
             if self._step is not None:
                 vars(pl_module)["training_step"] = self._step
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the level of the checkpoint. Warns where the level follows validations and there will be none."""
+        """Set the level of the checkpoint. Warns if the level follows validations and there will be none."""
         assert self.dynamic is not None
         if self.config.follows_validation and not trainer.enable_validation:
             text = "the level cannot rise without validations: give fit a val_dataloader, or DSQConfig(rise_at=...)"
@@ -71,7 +74,7 @@ class PrecisionCallback(Callback):
         self._updates = trainer.global_step
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the level of the checkpoint that is validated, tested or predicts; convert the module if it is not."""
+        """Set the level of the checkpoint for validation, test or prediction; convert the module if needed."""
         if self._saved:
             convert_at(pl_module, self._saved)
 
@@ -86,7 +89,7 @@ class PrecisionCallback(Callback):
         pl_module.log_dict(self.dynamic.metrics())
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take note of the loss, in training. Raises ValueError where the module does not log it."""
+        """Record the loss, in training. Raises ValueError if the module does not log it."""
         if trainer.sanity_checking or trainer.state.fn != "fit" or self.dynamic is None:
             return
         loss = trainer.callback_metrics.get(self.monitor)
@@ -94,12 +97,12 @@ class PrecisionCallback(Callback):
             self.dynamic.step(loss)
         elif self.config.follows_validation:
             logged = ", ".join(sorted(trainer.callback_metrics))
-            raise ValueError(f"monitor must be a value the module logs, {self.monitor!r} is not among {logged}")
+            raise ValueError(f"monitor must be a value that the module logs ({logged}), got {self.monitor!r}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what Lightning writes into its checkpoints."""
+        """Return the callback's entry in Lightning's checkpoints."""
         return self.dynamic.state_dict() if self.dynamic else self._saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep it until training starts."""
+        """Store the state until training starts."""
         self._saved = state_dict

@@ -180,7 +180,7 @@ def test_hugging_face_monitors_one_of_several_sets_and_its_best_model_is_at_the_
     assert q0(callback.dynamic.model) == {4}
     for monitor in ("eval_loss", "eval_c_loss"):
         callback = callback_for("huggingface", **OPTIONS, monitor=monitor)
-        with pytest.raises(ValueError, match=f"got '{monitor}' where there is 'eval_a_loss'"):
+        with pytest.raises(ValueError, match=f"\('eval_a_loss'\), got '{monitor}'"):
             hugging_face(tmp_path, callback, updates=HALF, sets=SETS)
 
 
