@@ -1,7 +1,7 @@
-"""dsq-average: the mean of the weights of several checkpoints, as fairseq's scripts/average_checkpoints.py makes it.
+"""dsq-average: average the weights of several checkpoints, as fairseq's scripts/average_checkpoints.py does.
 
-That script adds up all of a checkpoint's model, and the state of DSQ is no tensor. Here all but the weights is the last
-checkpoint's: the result generates at the level that the last one was trained at.
+That script adds up everything in a checkpoint's model, and the state of DSQ is no tensor. Here everything but the
+weights comes from the last checkpoint, so the result generates at the level of its last update.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,10 @@ from fairseq_plugin.flags import InputError
 
 
 def average(paths: Sequence[Path]) -> dict[str, Any]:
-    """The last checkpoint with the mean of the weights of all. Raises InputError where they are of several models."""
+    """Return the last checkpoint with the mean of all weights. Raises InputError if the models differ."""
     result = _load(paths[-1])
-    weights = {name: it for name, it in result["model"].items() if isinstance(it, Tensor) and it.is_floating_point()}
+    tensors = {name: value for name, value in result["model"].items() if isinstance(value, Tensor)}
+    weights = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
     sums = {name: tensor.double() for name, tensor in weights.items()}
     for path in paths[:-1]:
         model = _load(path)["model"]
@@ -39,12 +40,10 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def cli_main() -> None:
-    """The command, with the arguments of the process."""
+    """Run the command with the arguments of the process."""
     parser = OneLineParser(description=__doc__)
-    parser.add_argument(
-        "--inputs", nargs="+", type=Path, required=True, help="checkpoints of one run, the last one last"
-    )
-    parser.add_argument("--output", required=True, metavar="FILE", help="where the checkpoint goes")
+    parser.add_argument("--inputs", nargs="+", type=Path, required=True, help="checkpoints of one run, the newest last")
+    parser.add_argument("--output", required=True, metavar="FILE", help="file of the averaged checkpoint")
     arguments = parser.parse_args()
     try:
         check_writable(arguments.output)

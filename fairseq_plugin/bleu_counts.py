@@ -1,7 +1,7 @@
-"""NumPy's numbers in fairseq's checkpoints (the counts of --eval-bleu), rebuilt by functions that check what they read.
+"""Read NumPy's numbers in fairseq's checkpoints (the counts of --eval-bleu) by functions that check their input.
 
-NumPy's own are not safe to call from a file: np.ndarray takes a negative offset into its buffer, and __setstate__ a
-dtype of object pointers. TRUSTED gives the names of a pickle, under torch.load(weights_only=True), these stand-ins.
+NumPy's own functions are not safe to call from a file: np.ndarray takes a negative offset into its buffer, and
+__setstate__ a dtype of object pointers. Under torch.load(weights_only=True), TRUSTED replaces their names in a pickle.
 Accepted: float64 and int64, little-endian, as bytes of the stated length. UnpicklingError for anything else.
 """
 
@@ -15,12 +15,12 @@ _DTYPES = {"f8": np.dtype("<f8"), "i8": np.dtype("<i8")}
 _LITTLE_ENDIAN = (3, "<", None, None, None, -1, -1, 0)  # the state of both
 
 
-def _refused(what: str) -> UnpicklingError:
-    return UnpicklingError(f"accepted are NumPy's float64 and int64, as fairseq's BLEU counts are, got {what}")
+def _refused(content: str) -> UnpicklingError:
+    return UnpicklingError(f"accepted are NumPy's float64 and int64, as fairseq's BLEU counts are, got {content}")
 
 
 class CountDtype:
-    """A dtype of a checkpoint, by its name alone."""
+    """A dtype in a checkpoint, chosen by its name alone."""
 
     dtype: np.dtype[Any]
 
@@ -37,7 +37,7 @@ class CountDtype:
 
 
 class Counts(np.ndarray):
-    """An array of a checkpoint: filled once, then NumPy's in all but its class. It is saved as NumPy's."""
+    """An array in a checkpoint, which can be filled once; it is saved as a NumPy array."""
 
     _filled = True  #: arrays computed from one cannot be filled
 
@@ -67,7 +67,7 @@ def _numbers(state: Any) -> tuple[np.dtype[Any], bytes]:
 
 
 def empty(kind: Any, shape: Any, typecode: Any) -> Counts:
-    """Return the array that ``__setstate__`` is to fill, as NumPy's ``_reconstruct``."""
+    """Return an array for ``__setstate__`` to fill, in place of NumPy's ``_reconstruct``."""
     if kind is not Counts or shape != (0,) or typecode != b"b":
         raise _refused("another array")
     array = np.ndarray.__new__(Counts, (0,), np.int8)
@@ -76,7 +76,7 @@ def empty(kind: Any, shape: Any, typecode: Any) -> Counts:
 
 
 def scalar(dtype: Any, data: Any) -> Any:
-    """Return the number of ``data``, eight bytes, as NumPy's ``scalar``."""
+    """Return the number in ``data``, eight bytes, in place of NumPy's ``scalar``."""
     if type(dtype) is not CountDtype or type(data) is not bytes or len(data) != dtype.dtype.itemsize:
         raise _refused("another number")
     return np.frombuffer(data, dtype.dtype)[0]

@@ -1,6 +1,6 @@
-"""Checkpoints that appear whole and are checked when they are read.
+"""Write checkpoints whole or not at all, and check them on reading.
 
-A checkpoint of torch.save is a zip file with a CRC-32 of every part, which torch.load does not compare. Here it is.
+A checkpoint of torch.save is a zip file with a CRC-32 of every part, which torch.load does not compare.
 """
 
 import functools
@@ -19,12 +19,12 @@ from fairseq_plugin.flags import InputError
 
 
 def is_whole(path: str | Path) -> bool:
-    """Whether every byte of the checkpoint is what was written. False of torch's older form, which has no sums."""
+    """Return whether every byte of the checkpoint is as written; False for torch's older format, which has no sums."""
     try:
         with zipfile.ZipFile(path) as parts:
             return parts.testzip() is None
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError):
-        return False  # what a damaged head, directory or length of a zip file ends in
+        return False  # of a zip file with a damaged header, directory or length
 
 
 def _has_sums(path: str | Path) -> bool:
@@ -37,21 +37,22 @@ def _newest_first(folder: Path) -> list[Path]:
 
 
 def checked(load: Callable) -> Callable:
-    """``load`` of a file, which refuses a damaged checkpoint, or what is none, and names one to go on from."""
+    """Return ``load``, which here refuses a damaged checkpoint or another file, and names one to resume from."""
 
     @functools.wraps(load)
     def load_whole(path: str, *args: Any, **kwargs: Any) -> Any:
-        why: Exception | None = None
+        cause: Exception | None = None
         if is_whole(path) or not _has_sums(path):
             try:
                 return load(path, *args, **kwargs)
             except Exception as error:  # other bytes than a checkpoint's end in an error of any class
-                why = error
-        whole = next((it for it in _newest_first(Path(path).parent) if it != Path(path) and is_whole(it)), None)
+                cause = error
+        others = (file for file in _newest_first(Path(path).parent) if file != Path(path))
+        whole = next((file for file in others if is_whole(file)), None)
         raise InputError(
             f"checkpoint {path} cannot be read: it is damaged, or no checkpoint of dsq-train; "
             + (f"the newest whole one beside it is {whole}" if whole else "there is no whole one beside it")
-        ) from why
+        ) from cause
 
     return load_whole
 
@@ -59,7 +60,7 @@ def checked(load: Callable) -> Callable:
 def save(state: Any, filename: str, async_write: bool = False) -> None:
     """Write a checkpoint, whole or not at all, in place of fairseq's torch_persistent_save.
 
-    Raises InputError where there is no room for it; what was there before is untouched.
+    Raises InputError if it cannot be written; an earlier file of that name is then untouched.
     """
     _put(filename, lambda temporary: torch.save(state, temporary))
 
@@ -71,9 +72,9 @@ def copy(source: str, target: str, overwrite: bool = False) -> bool:
 
 
 def _put(filename: str, write: Callable[[str], object]) -> None:
-    temporary = filename + ".tmp"  # one name: what a killed run left is taken away, not left for ever
+    temporary = filename + ".tmp"  # one name, so that the next run removes the file of a killed one
     try:
-        Path(temporary).unlink(missing_ok=True)  # a symbolic link too: what it points to is not written to
+        Path(temporary).unlink(missing_ok=True)  # also a symbolic link, whose target is not written to
         write(temporary)
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
@@ -89,8 +90,10 @@ def _put(filename: str, write: Callable[[str], object]) -> None:
 
 
 def make_folder(folder: str) -> None:
-    """Make the folder of a run, in place of fairseq's verify_checkpoint_directory. Raises InputError where nothing can
-    be written there."""
+    """Make the folder of a run, in place of fairseq's verify_checkpoint_directory.
+
+    Raises InputError if nothing can be written there.
+    """
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

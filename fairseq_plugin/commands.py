@@ -1,7 +1,7 @@
-"""fairseq's own commands on this Python, with the --dsq-* flags: dsq-preprocess, dsq-train, dsq-generate and the rest.
+"""fairseq's own commands with the --dsq-* flags: dsq-preprocess, dsq-train, dsq-generate and the others of COMMANDS.
 
-Also ``python -m fairseq_plugin.commands train`` and so on. A mistake with DSQ, a checkpoint or a file ends in one line
-and exit status 2; everything else ends as fairseq ends it.
+``python -m fairseq_plugin.commands train`` does the same. A mistake with DSQ, a checkpoint or a file ends in one line
+and exit status 2; every other error ends as in fairseq.
 """
 
 import argparse
@@ -18,7 +18,7 @@ INSTALL = (
     'fairseq is not installed here: pip install "dsq-torch[fairseq]" && pip install --no-deps fairseq==0.12.2 '
     "(fairseq's metadata names a version that pip no longer takes, hence --no-deps)"
 )
-#: command -> the module that has its cli_main()
+#: command -> the module with its cli_main()
 COMMANDS = {
     "preprocess": "fairseq_cli.preprocess",
     "train": "fairseq_cli.train",
@@ -29,8 +29,8 @@ COMMANDS = {
     "average": "fairseq_plugin.averaging",
 }
 _WITHOUT_USER_DIR = ("hydra-train", "average")
-INTERRUPTED = 130  #: the exit status of a command that Ctrl-C stopped, as a shell has it
-#: how an error begins, class and text -> the line for the user; {0}: the group of the pattern
+INTERRUPTED = 130  #: a shell's exit status of a command that Ctrl-C stopped
+#: pattern of an error's class and text -> the line for the user; {0}: the group of the pattern
 _MISTAKES = {
     r"InputError: (.*)": "{0}",
     r"FloatingPointError": "the loss or its gradients are not finite: give a lower --lr, a --clip-norm, or more bits "
@@ -46,16 +46,16 @@ _MISTAKES = {
 
 
 def explain(error: BaseException) -> str | None:
-    """Return a line for the user on ``error`` or its cause; None if neither is a mistake that is known here."""
+    """Return a line for the user on ``error`` or its cause; None if neither is among the known mistakes."""
     for cause in _causes(error):
         for pattern, line in _MISTAKES.items():
-            if found := re.match(pattern, f"{type(cause).__name__}: {cause}", re.DOTALL):
-                return line.format(*found.groups())
+            if match := re.match(pattern, f"{type(cause).__name__}: {cause}", re.DOTALL):
+                return line.format(*match.groups())
     return None
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """``error`` and what it came of, the first cause first; an InputError says by itself what it came of."""
+    """Yield the causes of ``error``, the first one first, and ``error``; an InputError names its cause in its text."""
     if error is not None:
         if type(error).__name__ != "InputError":
             yield from _causes(error.__cause__ or error.__context__)

@@ -1,6 +1,6 @@
-"""Where DSQ enters fairseq: its tasks, its parsers, its checkpoints and its trainer.
+"""Add DSQ to fairseq's tasks, parsers, checkpoints and trainer.
 
-The tasks are replaced in fairseq's registry under their own names, so that ``--task translation`` is what it was and
+Subclasses replace the tasks in fairseq's registry under their own names: ``--task translation`` works as before, and
 takes the --dsq-* flags too.
 """
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def extend_fairseq() -> None:
-    """Give all of fairseq's tasks, its training parser and its trainer what DSQ adds."""
+    """Add DSQ to all of fairseq's tasks, its training parser and its trainer."""
     for name in list(TASK_REGISTRY):
         _extend_task(name)
     options.add_model_args = _and_then(options.add_model_args, lambda group, parser: add_flags(parser))
@@ -56,7 +56,7 @@ def _extend_task(name: str) -> None:
 
 
 def _up_to_max_update(train_epoch: Callable) -> Callable:
-    """``train_epoch``, which leaves a run that has made all its updates as it is: fairseq's looks after one more."""
+    """Return ``train_epoch``, which here does nothing after the last update; fairseq's makes one more."""
 
     @functools.wraps(train_epoch)
     def up_to(cfg: Any, trainer: Trainer, *args: Any) -> Any:
@@ -69,7 +69,7 @@ def _up_to_max_update(train_epoch: Callable) -> Callable:
 
 
 def _anew_where_fairseq_is(load_checkpoint: Callable) -> Callable:
-    """``load_checkpoint``, which begins with DSQ anew where updates count from 0: fine-tuning, --reset-optimizer."""
+    """Return ``load_checkpoint``, which here resets DSQ if updates count from 0: fine-tuning, --reset-optimizer."""
 
     @functools.wraps(load_checkpoint)
     def load(trainer: Trainer, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +80,7 @@ def _anew_where_fairseq_is(load_checkpoint: Callable) -> Callable:
 
 
 def _begin(loaded: tuple[Any, Any], cfg: Any, trainer: Trainer) -> None:
-    """Tell the run how long it is, now that fairseq has its batches; ``loaded``: of ``load_checkpoint``."""
+    """Set the length of the run, once fairseq has its batches; ``loaded`` is the result of ``load_checkpoint``."""
     state = getattr(trainer.task, "dsq_state", None)
     if state is not None:
         _, epochs = loaded
@@ -98,7 +98,7 @@ def _write_history_too(_: None, trainer: Trainer, *args: object) -> None:
 
 
 def _and_then(first: Callable, then: Callable) -> Callable:
-    """A function that calls ``first``, and then ``then`` with its result and the same arguments."""
+    """Return a function that calls ``first``, and then ``then`` with its result and the same arguments."""
 
     def both(*args: Any, **kwargs: Any) -> Any:
         result = first(*args, **kwargs)

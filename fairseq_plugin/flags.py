@@ -1,4 +1,4 @@
-"""The --dsq-* flags, made from DSQConfig's fields: command line, --help, the task's options, and back to a config."""
+"""The --dsq-* flags of the command line and of the tasks' options, generated from DSQConfig's fields."""
 
 import argparse
 import dataclasses
@@ -16,14 +16,15 @@ from dsq.precision import DEFAULT_LEVELS
 
 logger = logging.getLogger(__name__)
 
-ABOUT = """Training at a precision that rises by itself; the record of a run is dsq_history.json in --save-dir. A
-checkpoint holds the level; generation runs at that level and needs none of these flags. dsq-train works as it is; the
-unmodified fairseq-train --user-dir fairseq_plugin needs "python -m fairseq_plugin.startup install" once."""
-_RESET = """leave the DSQ state of the restored checkpoint: begin at the first of --dsq-levels, or go on without DSQ, at
-each start; --reset-optimizer and --finetune-from-model do so by themselves"""
-#: the fields of DSQConfig that are flags; PEFT's adapters do not meet fairseq
+ABOUT = """Train in few bits, at a precision that rises by a schedule. A run writes its record to dsq_history.json in
+--save-dir. A checkpoint holds the level; generation runs at that level and needs none of these flags. dsq-train needs
+no set-up; the unmodified fairseq-train --user-dir fairseq_plugin needs "python -m fairseq_plugin.startup install"
+once."""
+_RESET = """ignore the DSQ state of the restored checkpoint: begin at the first of --dsq-levels, or continue without
+DSQ, at each start; --reset-optimizer and --finetune-from-model imply it"""
+#: the fields of DSQConfig that are flags; fairseq has no PEFT adapters
 OPTIONS = {option.name: option for option in dataclasses.fields(DSQConfig) if option.name != "adapters"}
-#: the fields that a flag keeps as text, which DSQConfig parses
+#: the fields whose flags are text, which DSQConfig parses
 _TEXTS = ("levels", "rise_at")
 
 
@@ -36,22 +37,22 @@ def _default(name: str) -> Any:
 
 
 def _fields() -> list[tuple[str, Any, Any]]:
-    made = []
+    options = []
     for name, option in OPTIONS.items():
         kind, default = option.metadata["kind"], _default(name)
         typed = Optional[kind] if default is None else kind  # noqa: UP045 - fairseq reads no "X | None"
-        made.append((f"dsq_{name}", typed, field(default=default, metadata={"help": option.metadata["help"]})))
-    made.append(("dsq_reset", bool, field(default=False, metadata={"help": _RESET})))
-    made.append(("dsq_save_dir", str, field(default=II("checkpoint.save_dir"))))  # of dsq_history.json; not a flag
-    return made
+        options.append((f"dsq_{name}", typed, field(default=default, metadata={"help": option.metadata["help"]})))
+    options.append(("dsq_reset", bool, field(default=False, metadata={"help": _RESET})))
+    options.append(("dsq_save_dir", str, field(default=II("checkpoint.save_dir"))))  # not a flag
+    return options
 
 
-#: what a task's options have: dsq_x is the flag --dsq-x and DSQConfig's field x
+#: base of a task's options: dsq_x is the flag --dsq-x and DSQConfig's field x
 DSQFlags: Any = dataclasses.make_dataclass("DSQFlags", _fields(), bases=(FairseqDataclass,))
 
 
 def flag_of(name: str) -> str:
-    """``rise_at`` -> ``--dsq-rise-at``."""
+    """Return the flag of a field: ``rise_at`` -> ``--dsq-rise-at``."""
     return "--dsq-" + name.replace("_", "-")
 
 
@@ -70,40 +71,38 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def config_of(options: object) -> DSQConfig | None:
-    """The DSQConfig that ``options`` (argparse's namespace or a task's config) ask for; None without --dsq-levels.
+    """Return the DSQConfig of ``options`` (argparse's namespace or a task's config); None without --dsq-levels.
 
-    Logs a warning of flags that do nothing without --dsq-levels, and what DSQConfig warns of.
-    Raises InputError for values that no run can use.
+    Logs a warning of flags without effect, and those of DSQConfig. Raises InputError for values that DSQConfig refuses.
     """
-    given = {name: getattr(options, f"dsq_{name}", _default(name)) for name in OPTIONS}
-    config, found = None, []
-    if given["levels"] is None:
-        idle = [flag_of(name) for name, value in given.items() if value != _default(name)]
-        text = f"without --dsq-levels there is no DSQ: {', '.join(idle)} does nothing"
-        found = [f'{text}; "{DEFAULT_LEVELS[0]}" is advised'] if idle else []
-    else:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            config = _config({**given, "rise_at": given["rise_at"] or ()})
-        found = [f"--dsq-levels: {warning.message}" for warning in caught]
-        if len(config.levels) == 1 and config.patience != _default("patience"):
-            found.insert(0, "--dsq-patience does nothing: --dsq-levels has one level")
-    for text in found:
-        logger.warning("%s", text)
+    values = {name: getattr(options, f"dsq_{name}", _default(name)) for name in OPTIONS}
+    if values["levels"] is None:
+        idle = [flag_of(name) for name, value in values.items() if value != _default(name)]
+        if idle:
+            text = f"without --dsq-levels there is no DSQ: {', '.join(idle)} does nothing"
+            logger.warning('%s; "%s" is advised', text, DEFAULT_LEVELS[0])
+        return None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        config = _config({**values, "rise_at": values["rise_at"] or ()})
+    if len(config.levels) == 1 and config.patience != _default("patience"):
+        logger.warning("--dsq-patience does nothing: --dsq-levels has one level")
+    for warning in caught:
+        logger.warning("--dsq-levels: %s", warning.message)
     return config
 
 
-def _config(given: dict[str, Any]) -> DSQConfig:
-    """DSQConfig(**given), whose errors, which name a field, name the flag instead."""
+def _config(values: dict[str, Any]) -> DSQConfig:
+    """Return ``DSQConfig(**values)``, whose errors name the flag instead of the field."""
     try:
-        return DSQConfig(**given)
+        return DSQConfig(**values)
     except ValueError as error:
-        name, _, rest = str(error).partition(" ")
-        raise InputError(f"{flag_of(name)} {rest}" if name in OPTIONS else f"--dsq-levels: {error}") from None
+        name, _, requirement = str(error).partition(" ")
+        raise InputError(f"{flag_of(name)} {requirement}" if name in OPTIONS else f"--dsq-levels: {error}") from None
 
 
 def quiet(call: Callable, *args: Any, **kwargs: Any) -> Any:
-    """Return ``call(*args, **kwargs)`` without its warnings: the DSQConfig of the run has warned once."""
+    """Return ``call(*args, **kwargs)`` without its warnings, which the run's DSQConfig gave before."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return call(*args, **kwargs)

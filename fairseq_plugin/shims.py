@@ -3,14 +3,14 @@
 Import this before anything of fairseq, and in every process: workers that are spawned import it again.
 
 1. Python 3.11 refuses fairseq's dataclasses: see startup.py.
-2. torch.load reads tensors and plain values only, where fairseq's checkpoints hold a few classes more, and what its
-   workers send each other any class.
+2. torch.load reads only tensors and values, but fairseq's checkpoints hold a few classes more, and messages between
+   its workers hold any class.
 3. Encoder layers carry a second copy of their weights for PyTorch's fused encoder ("BetterTransformer"): eight dead
-   parameters a layer. At generation the fused path passes by every Linear, and crashes on padded batches.
-4. --bf16 is taken for --tpu.
-5. Sinusoidal positions and adaptive layers save a number of uninitialized memory: no two checkpoints are alike.
-6. Options of models and optimizers, those in checkpoints too, go through eval: see evaluate.
-7. Each run prints a screen of deprecation warnings that nobody but fairseq could act on, and a wish for tensorboardX.
+   parameters a layer. At generation the fused path bypasses every Linear, and crashes on padded batches.
+4. --bf16 acts as --tpu.
+5. Sinusoidal positions and adaptive layers save a number from uninitialized memory, so that equal checkpoints differ.
+6. Options of models and optimizers, also those in checkpoints, go through eval: see evaluate.
+7. Each run prints a screen of deprecation warnings that only fairseq could act on, and a hint to install tensorboardX.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def _length(value: Any) -> int:
 
 
 def _loading_anything(function):
-    """``function`` with torch.load reading any object: for what this run's own workers send each other."""
+    """Return ``function``, in which torch.load reads any object: for messages between this run's own workers."""
 
     @functools.wraps(function)
     def call(*args, **kwargs):
@@ -113,7 +113,7 @@ def _loading_anything(function):
 
 
 def _after_init(module: type, then: Callable[[Any], None]) -> None:
-    """Let ``then`` finish each new ``module``."""
+    """Call ``then`` on each new ``module``."""
     init = module.__init__  # type: ignore[misc]
 
     @functools.wraps(init)
@@ -142,7 +142,7 @@ def _zero_memory(module: torch.nn.Module) -> None:
 
 
 def _load_zero_memory(_: object, state_dict: dict[str, torch.Tensor], prefix: str, *__: object) -> None:
-    if prefix + "_float_tensor" in state_dict:  # of an old checkpoint, or made anew by fairseq's upgrade of it
+    if prefix + "_float_tensor" in state_dict:  # of an old checkpoint, or from fairseq's upgrade of one
         state_dict[prefix + "_float_tensor"] = torch.zeros(1)
 
 
@@ -165,7 +165,7 @@ def _evaluate_literals() -> None:
 
 
 def silence_deprecations() -> None:
-    """Hide what fairseq, hydra and torch say to each other."""
+    """Hide deprecation warnings between fairseq, hydra and torch."""
     for module in (r"hydra\.", r"fairseq\.tasks\.fairseq_task", r"torch\.utils\.data\.dataloader"):
         warnings.filterwarnings("ignore", module=module)
     warnings.filterwarnings("ignore", message=r"\s*'config' is validated against ConfigStore schema")

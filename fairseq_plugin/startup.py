@@ -2,7 +2,7 @@
 
 fairseq gives dataclass fields such defaults as ``CommonConfig()``. Python 3.11 takes a default whose class has no hash
 for a mutable one and refuses it, before any --user-dir is read. Here ``dataclasses.dataclass`` leaves fairseq's own
-dataclasses hashable by identity, which is what fairseq relies on.
+dataclasses hashable by identity, on which fairseq relies.
 
 The commands dsq-train, dsq-preprocess and dsq-generate need no set-up. For the unmodified ``fairseq-train --user-dir
 fairseq_plugin``, run once ``python -m fairseq_plugin.startup install``: it writes one .pth file into this environment's
@@ -27,14 +27,14 @@ def _hashable_dataclass(cls=None, /, **options):
     """``dataclasses.dataclass``, but a class of fairseq's family keeps the hash of ``object``."""
     if cls is None:
         return functools.partial(_hashable_dataclass, **options)
-    made = _dataclass(cls, **options)
-    if made.__hash__ is None and any(base.__module__.partition(".")[0] == "fairseq" for base in made.__mro__):
-        made.__hash__ = object.__hash__
-    return made
+    dataclass = _dataclass(cls, **options)
+    if dataclass.__hash__ is None and any(base.__module__.partition(".")[0] == "fairseq" for base in dataclass.__mro__):
+        dataclass.__hash__ = object.__hash__
+    return dataclass
 
 
 class _FairseqImport:
-    """A finder that finds nothing, but sees the first import of fairseq."""
+    """An import finder that finds no module, but applies the change at the first import of fairseq."""
 
     @classmethod
     def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
@@ -51,7 +51,7 @@ def apply() -> None:
 
 
 def apply_on_import() -> None:
-    """Make fairseq importable, but touch nothing in a process that never imports it."""
+    """Make fairseq importable; change nothing in a process that never imports it."""
     sys.meta_path.insert(0, _FairseqImport)  # type: ignore[arg-type]
 
 
@@ -65,7 +65,7 @@ def install(site_packages: Path) -> Path:
 
 
 def uninstall(site_packages: Path) -> Path:
-    """Remove what ``install`` wrote."""
+    """Remove the file that ``install`` wrote."""
     hook = site_packages / f"{HOOK}.pth"
     hook.unlink(missing_ok=True)
     return hook

@@ -1,7 +1,7 @@
-"""DSQ in a fairseq model: its conversion, the state of the run that it carries, and what a load of a checkpoint does.
+"""Convert a fairseq model, hold the state of its run, and check that state when a checkpoint is loaded.
 
-The state is a submodule of the model: fairseq restores the model's state on resume, on generation and on fine-tuning,
-but never the task's, which it saves too. The state is Python data (get_extra_state): --fp16 would halve buffers.
+The state is a submodule of the model, because fairseq restores the model's state on resume, generation and fine-tuning,
+but never the task's. The state is Python data (get_extra_state), because --fp16 would halve buffers.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 NAME = "dsq"
 KEY = f"{NAME}._extra_state"
 
-#: options that a resumed run may change: they say when the next level comes, not what was computed so far
+#: options that a resumed run may change: they do not affect the updates so far
 _FREE = {"patience", "threshold", "rise_at", "eval_full_precision"}
 
 
@@ -33,15 +33,15 @@ class DSQState(nn.Module):
     def __init__(self, config: dsq.DSQConfig) -> None:
         super().__init__()
         self.config = config
-        #: as of a run without end, in which no fraction comes to pass, until ``set_total_updates``
+        #: until ``set_total_updates``, of a run without end, which reaches no fraction
         self.scheduler = quiet(config.scheduler, sys.maxsize)
         self.trained_level = 0  #: the level of the last update: a checkpoint may already hold the next update's
         self.validations: list[dict[str, Any]] = []  #: update, level and loss of each validation
 
     def set_total_updates(self, total: int) -> None:
-        """Turn rises in fractions of the run into updates. ``total``: of the run with DSQ; 0: nothing bounds it.
+        """Convert ``rise_at`` in fractions of the run into updates. ``total``: updates with DSQ; 0: unbounded.
 
-        Raises InputError for fractions of a run that nothing bounds.
+        Raises InputError for fractions of an unbounded run.
         """
         if not any(moment < 1 for moment in self.config.rise_at):
             return
@@ -55,17 +55,17 @@ class DSQState(nn.Module):
         self.config = quiet(dataclasses.replace, self.config, rise_at=self.scheduler.rise_at)
 
     def record(self, tokens: int) -> bool:
-        """Take note of one update; True if the level rises with it."""
+        """Record one update. Return whether the level rose."""
         self.trained_level = self.scheduler.level
         return self.scheduler.record(1, tokens)
 
     def validated(self, update: int, loss: float) -> bool:
-        """Take note of a validation loss; True if the level rose."""
+        """Record a validation loss. Return whether the level rose."""
         self.validations.append({"update": update, "level": self.scheduler.level, "loss": loss})
         return self.scheduler.step(loss)
 
     def __deepcopy__(self, memo: object) -> nn.Module:
-        """Nothing: fairseq's running mean of the weights (--store-ema) takes all of a copy's state for tensors."""
+        """Return an empty module: fairseq's running mean of weights (--store-ema) needs tensors alone in a copy."""
         return nn.Module()
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -83,12 +83,12 @@ class DSQState(nn.Module):
 
 
 def check_same(config: dsq.DSQConfig, saved: dict[str, Any]) -> None:
-    """Raises InputError where a run with ``config`` cannot go on from a checkpoint whose config is ``saved``."""
-    theirs = dsq.DSQConfig.from_dict(saved).as_dict()
+    """Raise InputError if a run with ``config`` cannot resume from a checkpoint whose config is ``saved``."""
+    checkpoint = dsq.DSQConfig.from_dict(saved).as_dict()
     for name, value in config.as_dict().items():
-        if name not in _FREE and value != theirs[name]:
+        if name not in _FREE and value != checkpoint[name]:
             raise InputError(
-                f"{flag_of(name)} {_shown(value)} differs from the checkpoint's {_shown(theirs[name])}: "
+                f"{flag_of(name)} {_shown(value)} differs from the checkpoint's {_shown(checkpoint[name])}: "
                 "give the checkpoint's, another --save-dir, or --dsq-reset to begin with them anew"
             )
 
@@ -100,11 +100,11 @@ def _shown(value: Any) -> str:
 def prepare(
     model: nn.Module, config: dsq.DSQConfig | None, *, reset: Callable[[], bool], inference: bool = False
 ) -> None:
-    """Convert ``model`` in place if there is a ``config``, and make it ready for checkpoints with and without DSQ.
+    """Convert ``model`` in place if there is a ``config``, and prepare it for checkpoints with and without DSQ.
 
     Args:
-        reset: asked at each load of a training: whether to leave what a checkpoint says of DSQ.
-        inference: the model is built for a checkpoint (generation): without ``config`` it becomes what that holds.
+        reset: called at each load in training: whether to ignore the checkpoint's DSQ state.
+        inference: the model is built for a checkpoint (generation), whose config it takes if ``config`` is None.
     """
     if config is not None:
         _convert(model, config)
@@ -113,7 +113,7 @@ def prepare(
 
 
 def state_of(model: nn.Module) -> DSQState | None:
-    """The DSQ state of ``model``; None where it has not been converted, and of a copy."""
+    """Return the DSQ state of ``model``; None if it is not converted, or a copy."""
     state = getattr(model, NAME, None)
     return state if isinstance(state, DSQState) else None
 
@@ -133,7 +133,7 @@ def _before_load(
     saved, state = state_dict.get(prefix + KEY), state_of(model)
     if saved is None or (reset() and not inference):
         if saved is not None:
-            logger.info("DSQ leaves the state of a checkpoint of %s: the run is another", _levels_of(saved))
+            logger.info("DSQ ignores the state of a checkpoint of %s: this is a new run", _levels_of(saved))
             del state_dict[prefix + KEY]
         if state is not None:
             state_dict[prefix + KEY] = state.get_extra_state()
@@ -145,7 +145,7 @@ def _before_load(
     else:
         raise InputError(
             f"--dsq-levels is absent, but the checkpoint was trained with {_levels_of(saved)}: give these levels, "
-            "another --save-dir, or --dsq-reset to go on in floating point"
+            "another --save-dir, or --dsq-reset to continue in floating point"
         )
     logger.info("DSQ goes on from a checkpoint of %s, trained at level %d", _levels_of(saved), saved["trained_level"])
 
@@ -161,13 +161,18 @@ def _levels_of(saved: dict[str, Any]) -> str:
 
 
 def total_updates(optimization: Any, batches: int) -> int:
-    """The updates after which --max-update or --max-epoch ends a run, whichever is first; 0 where neither is given.
+    """Return the updates after which --max-update or --max-epoch ends a run; 0 if neither is given.
 
-    optimization: fairseq's config of that name. batches: of an epoch, of one worker; every epoch has as many. 0: they
-    differ (data in several folders), and no number of epochs is a number of updates. Updates that a worker skips (an
-    overflow of --fp16) make the run shorter by as many, where epochs end it.
+    Updates that a worker skips (an overflow of --fp16) shorten a run that epochs end.
+
+    Args:
+        optimization: fairseq's config of that name.
+        batches: of an epoch, of one worker; all epochs have as many. 0: they differ (data in several folders), and
+            epochs cannot be converted into updates.
     """
-    each = [batches // n if optimization.skip_remainder_batch else -(-batches // n) for n in optimization.update_freq]
+    updates = [
+        batches // n if optimization.skip_remainder_batch else -(-batches // n) for n in optimization.update_freq
+    ]
     epochs = int(optimization.max_epoch or 0)
-    by_epochs = sum(each[:epochs]) + max(epochs - len(each), 0) * each[-1]
+    by_epochs = sum(updates[:epochs]) + max(epochs - len(updates), 0) * updates[-1]
     return min(filter(None, (int(optimization.max_update or 0), by_epochs)), default=0)

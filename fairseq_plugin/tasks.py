@@ -1,7 +1,7 @@
-"""DSQTask adds DSQ to a fairseq task: it converts its model, measures and records its training, and steps the schedule.
+"""Add DSQ to a fairseq task: convert its model, step the schedule, and record the run.
 
-The task is the right place: fairseq asks it for the model in training and in generation alike (sentence_prediction adds
-its classification head there), and tells it of each update and each validation.
+fairseq builds the model through the task in training and in generation alike (sentence_prediction adds its
+classification head there), and calls it at each update and each validation.
 """
 
 import inspect
@@ -46,9 +46,9 @@ class DSQTask(FairseqTask):
     """Adds DSQ to a task, and nothing without --dsq-levels. Stands before the task's own class."""
 
     dsq_config: dsq.DSQConfig | None = None
-    dsq_reset = False  #: the run begins with DSQ anew, whatever its checkpoint says
+    dsq_reset = False  #: ignore the DSQ state of the run's checkpoint
     dsq_save_dir = ""
-    dsq_updates = 0  #: updates of the run that are made with DSQ, from the first epoch on; 0: nothing bounds them
+    dsq_updates = 0  #: updates of the run with DSQ; 0: unbounded
     dsq_state: DSQState | None = None
     _dsq_model: Any
     _validation_is_new = False
@@ -60,14 +60,14 @@ class DSQTask(FairseqTask):
         task = super().setup_task(cfg, **kwargs)
         task.dsq_config = config
         task.dsq_reset = getattr(cfg, "dsq_reset", False)
-        # a model with options of argparse has a namespace of everything; a task's config, the field of DSQFlags
+        # a model with argparse's options has one namespace with save_dir; a task's config has DSQFlags' dsq_save_dir
         task.dsq_save_dir = getattr(cfg, "dsq_save_dir", None) or getattr(cfg, "save_dir", "")
         return task
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         build = super().build_model
-        takes_it = "from_checkpoint" in inspect.signature(build).parameters
-        model = build(cfg, from_checkpoint) if takes_it else build(cfg)
+        has_parameter = "from_checkpoint" in inspect.signature(build).parameters
+        model = build(cfg, from_checkpoint) if has_parameter else build(cfg)
         if self.dsq_config is not None:
             _refuse_quant_noise(model)
         prepare(model, self.dsq_config, reset=lambda: self.dsq_reset, inference=from_checkpoint)
@@ -98,7 +98,7 @@ class DSQTask(FairseqTask):
         return result
 
     def _describe(self, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """Describe the model by what the criterion calls it with, which is more than the batch's net_input."""
+        """Describe the model by the criterion's arguments, which are more than the batch's net_input."""
         assert self.dsq_state is not None
         keywords.pop(FEATURES_ONLY, None)
         workload = write_workload(self._dsq_model, self.dsq_save_dir, *inputs, **keywords)
@@ -113,9 +113,9 @@ class DSQTask(FairseqTask):
         if state.training:  # fairseq calls this once an update, with the outputs of all workers, and in validation
             before = state.scheduler.level
             if state.record(int(sum(output.get("ntokens", 0) for output in logging_outputs))):
-                rise(state, self._dsq_model, before, state.scheduler.updates, "as --dsq-rise-at says")
-        seen = {"level": state.scheduler.level, **stash_mib(self._dsq_model)}
-        for name, value in seen.items():
+                rise(state, self._dsq_model, before, state.scheduler.updates, "by --dsq-rise-at")
+        figures = {"level": state.scheduler.level, **stash_mib(self._dsq_model)}
+        for name, value in figures.items():
             metrics.log_scalar(f"dsq_{name}", value, weight=0, priority=150, round=2)
 
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
@@ -134,27 +134,27 @@ class DSQTask(FairseqTask):
 
 
 def step_schedule(state: DSQState, model: Any, update: int, loss: float) -> None:
-    """Give a validation loss to the schedule of ``model``, and raise its precision if that says so."""
+    """Give a validation loss to the schedule of ``model``, and raise its precision if the level rises."""
     before = state.scheduler.level
     if state.validated(update, loss):
         rise(state, model, before, update, f"no better validation loss in {state.config.patience} validations")
 
 
-def rise(state: DSQState, model: Any, before: int, update: int, why: str) -> None:
-    """Bring ``model`` to the scheduler's level, and say so in the log."""
+def rise(state: DSQState, model: Any, before: int, update: int, reason: str) -> None:
+    """Set ``model`` to the scheduler's level, and log that."""
     dsq.set_level(model, state.config, state.scheduler.level)
-    there = f"{state.scheduler.level} {state.scheduler.precision}"
-    logger.info("DSQ level %d %s -> %s at update %d: %s", before, state.config.levels[before], there, update, why)
+    level = f"{state.scheduler.level} {state.scheduler.precision}"
+    logger.info("DSQ level %d %s -> %s at update %d: %s", before, state.config.levels[before], level, update, reason)
 
 
 # ---- the record of a run
 
 
 def history(state: DSQState) -> dict[str, Any]:
-    """The run so far, as data for JSON.
+    """Return the run so far, as data for JSON.
 
-    ``levels`` has for each level its precision, updates and tokens; ``validations`` the update, level and loss of each
-    one.
+    ``levels`` has the precision, updates and tokens of each level; ``validations`` has the update, level and loss of
+    each validation.
     """
     config = state.config.as_dict()
     del config["levels"]
@@ -166,19 +166,19 @@ def history(state: DSQState) -> dict[str, Any]:
         "tokens": sum(level["tokens"] for level in levels),
         "levels": levels,
         "validations": [
-            {**one, "loss": one["loss"] if math.isfinite(one["loss"]) else None} for one in state.validations
+            {**entry, "loss": entry["loss"] if math.isfinite(entry["loss"]) else None} for entry in state.validations
         ],
     }
 
 
 def write_history(state: DSQState, folder: str) -> None:
-    """Write the record of ``state`` to ``folder``; only the first worker does."""
+    """Write the record of ``state`` to ``folder``, on the first worker only."""
     described = (Path(folder) / WORKLOAD).exists()
     _write(Path(folder) / FILE, {**history(state), "workload": WORKLOAD if described else None})
 
 
 def write_workload(model: nn.Module, folder: str, *inputs: Any, **keywords: Any) -> dict[str, Any]:
-    """Describe a training step ``model(*inputs, **keywords)`` for ``dsq-cost``; the run stays what it is without."""
+    """Describe a training step ``model(*inputs, **keywords)`` for ``dsq-cost``, without an effect on the run."""
     weights = [(parameter, parameter.data) for parameter in model.parameters()]
     with torch.random.fork_rng():
         workload = dsq.workload.trace(model, *inputs, **keywords)
