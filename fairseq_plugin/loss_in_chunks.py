@@ -66,7 +66,7 @@ class _InChunks:
 
 
 _IN_CHUNKS: dict[type, type] = {
-    kind: type(f"{kind.__name__}InChunks", (_InChunks, kind), {})
+    kind: type(kind.__name__, (_InChunks, kind), {})  # a checkpoint has the name, with DSQ and without
     for kind in (CrossEntropyCriterion, LabelSmoothedCrossEntropyCriterion)
 }
 

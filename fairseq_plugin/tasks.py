@@ -179,11 +179,8 @@ def write_history(state: DSQState, folder: str) -> None:
 
 def write_workload(model: nn.Module, folder: str, *inputs: Any, **keywords: Any) -> dict[str, Any]:
     """Describe a training step ``model(*inputs, **keywords)`` for ``dsq-cost``, without an effect on the run."""
-    weights = [(parameter, parameter.data) for parameter in model.parameters()]
     with torch.random.fork_rng():
         workload = dsq.workload.trace(model, *inputs, **keywords)
-    for parameter, data in weights:  # a forward with --quant-noise-pq replaces them
-        parameter.data = data
     _write(Path(folder) / WORKLOAD, workload)
     return workload
 

@@ -70,5 +70,5 @@ def test_a_run_logs_what_it_logs_without_chunks(data, tmp_path, caplog, monkeypa
 def test_what_asks_for_more_than_the_loss_is_as_it_was(data, tmp_path, monkeypatch):
     monkeypatch.setattr(loss_in_chunks, "sums", None)  # would be called
     flags = ["--dsq-levels", "[8,4,8,8]", "--max-update", 1, "--no-save", "--save-dir", tmp_path]
-    run("train", data, *MODEL, *flags)
+    run("train", data, *MODEL, *flags, "--dsq-stash", "linears")
     run("train", data, *MODEL, *flags, "--dsq-stash", "all", "--report-accuracy")

@@ -20,7 +20,6 @@ from tests.fairseq_plugin.harness import (
     contents,
     resume,
     run,
-    same_weights,
     start,
     updates,
 )
@@ -60,14 +59,6 @@ def test_log_shows_the_cost_to_expect_the_level_and_its_change(trained: Path) ->
     assert f"DSQ: {LINEARS} linears converted, levels {LEVELS}" in lines
     (cost,) = [line for line in lines if line.startswith("DSQ cost to expect")]
     assert "arithmetic 0.0148 at [2,2,2,16], 0.0983 at [16,4,4,16], 0.0148 to 0.0983 in all; DRAM 0." in cost
-
-
-def test_describing_the_model_changes_no_weight(data: Path, tmp_path: Path) -> None:
-    noise = ["--quant-noise-pq", 0.5]  # each forward of a training replaces the weights
-    given = [*MODEL, *noise, "--max-update", 3, "--save-interval-updates", 2, "--disable-validation", "--lr", 0]
-    given += ["--dsq-levels", LEVELS]
-    run("train", data, *given, "--save-dir", tmp_path / "whole")
-    assert same_weights(tmp_path / "whole", resume(data, given, tmp_path / "whole", "checkpoint_1_2.pt"))
 
 
 def test_a_criterion_that_gives_the_model_more_than_the_batch_has(data: Path, tmp_path: Path) -> None:
