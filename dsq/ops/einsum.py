@@ -35,17 +35,19 @@ def as_product(equation: str, a: Tensor, b: Tensor, swapped: bool = False) -> Ei
     None if it is none: a diagonal, an index that one operand alone has and the result has not, no index to sum over,
     axes that broadcast, or a result that the equation leaves open.
     """
-    given, arrow, result = equation.replace(" ", "").partition("->")
-    if not arrow or given.count(",") != 1:
+    operands, arrow, result = equation.replace(" ", "").partition("->")
+    if not arrow or operands.count(",") != 1:
         return None
-    left, right = given.split(",")
+    left, right = operands.split(",")
     if swapped:
         a, b, left, right = b, a, right, left
     if "." in equation:
         free = [letter for letter in ascii_letters if letter not in equation]
         dims = [x.dim() - len(names.replace("...", "")) for x, names in ((a, left), (b, right))]
         leading = "".join(free[: max(dims)])
-        left, right = (it.replace("...", leading[len(leading) - n :]) for it, n in ((left, dims[0]), (right, dims[1])))
+        left, right = (
+            names.replace("...", leading[len(leading) - n :]) for names, n in ((left, dims[0]), (right, dims[1]))
+        )
         result = result.replace("...", leading)
     size = dict(zip(left + right, (*a.shape, *b.shape), strict=False))
     if any(len(set(names)) < len(names) for names in (left, right, result)):

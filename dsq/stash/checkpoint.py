@@ -43,15 +43,15 @@ def attach(model: nn.Module, *, segments: str | None = None) -> Controller:
         ValueError: segments is no regular expression, or there is no such module.
     """
     if segments is None:
-        found = _blocks(model)
+        modules = _blocks(model)
     else:
         segment = pattern("segments", segments)
-        found = {name: module for name, module in model.named_modules() if name and segment.fullmatch(name)}
-    if not found:
+        modules = {name: module for name, module in model.named_modules() if name and segment.fullmatch(name)}
+    if not modules:
         rule = "has no nn.ModuleList or nn.Sequential of blocks" if segments is None else f"has no module {segments!r}"
         raise ValueError(f"nothing to stash: the model {rule}; segments takes a regular expression of module names")
-    controller = Checkpointing(model, attached=tuple(found))
-    for module in found.values():
+    controller = Checkpointing(model, attached=tuple(modules))
+    for module in modules.values():
         module.__dict__["forward"] = partial(_checkpointed, module)
     return controller
 
@@ -78,7 +78,8 @@ def _checkpointed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     forward = type(module).forward
     if not torch.is_grad_enabled():
         return forward(module, *args, **kwargs)
-    if any(hasattr(type(it), "get_seq_length") for it in (*args, *kwargs.values())):  # transformers' keys and values
+    # transformers' keys and values
+    if any(hasattr(type(argument), "get_seq_length") for argument in (*args, *kwargs.values())):
         text = f"a checkpointed segment ({type(module).__name__}) would fill its cache again when it is recomputed"
         raise RuntimeError(f"{text}: call the model with use_cache=False")
     leaves, spec = tree_flatten((args, kwargs))
@@ -120,11 +121,11 @@ def packed_checkpoint(function: Callable[..., Any], *args: Any, fmt: Format = FO
     if kwargs.pop("use_reentrant", False):
         raise ValueError("use_reentrant must be False: checkpoints that re-enter keep their inputs as they are")
 
-    def run(*given: Any, **named: Any) -> Any:
+    def run(*inputs: Any, **options: Any) -> Any:
         segment = segment_now()  # None where it is recomputed
         if segment is not None and fmt.packs:
             code_inputs(segment, lambda x: _coded(x, fmt))
-        return function(*given, **named)
+        return function(*inputs, **options)
 
     return checkpoint(run, *args, use_reentrant=False, **kwargs)
 

@@ -102,11 +102,11 @@ def allocate(
             gain = c * (factor(here) - factor(there)) / (size * (there - here))
             # equal gains (no sensitivity at all, say): the narrowest first, so that the rest is spread evenly
             widenings.append((-gain, here, tensor, there))
-    bits, left = [widths[0]] * len(sizes), budget - widths[0] * sum(sizes)
+    bits, remaining = [widths[0]] * len(sizes), budget - widths[0] * sum(sizes)
     for _, here, tensor, there in sorted(widenings):
         cost = (there - here) * sizes[tensor]
-        if bits[tensor] == here and cost <= left:  # else the one before did not fit
-            bits[tensor], left = there, left - cost
+        if bits[tensor] == here and cost <= remaining:  # else the one before did not fit
+            bits[tensor], remaining = there, remaining - cost
     return tuple(bits)
 
 
@@ -192,8 +192,8 @@ def watched(output: Any, measure: Measure) -> Any:
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not places:
         return output
-    found = _Watched.apply(measure, *(leaves[place] for place in places))  # type: ignore[no-untyped-call]
-    for place, y in zip(places, found, strict=True):
+    watched_outputs = _Watched.apply(measure, *(leaves[place] for place in places))  # type: ignore[no-untyped-call]
+    for place, y in zip(places, watched_outputs, strict=True):
         leaves[place] = y
     return tree_unflatten(leaves, spec)
 
@@ -287,8 +287,8 @@ class Gact(RulePolicy):
         if not duals and (self.next_adaptation is not None or self.adapt_interval is None):
             return output
         trained: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.requires_grad]
-        return watched(output, partial(self.adapt, self.run, duals, trained or given))
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.requires_grad]
+        return watched(output, partial(self.adapt, self.run, duals, trained or inputs))
 
     def codec(self, module: nn.Module) -> Codec:
         """Return the codec of a training forward, or of what a checkpoint recomputes in the backward."""
@@ -326,9 +326,9 @@ class Gact(RulePolicy):
 
         def gradient() -> Sequence[Tensor]:
             self.recomputed = 0  # a checkpoint's codes must be the same in both gradients
-            roots, given = zip(*came, strict=True)
-            found = torch.autograd.grad(roots, leaves, given, retain_graph=True, allow_unused=True)
-            return [g for g in found if g is not None]
+            roots, root_gradients = zip(*came, strict=True)
+            of_leaves = torch.autograd.grad(roots, leaves, root_gradients, retain_graph=True, allow_unused=True)
+            return [g for g in of_leaves if g is not None]
 
         c = sensitivities(gradient, duals, factor(self.plan.uniform))
         self.recomputed = 0

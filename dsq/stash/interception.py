@@ -1,6 +1,6 @@
 """The one place where a policy sees a model's operations: a function mode, entered around each call of the model.
 
-The mode looks each function up in the table (dsq/stash/rules): a row runs in its stead, all else runs as it is.
+The mode looks each function up in the table (dsq/stash/rules): a rule runs in its stead, all else runs as it is.
 torch.compile traces the mode into the graphs of a model, or of blocks, that were compiled before.
 """
 
@@ -68,7 +68,7 @@ multi_head_attention_forward = _own_body(cast(FunctionType, F.multi_head_attenti
 
 
 class Interception(TorchFunctionMode):
-    """The rows of the table in place of the functions, for one forward."""
+    """The rules in place of the functions, for one forward."""
 
     def __init__(
         self, stash: Stash, rules: Mapping[Callable[..., Any], Rule] = RULES, graph_bits: int | None = None
@@ -83,7 +83,7 @@ class Interception(TorchFunctionMode):
     @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.multi_head_attention_forward:  # one call to a mode: its body makes calls with rows
+        if func is F.multi_head_attention_forward:  # one call to a mode: its body makes calls with rules
             with self:
                 return multi_head_attention_forward(*args, **kwargs)
         if func is Tensor.unflatten:  # Python's methods, which a compiler does not find in a dict, or trace here
@@ -97,8 +97,8 @@ class Interception(TorchFunctionMode):
         # reading the bits makes them a guard: a rise compiles anew
         if self.graph_bits is not None and torch.compiler.is_compiling():
             return func(*args, **kwargs)
-        row = self.rules.get(func)
-        if not torch.compiler.is_compiling() and row is None and func in _OPENING:
+        rule = self.rules.get(func)
+        if not torch.compiler.is_compiling() and rule is None and func in _OPENING:
             for x in tree_leaves((args, kwargs)):
                 if type(x) in _PLAIN:
                     self.stash.never_cache(x)
@@ -108,7 +108,7 @@ class Interception(TorchFunctionMode):
                 set_inputs(segment, inputs)
         if func is linear and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self.stash.count_call(args[1])  # a solver's loop, or a fixed point's
-        if row is None or not torch.is_grad_enabled() or kwargs.get("out") is not None:
+        if rule is None or not torch.is_grad_enabled() or kwargs.get("out") is not None:
             return func(*args, **kwargs)
         kwargs.pop("out", None)  # which F.normalize always names
         wanted = func in MASK_RULES
@@ -121,7 +121,7 @@ class Interception(TorchFunctionMode):
         if not wanted:
             return func(*args, **kwargs)
         self._follow_checkpoint()
-        return row(self.stash, *args, **kwargs)
+        return rule(self.stash, *args, **kwargs)
 
     def _follow_checkpoint(self) -> None:
         """Let a segment of torch.utils.checkpoint be recomputed under the policies that it runs under now."""

@@ -48,12 +48,12 @@ class StashProfile:
     def exact(self) -> dict[str, int]:
         """Return the bytes of what PyTorch's own operations hold, by operation, largest first: they have no row in
         dsq/stash/rules, or nobody applied a policy."""
-        found = Counter[str]()
-        for it in self.tensors:
-            name, _, number = it.op.rpartition("Backward")
+        nbytes = Counter[str]()
+        for tensor in self.tensors:
+            name, _, number = tensor.op.rpartition("Backward")
             if number.isdigit():  # a row's is an autograd function's, and has none
-                found[name] += it.nbytes
-        return dict(found.most_common())
+                nbytes[name] += tensor.nbytes
+        return dict(nbytes.most_common())
 
     def __str__(self) -> str:
         lines = [f"{h.nbytes / 2**20:9.2f}  {h.op}.{h.name} {h.shape} {h.dtype}" for h in self.tensors[:20]]
@@ -102,16 +102,16 @@ def _live_tensors() -> Iterator[Tensor]:
 
 def _nodes(roots: Iterable[Tensor]) -> list[Any]:
     """Return the nodes of the graph, oldest first, and of the histories of tensors that nodes hold."""
-    found: dict[int, Any] = {}
-    left = [t.grad_fn for t in roots]
-    while left:
-        node: Any = left.pop()
-        if node is None or id(node) in found:
+    nodes: dict[int, Any] = {}
+    unvisited = [t.grad_fn for t in roots]
+    while unvisited:
+        node: Any = unvisited.pop()
+        if node is None or id(node) in nodes:
             continue
-        found[id(node)] = node
-        left += [child for child, _ in node.next_functions]
-        left += [tensor.grad_fn for _, thing in _held_by(node) for tensor in reachable(thing)]
-    return sorted(found.values(), key=lambda node: node._sequence_nr())
+        nodes[id(node)] = node
+        unvisited += [child for child, _ in node.next_functions]
+        unvisited += [tensor.grad_fn for _, thing in _held_by(node) for tensor in reachable(thing)]
+    return sorted(nodes.values(), key=lambda node: node._sequence_nr())
 
 
 def _held_by(node: Any) -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,6 @@
 """Selective differentiation (memsave): keep only what the wanted gradients need. Gradients are PyTorch's, bit for bit.
 
-Rows of the table with nothing coded. They run where they keep less than PyTorch does:
+Rules with nothing coded. They run where they keep less than PyTorch does:
 
     op                                  PyTorch keeps       kept here
     convolution                         x and the weight    x only if the weight trains
@@ -28,14 +28,14 @@ from dsq.stash.rules import RULES, Rule, masks, norms, products
 from dsq.stash.stash import Stash
 
 
-def _if_frozen(row: Rule, function: Callable[..., Any], position: int) -> Rule:
-    """Return ``row``, and PyTorch's ``function``, which keeps x, where the weight, at ``position``, trains."""
+def _if_frozen(rule: Rule, function: Callable[..., Any], position: int) -> Rule:
+    """Return ``rule``, and PyTorch's ``function``, which keeps x, where the weight, at ``position``, trains."""
 
     def run(stash: Stash, *args: Any, **kwargs: Any) -> Any:
         weight = kwargs.get("weight", args[position] if len(args) > position else None)
         if weight is not None and weight.requires_grad:
             return function(*args, **kwargs)
-        return row(stash, *args, **kwargs)
+        return rule(stash, *args, **kwargs)
 
     return run
 
@@ -47,12 +47,17 @@ def _batch_norm(stash: Stash, *args: Any, **kwargs: Any) -> Tensor:
 
 _frozen_scale = _if_frozen(norms.batch_norm, F.batch_norm, 3)
 _BITS = {
-    *(masks.relu, masks.relu_in_place, masks.clamp, *(RULES[it] for it in (F.leaky_relu, F.relu6, F.hardtanh))),
+    *(
+        masks.relu,
+        masks.relu_in_place,
+        masks.clamp,
+        *(RULES[function] for function in (F.leaky_relu, F.relu6, F.hardtanh)),
+    ),
     *(masks.dropout, masks.torch_dropout, masks.native_dropout),
     *(*masks.POOLS.values(), masks.adaptive_avg_pool2d, masks.pad),
 }
 _RULES: dict[Callable[..., Any], Rule] = {
-    **{function: row for function, row in RULES.items() if row in _BITS},
+    **{function: rule for function, rule in RULES.items() if rule in _BITS},
     **{function: _if_frozen(RULES[function], function, 1) for function in products.CONVOLUTIONS},
     F.batch_norm: _batch_norm,
 }
@@ -72,7 +77,7 @@ class Selective(RulePolicy):
     @contextmanager
     def enter(self, module: nn.Module) -> Iterator[None]:
         if any(policy is not self and isinstance(policy, RulePolicy) for policy in applied(module).values()):
-            yield  # whose rows keep no more than the leaves need, and that in fewer bits
+            yield  # whose rules save no more than the leaves need, and that in fewer bits
             return
         with super().enter(module):
             yield

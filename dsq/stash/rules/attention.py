@@ -1,4 +1,4 @@
-"""Rows of attention: softmax, and attention in one call.
+"""Rules of attention: softmax, and attention in one call.
 
 Both follow the first principle of the table. A softmax is kept by the roots of its result, which is unpacked as one: no
 value below 0, rows that sum to 1. In a linear code of 6 bits what was under 1/64 of its block's largest was 0, and so
@@ -126,10 +126,10 @@ class FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (*qkv, mask, random), wanted = saved(ctx), ctx.needs_input_grad[1:5]
-        again: Any = torch.ops.dsq.attend_backward if torch.compiler.is_compiling() else _attend_backward
-        found = again(dy, *qkv, _cast(mask, ctx.cast), random, *ctx.options, wanted)
-        return None, *(dx if asked else None for dx, asked in zip(found, wanted, strict=True)), None, None
+        (*qkv, mask, random), needed = saved(ctx), ctx.needs_input_grad[1:5]
+        attend_backward: Any = torch.ops.dsq.attend_backward if torch.compiler.is_compiling() else _attend_backward
+        gradients = attend_backward(dy, *qkv, _cast(mask, ctx.cast), random, *ctx.options, needed)
+        return None, *(dx if is_needed else None for dx, is_needed in zip(gradients, needed, strict=True)), None, None
 
 
 def _cast(mask: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
@@ -144,15 +144,15 @@ def _attend(
 
     PyTorch's dropout makes three matrices (B, H, L, S) of float32; the backend's kernel one of bytes.
     """
-    own, random, attend = None, q.new_empty(0, dtype=torch.uint8), backend_for(q.device).attention
+    y, random, attend = None, q.new_empty(0, dtype=torch.uint8), backend_for(q.device).attention
     if dropout:
         random = _random_state(q.device)
         if attend and torch.backends.cuda.flash_sdp_enabled():
             noise = partial(_noise, q, k, dropout)
-            own = attend(q, k, v, AttentionOptions(causal, scale, mask, dropout, noise))
-    if own is None:
-        own = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
-    return own, random
+            y = attend(q, k, v, AttentionOptions(causal, scale, mask, dropout, noise))
+    if y is None:
+        y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
+    return y, random
 
 
 def _random_state(device: torch.device) -> Tensor:
@@ -163,24 +163,29 @@ def _attend_backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, random: Tensor | None, *options: Any
 ) -> list[Tensor]:
     """Return the gradients of q, k, v and the mask; empty ones where none is ``wanted``, the last of the options."""
-    dropout, causal, scale, gqa, wanted = options
+    dropout, causal, scale, gqa, needed = options
     kernels = torch.backends.cuda.flash_sdp_enabled()  # not where sdpa_kernel(SDPBackend.MATH) asks, as dsq.report does
     gradients = backend_for(dy.device).attention_gradients
     if gradients and kernels:
         noise = None if random is None else partial(_noise, dy, k, dropout, random)
-        how = AttentionOptions(causal, scale, mask, dropout, noise)
-        own = gradients(dy, *(x.to(dy.dtype) for x in (q, k, v)), how, wanted[3])
-        if own is not None:
-            return [x if asked else dy.new_empty(0) for x, asked in zip((*own, dy), wanted, strict=False)]
+        attention_options = AttentionOptions(causal, scale, mask, dropout, noise)
+        kernel_gradients = gradients(dy, *(x.to(dy.dtype) for x in (q, k, v)), attention_options, needed[3])
+        if kernel_gradients is not None:
+            return [
+                x if is_needed else dy.new_empty(0)
+                for x, is_needed in zip((*kernel_gradients, dy), needed, strict=False)
+            ]
     inputs: list[Any] = [
-        x if x is None or x.dtype == torch.bool else x.detach().requires_grad_(asked)
-        for x, asked in zip((*(x.to(dy.dtype) for x in (q, k, v)), mask), wanted, strict=True)
+        x if x is None or x.dtype == torch.bool else x.detach().requires_grad_(is_needed)
+        for x, is_needed in zip((*(x.to(dy.dtype) for x in (q, k, v)), mask), needed, strict=True)
     ]
     with _drawing(random, dy.device), torch.enable_grad():
         q, k, v, mask = inputs
         y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
-    found = iter(torch.autograd.grad(y, [x for x, asked in zip(inputs, wanted, strict=True) if asked], dy))
-    return [next(found) if asked else dy.new_empty(0) for asked in wanted]
+    input_gradients = iter(
+        torch.autograd.grad(y, [x for x, is_needed in zip(inputs, needed, strict=True) if is_needed], dy)
+    )
+    return [next(input_gradients) if is_needed else dy.new_empty(0) for is_needed in needed]
 
 
 @contextmanager

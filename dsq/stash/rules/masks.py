@@ -1,4 +1,4 @@
-"""Rows of what needs a bit a value or less: ReLU, clamp, dropout, pooling, padding. Gradients are PyTorch's own."""
+"""Rules of what needs a bit a value or less: ReLU, clamp, dropout, pooling, padding. Gradients are PyTorch's own."""
 
 import itertools
 from functools import partial
@@ -183,7 +183,7 @@ class MaxPool(torch.autograd.Function):
 def adaptive_avg_pool2d(stash: Stash, input: Tensor, output_size: Any) -> Tensor:
     """Run F.adaptive_avg_pool2d: nothing but the shape of x."""
     size = [output_size] * 2 if isinstance(output_size, int) else list(output_size)
-    size = [own if given is None else given for own, given in zip(input.shape[-2:], size, strict=True)]
+    size = [input_size if output is None else output for input_size, output in zip(input.shape[-2:], size, strict=True)]
     if input.dim() != 4 or size == [1, 1]:  # which PyTorch computes as a mean, that keeps nothing
         return F.adaptive_avg_pool2d(input, output_size)
     gradient = lambda dy, x, size: aten._adaptive_avg_pool2d_backward(dy, x)  # noqa: E731

@@ -1,4 +1,4 @@
-"""Rows of the normalizations: one code of x^ = (x - mean) / deviation, which serves whoever reads the result too.
+"""Rules of the normalizations: one code of x^ = (x - mean) / deviation, which serves whoever reads the result too.
 
 x itself may lie far from 0, where codes are coarse; x^ never does. The deviations stay exact, a float a row. Unpacked,
 x^ is normalized once more, so that the backward is that of a state the norm could have been in; the result is made
@@ -210,7 +210,7 @@ def instance_norm(
     samples = input.shape[0]
     if running_mean is not None or not use_input_stats or input.dim() < 3 or input.shape[2:].numel() <= 1:
         return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
-    w, b = (None if it is None else it.repeat(samples) for it in (weight, bias))
+    w, b = (None if parameter is None else parameter.repeat(samples) for parameter in (weight, bias))
     x = input.reshape(1, -1, *input.shape[2:])
     return batch_norm(stash, x, None, None, w, b, True, momentum, eps).view(input.shape)
 

@@ -1,4 +1,4 @@
-"""Rows of the products: linear layers, matrix products, convolutions.
+"""Rules of the products: linear layers, matrix products, convolutions.
 
 An operand is kept where the other one wants a gradient. Rounding an operand moves the other's gradient by the mean of
 many rounding errors: these are what low bits are safest for (DSQ, section 3). Shape suffixes: K in-, N out-features.
@@ -128,7 +128,7 @@ def bmm(stash: Stash, input: Tensor, mat2: Tensor) -> Tensor:
 
 
 def einsum(stash: Stash, equation: Any, *operands: Any) -> Tensor:
-    """Run torch.einsum: of two operands by the row of its product, if it is one of matrices."""
+    """Run torch.einsum: of two operands by the rule of its product, if it is one of matrices."""
     pair = two_operands(equation, operands)
     made = None if pair is None else as_product(equation, *pair)
     if pair is None or made is None:
@@ -165,8 +165,8 @@ class PlainMatMul(torch.autograd.Function):
 
 def grouped_mm(stash: Stash, mat_a: Tensor, mat_b: Tensor, *, offs: Any = None, **others: Any) -> Tensor:
     """Run F.grouped_mm of rows that lie together by group, each group by a matrix of ``mat_b``: an expert each."""
-    given = any(value is not None for value in others.values())
-    if given or offs is None or mat_a.dim() != 2 or mat_b.dim() != 3:
+    has_options = any(value is not None for value in others.values())
+    if has_options or offs is None or mat_a.dim() != 2 or mat_b.dim() != 3:
         return F.grouped_mm(mat_a, mat_b, offs=offs, **others)
     return GroupedMatMul.apply(stash, mat_a, mat_b, offs)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -188,7 +188,7 @@ class GroupedMatMul(torch.autograd.Function):
 
 
 def convolution(dimensions: int, transposed: bool) -> Any:
-    """Return the row of F.conv{1,2,3}d and F.conv_transpose{1,2,3}d."""
+    """Return the rule of F.conv{1,2,3}d and F.conv_transpose{1,2,3}d."""
     function = getattr(F, f"conv{'_transpose' if transposed else ''}{dimensions}d")
     usual = {"stride": 1, "padding": 0}  # in PyTorch's order
     usual |= {"output_padding": 0, "groups": 1, "dilation": 1} if transposed else {"dilation": 1, "groups": 1}
