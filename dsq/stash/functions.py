@@ -41,8 +41,8 @@ def reusable_buffers(ctx: Any, dy: Tensor, *values: Tensor) -> list[Tensor | Non
     None stands for those that other operations read, and for expanded ones, which have no place for each value.
     """
     # vmap, and the mode of allow_mutation_on_saved_tensors, have no rule for functions that write
-    observed = torch._C._functorch.is_legacy_batchedtensor(dy) or torch._C._len_torch_dispatch_stack() > 0
-    if _compiling() or observed:
+    # asked after _compiling: a compiler does not know them
+    if _compiling() or torch._C._functorch.is_legacy_batchedtensor(dy) or torch._C._len_torch_dispatch_stack() > 0:
         return [None] * len(values)
     return [x if alone and 0 not in x.stride() else None for x, alone in zip(values, ctx.unshared, strict=True)]
 
