@@ -85,12 +85,6 @@ def weights(folder: Path) -> dict[str, Any]:
     return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
 
 
-def same_weights(one: Path, other: Path) -> bool:
-    """Whether two runs ended with the same bits in the model; what is no tensor may differ."""
-    pairs = zip(*map(dict.values, map(weights, (one, other))), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs if isinstance(a, torch.Tensor))
-
-
 def resume(data: Path, given: Sequence[object], whole: Path, name: str) -> Path:
     """The folder beside ``whole`` of a run that goes on from this checkpoint of it."""
     folder = whole.with_name("resumed")
