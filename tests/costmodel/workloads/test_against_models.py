@@ -25,7 +25,7 @@ from tests.costmodel.workloads.models import converting_tied, quantizing_attenti
 
 def measured_stash(model, *inputs, **named):
     """Bytes that the converted layers keep."""
-    held = dsq.stash.measure(lambda: model(*inputs, **named)).held
+    held = dsq.stash.measure(lambda: model(*inputs, **named)).tensors
     return sum(one.nbytes for one in held if one.op == "_LinearBackward")
 
 
