@@ -61,7 +61,7 @@ def main(steps: int = 200) -> dict[str, float]:
         return F.linear_cross_entropy(x, head.weight, targets, linear_bias=head.bias, options=options)
 
     fp32_bytes = dsq.stash.measure(loss).nbytes
-    dsq.convert(model, dsq.DSQConfig(levels="[4,4,4,8]", exclude="head"))
+    dsq.convert(model, dsq.DSQConfig(levels="[4,4,4,8]", exclude="head", stash="linears"))
     controller = dsq.stash.apply(model, "bfp")  # at the q1 of the converted layers: 4 bits
     packed_bytes = dsq.stash.measure(loss).nbytes
     print(f"stash of a step: {fp32_bytes / 2**20:.2f} MiB in fp32, {packed_bytes / 2**20:.2f} MiB packed")

@@ -50,7 +50,7 @@ def main(steps: int = 80) -> dict[str, float]:
     x, y = images(BATCH)
     fp32_bytes = dsq.stash.measure(lambda: F.cross_entropy(model(x), y)).nbytes
 
-    config = dsq.DSQConfig(levels="[4,4,4,8] [8,4,4,8]", exclude="head")
+    config = dsq.DSQConfig(levels="[4,4,4,8] [8,4,4,8]", exclude="head", stash="linears")
     dsq.convert(model, config)
     controller = dsq.stash.apply(model, "gact", bits=4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

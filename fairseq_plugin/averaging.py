@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dsq.command import OneLineParser, check_writable
-from fairseq_plugin import checkpoints
+from fairseq_plugin import bleu_counts, checkpoints
 from fairseq_plugin.flags import InputError
 
 
@@ -35,7 +35,7 @@ def average(paths: Sequence[Path]) -> dict[str, Any]:
 def _load(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(f"--inputs: {path} does not exist: give checkpoints that dsq-train wrote")
-    state: dict[str, Any] = checkpoints.checked(torch.load)(str(path), map_location="cpu")
+    state: dict[str, Any] = checkpoints.checked(bleu_counts.reading_counts(torch.load))(str(path), map_location="cpu")
     return state
 
 

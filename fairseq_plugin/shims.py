@@ -30,7 +30,7 @@ startup.apply()
 logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)  # it logs when it is imported
 
 import torch  # noqa: E402
-from fairseq import options  # noqa: E402
+from fairseq import checkpoint_utils, options  # noqa: E402
 from fairseq.distributed import utils as distributed_utils  # noqa: E402
 from fairseq.modules import AdaptiveInput, SinusoidalPositionalEmbedding  # noqa: E402
 from fairseq.modules.adaptive_softmax import TiedHeadModule  # noqa: E402
@@ -172,12 +172,13 @@ def silence_deprecations() -> None:
     warnings.filterwarnings("ignore", message="Support for mismatched key_padding_mask and attn_mask")
 
 
-torch.serialization.add_safe_globals([argparse.Namespace, *bleu_counts.TRUSTED])
+torch.serialization.add_safe_globals([argparse.Namespace])
 _evaluate_literals()
 silence_deprecations()
 _after_init(TransformerEncoderLayerBase, _drop_fused_copy)
 TransformerEncoderLayerBase._load_from_state_dict = _load_without_fused_copy
 for _module in (SinusoidalPositionalEmbedding, AdaptiveInput, TiedHeadModule):
     _after_init(_module, _zero_memory)
+checkpoint_utils.load_checkpoint_to_cpu = bleu_counts.reading_counts(checkpoint_utils.load_checkpoint_to_cpu)
 distributed_utils.broadcast_object = _loading_anything(distributed_utils.broadcast_object)
 options.parse_args_and_arch = _bf16_without_tpu(options.parse_args_and_arch)
