@@ -139,7 +139,7 @@ def report(
 
     Args:
         model: converted or not.
-        inputs, keywords: arguments of the model, or one batch whose keys are names of the forward's arguments, such as
+        *inputs: arguments of the model, or one batch whose keys are names of the forward's arguments, such as
             Hugging Face's. Unpack a batch that is a tuple: ``report(model, *batch)``.
         loss: computes the loss from the model's result. Default: ``result.loss`` (transformers), else the sum of the
             result's tensors.

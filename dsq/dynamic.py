@@ -39,7 +39,7 @@ class DynamicPrecision:
 
     Args:
         model: converted in place, unless it was before. If only a part of it was, all of it is converted again.
-        config: a DSQConfig, or the schedule as text, "[4,3,3,8] [8,4,4,8]"; None: the defaults.
+        config: a DSQConfig, or the schedule as text, ``"[4,3,3,8] [8,4,4,8]"``; None: the defaults.
         total_updates: of the run; required if ``rise_at`` has fractions.
         options: beside text or None, other fields of DSQConfig.
     Raises:

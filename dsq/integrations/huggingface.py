@@ -45,7 +45,8 @@ class PrecisionCallback(TrainerCallback, ExportableState):
     """Convert the model, raise its precision by its schedule, and log ``DynamicPrecision.metrics`` in every logger.
 
     Args:
-        config, options: as ``DSQConfig.of``.
+        config: as in ``DSQConfig.of``.
+        **options: as in ``DSQConfig.of``.
         monitor: the name of the evaluation loss, "eval_NAME_loss" if there are several sets.
     """
 

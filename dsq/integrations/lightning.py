@@ -27,7 +27,8 @@ class PrecisionCallback(Callback):
     """Convert the module, raise its precision by its schedule, and log ``DynamicPrecision.metrics`` in every logger.
 
     Args:
-        config, options: as ``DSQConfig.of``.
+        config: as in ``DSQConfig.of``.
+        **options: as in ``DSQConfig.of``.
         monitor: the name under which the module logs the validation loss.
     """
 
