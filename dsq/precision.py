@@ -77,11 +77,10 @@ def _in_full(text: str) -> str:
     name = text.strip()
     if name.startswith("[") or not re.fullmatch(r"[a-z][\w.:-]*[~@^\w]*|-", name):
         return text
-    if name in recipes.names():
-        return recipes.recipe(name).operands
-    if name.partition(":")[0] in NAMED or name in ("-", "bf16", "fp32") or not recipes.nearest(name):
+    is_format = name.partition(":")[0] in NAMED or name in ("-", "bf16", "fp32")
+    if name not in recipes.names() and (is_format or not recipes.nearest(name)):
         return f"[{name} {name} | {name} {name} | {name} {name}]"
-    raise ValueError(f"recipe must be one of {', '.join(recipes.names())}, got {name!r}{recipes.nearest(name)}")
+    return recipes.recipe(name).operands  # or its error, which names the nearest
 
 
 #: the levels where none are given: fewer bits take as long here and lose more. At q2 = 4 the gradient of peaked logits

@@ -78,8 +78,7 @@ class PackedPartitioner(CustomPartitionerFn):
     Args:
         bits: gives the width of a code, 2 to 8, each time a graph is compiled; 0 saves tensors exact.
         recomputed_products: the share of products of normalized values (fc1, then q, k and v) that the backward
-        computes
-            again, the largest first.
+            computes again, the largest first.
     """
 
     def __init__(self, bits: Callable[[], int], recomputed_products: float = 0.0) -> None:
