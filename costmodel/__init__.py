@@ -78,14 +78,14 @@ def predicted(config: Mapping[str, Any], workload: dict[str, Any], total_updates
     from dsq.costmodel.model.methods import Setup, template
     from dsq.costmodel.paper.calibrated import level_costs, rising_shares
     from dsq.costmodel.workloads import workload_file
-    from dsq.precision import Precision
+    from dsq.precision import parse_levels
 
     if not isinstance(config, Mapping) or not {"levels", "format", "rise_at"}.issubset(config):
         raise ValueError(f"config must be a DSQConfig's as_dict(), got {config!r}")
     if not workload_file.is_workload(workload):
         raise ValueError(f"workload must be what dsq.workload.trace gives, got {type(workload)}")
     worked = rising_shares(config["rise_at"], total_updates)
-    levels, fmt = [Precision(*level) for level in config["levels"]], template(config["format"], config)
+    levels, fmt = parse_levels(config["levels"]), template(config["format"], config)
     setups = [Setup(fmt, level) for level in levels]
     costs = level_costs(workload_file.parse(workload, "of the run"), setups)
     lines = []

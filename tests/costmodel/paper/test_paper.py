@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import dsq
 from dsq.costmodel import predicted
 from dsq.costmodel.hardware.hardware import load_hardware
 from dsq.costmodel.model.methods import Setup
@@ -142,3 +143,8 @@ def test_levels_are_weighed_by_the_moment_of_the_rise_where_it_is_known(rises, t
 
 def test_one_level_has_no_sum() -> None:
     assert predicted(config([16, 4, 4, 16]), WORKLOAD) == "arithmetic 0.0983 at [16,4,4,16]; DRAM 0.4375 at [16,4,4,16]"
+
+
+@pytest.mark.parametrize("level", ["[-,4,-,-]", "nvfp4-nvidia"])
+def test_a_level_of_named_formats_is_read_as_a_config_has_it(level) -> None:
+    assert predicted(dsq.DSQConfig(levels=level).as_dict(), WORKLOAD).startswith("arithmetic 0.")
