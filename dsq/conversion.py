@@ -23,7 +23,7 @@ from dsq.layers.attention import MultiheadAttention, OutProjection
 from dsq.layers.blocks import plain_at_ends
 from dsq.layers.experts_and_patches import Experts, PatchConv2d, cuts_patches, is_experts
 from dsq.layers.forwards import bound_forwards, free_forwards
-from dsq.layers.own_products import OwnAttention, OwnProducts, calls_attention, multiplies
+from dsq.layers.own_products import OwnAttention, OwnProducts, attends, may_multiply
 from dsq.linear import Linear, of_another_quantization
 from dsq.process_memory import suit_a_packed_stash
 from dsq.quantizers import Quantized
@@ -35,7 +35,7 @@ Model = TypeVar("Model", bound=nn.Module)
 #: the options of DSQConfig that take effect in ``convert`` alone
 _OPTIONS = ("exclude", "plain_ends", "tied", "stash", "attention", "adapters", "eval_full_precision")
 #: what ``convert`` and the forward set on a quantized layer
-_LAYER_FIELDS = ("formats", "eval_full_precision", "conversion", "idle", "small_flops")
+_LAYER_FIELDS = ("formats", "eval_full_precision", "conversion", "attending", "idle", "small_flops")
 #: of the model that ``convert`` was called with: the option ``stash``
 _ROOT = "_dsq_root"
 #: of a changed module: the changes that undo its conversion, in the order in which they were made
@@ -271,20 +271,22 @@ def quantized_class(module: nn.Module) -> type[nn.Module] | None:
         from dsq.layers.of_transformers import Conv1D  # needs transformers
 
         return Conv1D
-    return mixed(OwnProducts, kind) if multiplies(module, kind) else None
+    return mixed(OwnProducts, kind) if may_multiply(module) else None
 
 
 def quantize_attention(model: nn.Module) -> None:
     """Quantize the products of attention, in models of transformers and in modules that multiply by themselves."""
     configured = set[nn.Module]()  # by the setting of a model around them
     for module in list[Any](model.modules()):
-        if not isinstance(module, Quantized) and calls_attention(module, class_of(module)):
+        if not isinstance(module, Quantized) and attends(module, class_of(module)):
             change(module, partial(set_class, kind=mixed(OwnAttention, class_of(module))))
         elif hasattr(module, "set_attn_implementation") and module not in configured:
             from dsq.layers.of_transformers import NAME  # needs transformers
 
             configured |= set(module.modules())
             change(module, partial(_set_attention, name=NAME))
+        elif isinstance(module, OwnProducts):
+            module.attending = attends(module, module.plain)
 
 
 def _adapters(model: nn.Module) -> set[nn.Module]:

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedParameter
-from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from dsq.linear import of_another_quantization
 from dsq.quantizers import Quantized
@@ -16,6 +16,11 @@ _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _NO_PRODUCT = (*_EMBEDDINGS, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
 _CONVERTED = (nn.Linear, nn.MultiheadAttention, NonDynamicallyQuantizableLinear)  #: unless an option skips them
 _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
+#: PyTorch's modules with matrices whose own forwards read them, in no product that is quantized
+OF_PYTORCH = (
+    *(*_NO_PRODUCT, *_CONVOLUTIONS, nn.RNNBase, nn.RNNCellBase, nn.Bilinear, nn.MultiheadAttention),
+    *(nn.ParameterList, nn.ParameterDict, ParametrizationList),
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ def skipped_modules(model: nn.Module) -> tuple[SkippedModule, ...]:
             continue
         if any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False)):
             skipped.append(SkippedModule(name, _kind(module).__name__, 0, "lazy: convert after its first forward"))
-        weights = [p for p in matrices(module) if id(p) not in counted and not _added(module, p)]
+        weights = [p for p in matrices(module) if id(p) not in counted and not is_added(module, p)]
         if not weights:
             continue
         counted |= {id(p) for p in weights}
@@ -57,7 +62,7 @@ def _quantizes(module: nn.Module) -> bool:
     return isinstance(module, Quantized) and not getattr(module, "idle", False)
 
 
-def _added(module: nn.Module, parameter: nn.Parameter) -> bool:
+def is_added(module: nn.Module, parameter: nn.Parameter) -> bool:
     """Return whether ``parameter`` has the shape of a term or a gain, which no product reads.
 
     Those are a vision model's tokens and positions, 1 x tokens x width, and gains of channels, 1 x C x 1 x 1 or

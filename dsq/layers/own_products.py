@@ -6,7 +6,7 @@ matrices is multiplied one matrix at a time, and small ones are not quantized. S
 contraction, N columns.
 """
 
-import dis
+import inspect
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from types import CodeType, FunctionType
@@ -22,14 +22,11 @@ from dsq.linear import linear
 from dsq.ops.einsum import as_product, two_operands
 from dsq.ops.products import attention, product
 from dsq.quantizers import Quantized, Quantizers
-from dsq.skipped import matrices
+from dsq.skipped import OF_PYTORCH, is_added, matrices
 
 #: multiply-accumulates below which one of several matrices is not quantized: in few bits it takes 1.2 to 6 times as
 #: long below, forward and backward, and 1.7 to 0.7 times above (docs/report.md)
 MIN_QUANTIZED_MACS = 1 << 25
-#: names of products in code
-_NAMES = {"linear", "matmul", "mm", "bmm", "addmm", "einsum", "grouped_mm", "_grouped_mm", "@"}
-_PAIRS = {"matmul", "bmm", "einsum", "@"}
 
 
 class OwnProducts(Mixed, Quantized, nn.Module):
@@ -39,12 +36,13 @@ class OwnProducts(Mixed, Quantized, nn.Module):
     """
 
     idle = False
+    attending = False  #: whether its products of two activations are quantized too
     small_flops = 0  #: FLOPs of the latest forward in products too small to be quantized
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
         if self.idle or self.evaluates_plain:
             return super().forward(*args, **keywords)
-        with Products(self.quantizers, matrices(self), self.conversion.get("attention", False)) as products:
+        with Products(self.quantizers, matrices(self), self.attending) as products:
             result = super().forward(*args, **keywords)
         if not torch.compiler.is_compiling():
             self.idle, self.small_flops = not products.multiplied, products.small_flops
@@ -179,38 +177,46 @@ _QUANTIZED: dict[Any, Callable[..., Tensor | None]] = {
 }
 
 
-def multiplies(module: nn.Module, kind: Any) -> bool:
-    """Return whether ``module``, of class ``kind``, has matrices of its own and methods that call a product.
+def may_multiply(module: nn.Module) -> bool:
+    """Return whether ``module`` has matrices that its own forward may multiply by.
 
-    Routers are skipped: their few products choose the expert of a token.
+    The first forward shows whether it does. Routers are skipped: their few products choose the expert of a token.
     """
-    weights = matrices(module)
+    weights = [p for p in matrices(module) if not is_added(module, p)]
     trainable = all(type(p) is nn.Parameter and p.is_floating_point() for p in weights)
     router = hasattr(module, "top_k") and all(p.dim() == 2 for p in weights)
-    return bool(weights) and trainable and not router and bool(_calls(kind) & _NAMES)
+    return bool(weights) and trainable and not router and not isinstance(module, OF_PYTORCH)
 
 
-def calls_attention(module: nn.Module, kind: Any) -> bool:
-    """Return whether a method of ``kind``, the class of ``module``, multiplies queries by keys.
+def attends(module: nn.Module, kind: Any) -> bool:
+    """Return whether the forward of ``kind``, the class of ``module``, multiplies queries by keys.
 
-    Such a method calls PyTorch's function, or a softmax and products beside layers that project.
+    Such a forward calls PyTorch's function, or a softmax in a module with layers or matrices that project. The names in
+    its code tell: by its products alone, q k^T cannot be told from others before the softmax that follows has run.
     """
-    calls = _calls(kind)
-    projections = sum(isinstance(child, (nn.Linear, Quantized)) for child in module.children())
-    return "scaled_dot_product_attention" in calls or bool(projections and "softmax" in calls and calls & _PAIRS)
+    names = _names_in_forward(kind)
+    if hasattr(module, "top_k"):  # a router
+        return False
+    if "softmax" not in names:
+        return "scaled_dot_product_attention" in names
+    return bool(matrices(module)) or any(isinstance(child, (nn.Linear, Quantized)) for child in module.children())
 
 
 @lru_cache(maxsize=1024)
-def _calls(kind: Any) -> frozenset[str]:
-    """Return the names that the methods of ``kind`` use, and "@" where one multiplies by the operator."""
-    methods = [method for c in kind.__mro__[: kind.__mro__.index(nn.Module)] for method in vars(c).values()]
-    return frozenset(name for method in methods if isinstance(method, FunctionType) for name in _names(method.__code__))
+def _names_in_forward(kind: Any) -> frozenset[str]:
+    """Return the names of the functions and attributes in the forward of ``kind``, and in the methods it calls."""
+    names = set[str]()
+    methods = ["forward"]
+    while methods:
+        method = inspect.unwrap(getattr(kind, methods.pop()))
+        fresh = set(_names(method.__code__)) - names if isinstance(method, FunctionType) else set()
+        names |= fresh
+        methods += [name for name in fresh if hasattr(kind, name) and not hasattr(nn.Module, name)]
+    return frozenset(names)
 
 
 def _names(code: CodeType) -> Iterable[str]:
     yield from code.co_names
-    if any(instruction.argrepr == "@" for instruction in dis.get_instructions(code)):
-        yield "@"
     for constant in code.co_consts:  # functions and comprehensions inside
         if isinstance(constant, CodeType):
             yield from _names(constant)

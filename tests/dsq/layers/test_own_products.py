@@ -32,6 +32,39 @@ def test_attention_stays_plain_where_it_is_not_asked_for_or_evaluates_plain():
     assert torch.equal(net.eval()(X), made("own attention").eval()(X))
 
 
+class Sampled(nn.Module):
+    """A language model whose head and ``generate`` are no attention; its attention is in a method of the forward's."""
+
+    def __init__(self):
+        super().__init__()
+        self.attend, self.head = Weighed(), nn.Linear(32, 32)
+
+    def forward(self, x):
+        return self.head(self.attend(x) @ torch.ones(2, 32, 32))
+
+    def generate(self, x):
+        return self(x).softmax(-1)
+
+
+class Weighed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(32, 32)
+
+    def forward(self, x):
+        return self.weights(self.project(x)) @ x
+
+    def weights(self, q):
+        return (q @ q.mT).softmax(-1)
+
+
+def test_attention_is_what_a_forward_and_its_own_methods_weigh_by_a_softmax():
+    net = dsq.convert(Sampled(), CONFIG)
+    q, products = net.attend.project(X), CONFIG.at(0).products
+    weighed = product(product(q, q.mT, products).softmax(-1), X, products)
+    assert torch.equal(net(X), net.head(weighed @ torch.ones(2, 32, 32)))
+
+
 def test_the_products_of_fairseqs_attention():
     net = dsq.convert(made("fairseq's attention"), CONFIG)
     products = CONFIG.at(0).products
