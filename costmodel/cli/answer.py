@@ -27,6 +27,7 @@ class Section:
     title: str
     records: list[Record]
     columns: str  #: what people see of it: a table of columns.toml
+    hidden: frozenset[str] = frozenset()  #: methods whose records people do not see
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,14 @@ class Answer:
     notes: list[str] = field(default_factory=list)
     facts: Record = field(default_factory=dict)  #: what was costed: workload, hardware, options
     lead: str = ""  #: what people read first
+    legend: str = ""  #: and last
 
     def table(self) -> str:
         parts = [f"{textwrap.fill(s.title, NOTE_WIDTH)}\n\n{_narrow(s)}" for s in self.sections]
-        notes = [textwrap.fill(note, NOTE_WIDTH, subsequent_indent="  ") for note in self.notes]
+        notes = [
+            textwrap.fill(note, NOTE_WIDTH, subsequent_indent="  ")
+            for note in [*self.notes, *filter(None, [self.legend])]
+        ]
         lead = [textwrap.fill(self.lead, NOTE_WIDTH)] if self.lead else []
         return "\n\n".join(lead + parts + ["\n".join(notes)] * bool(notes)) + "\n"
 
@@ -62,7 +67,11 @@ def _narrow(section: Section) -> str:
     columns = _COLUMNS[section.columns].items()
     shown = {name: spec for name, spec in columns if any(name in record for record in section.records)}
     lines = {name: name.replace("_", "\n") for name in shown}
-    records = [{head: wrapped(record.get(name)) for name, head in lines.items()} for record in section.records]
+    records = [
+        {head: wrapped(record.get(name)) for name, head in lines.items()}
+        for record in section.records
+        if record.get("method") not in section.hidden
+    ]
     before, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # it would widen every column of numbers by two
     try:
         return table(records, {lines[name]: spec for name, spec in shown.items()})

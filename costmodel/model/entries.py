@@ -39,10 +39,10 @@ class Category(IntEnum):
 
 
 CATEGORIES = tuple(category.name.lower() for category in Category)
-LOSSES = ("loss", "loss of fp32")
+LOSSES = ("loss", "loss of fp32", "fused loss")
 _match = cache(re.compile(r"^.*?\blayers\.\d+\.").match)
 #: tensors of an operation's backward that are not saved by the forward
-_BACKWARD_TENSORS = ("dy", "dx", "dx, df", "d gate, up", "da, db", "their sum")
+_BACKWARD_TENSORS = ("dy", "dx", "dx, df", "d gate, up", "da, db", "their sum", "their gradient")
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,8 @@ def _backward_bytes(
     passing = sum(
         tensor.plain
         for tensor in tensors
-        if tensor.stored.name in _BACKWARD_TENSORS and tensor.category is not Category.LOGITS
+        if tensor.stored.name in _BACKWARD_TENSORS
+        and (tensor.category is not Category.LOGITS or tensor.stored.name == "their gradient")
     )
     # the gradient of log p, and that of the logits
     passing += sum(2 * tensor.plain for tensor in tensors if tensor.stored.name == "log p")

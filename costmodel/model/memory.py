@@ -67,7 +67,16 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
     shards = method.zero == 3 and method.devices > 1
     # FSDP's mixed precision casts all
     run = replace(method, setup=BF16) if shards and method.setup.autocast else method
-    alone = replace(run, name="", in_flight=1, zero=0, devices=1, optimizer="adam", offload=False, trusted=True)
+    alone = replace(
+        run,
+        name="",
+        in_flight=1,
+        zero=method.zero if method.devices > 1 else 0,
+        devices=1,
+        optimizer="adam",
+        offload=False,
+        trusted=True,
+    )
     names, rows, left = _alone(workload, alone)
     rows = rows + state(workload, method)
     rows[len(names) : -1] += (method.in_flight - 1) * left
@@ -146,12 +155,13 @@ def _beside(entries: list[LedgerEntry], method: Method, gradients: float) -> lis
         if op.kind == "residual":
             stream = alike.made  # the gradient that passes by the branch
         if op.kind != "tied":  # there the gradient of the table still waits
-            new = alike.gradients if method.accumulates else 0.0
+            new = alike.gradients if method.accumulates and method.zero < 2 else 0.0  # ZeRO-2 adds shards
         gradients = (0 if method.in_backward else gradients) + (0 if method.accumulates else alike.gradients)
         beside = waiting + encoder_gradient + new + (stream if entry.layer else 0.0)
         found.append((gradients, alike.temporary + beside))
         if isinstance(op, Gemm) and op.tied:  # waits for the gradient of the embedding
-            waiting += op.K * op.N * STATE_BITS / 8
+            word = method.setup.container_bits if method.zero == 3 else STATE_BITS  # FSDP's mixed precision
+            waiting += op.K * op.N * word / 8
         if isinstance(op, Gemm) and op.input == ENCODER_OUT and not encoder_gradient:
             encoder_gradient = op.M * op.K * stream_bytes  # sums up until the encoder's backward
     return found

@@ -225,6 +225,14 @@ class Workload:
 
         return self.changed(chunk)
 
+    def fusing_loss(self) -> "Workload":
+        """The workload with a loss of one kernel, which saves the logits in their own width (flash-attn's)."""
+
+        def fuse(op: Operation) -> Operation:
+            return replace(op, kind="fused loss") if op.kind in ("loss", "loss of fp32") else op  # type: ignore[call-arg]
+
+        return self.changed(fuse)
+
     def on_cpu(self) -> "Workload":
         """The workload as PyTorch runs it on a CPU, where a dropout keeps a mask of floats."""
 

@@ -120,7 +120,8 @@ class MethodCost:
         record |= {"peak_GB": memory.peak / GIGA, "peak_at": memory.cause, "saved_GB": memory.saved / GIGA}
         record |= {name: size / GIGA for name, size in zip(_SHORT, memory.categories.values(), strict=True)}
         record |= {"step_ms": step.seconds * 1e3, "step_ms_low": step.seconds * step.low * 1e3}
-        record |= {"step_ms_high": step.seconds * step.high * 1e3, "bound": step.bound}
+        record |= {"step_ms_high": step.seconds * step.high * 1e3, "launched_ms": step.launched * 1e3}
+        record["bound"] = step.bound
         record |= {"compute_ms": (step.compute + step.update) * 1e3, "packing_ms": step.packing * 1e3}
         record |= {"packing_measured": step.packing_measured, "communication_ms": step.communication * 1e3}
         record |= {"communication_GB": self.sent / GIGA, "tokens/s": self.tokens_per_second}
@@ -259,9 +260,14 @@ class Plan:
             notes.append("its units take no bf16: read fp16 with a scaled loss, at the same size and time.")
         if not all(row.method.trusted for row in rows):
             doubted = ", ".join(row.method.name for row in rows if not row.method.trusted)
-            notes.append(f"not advised, as no training of docs/evidence.md supports them: {doubted}.")
+            shown = "" if question.methods else ", nor shown without --all"
+            notes.append(f"not advised{shown}, as no training of docs/evidence.md supports them: {doubted}.")
         if not all(row.step.packing_measured for row in rows):
             notes.append("packing was never measured on this hardware: its bytes at the bandwidth are counted.")
+        if any(row.step.launched > row.step.seconds for row in rows):
+            notes.append(
+                "step ms: of CUDA graphs; launched ms: kernel by kernel from Python, of an H100's host (docs/gpu.md)."
+            )
         return [*notes, f"times: {question.hardware.rates}."]
 
 

@@ -16,18 +16,23 @@ from dsq.costmodel.model.operations import Operation, Workload
 from dsq.costmodel.model.roofline import step_floor
 from dsq.costmodel.model.traffic import matmuls, transfers
 from dsq.costmodel.workloads.transformer import Shard
+from dsq.formats import Identity
 
 #: kind of training -> the least and the most time that is printed, as multiples of what is expected
 RANGES: dict[str, tuple[float, float]] = {
     kind: (float(stated["low"]), float(stated["high"]))
     for kind, stated in read_toml(Path(__file__).with_name("ranges.toml")).items()
 }
+#: seconds of a step in which Python launches the kernels of a converted layer, of a packed or recomputed tensor, and of
+#: a layer with a checkpoint: GPT-2's 86, 154 and 61 ms beside an H100 (analysis/results/gpu_steps.csv). The 298 ms of
+#: 1.3 billion parameters, all packed, are given as 307
+HOST_PER_LINEAR, HOST_PER_TENSOR, HOST_PER_CHECKPOINT = 1.79e-3, 0.56e-3, 5.1e-3
 _TIMED_BITS = 4  #: of the code that `calibrate` packs, which takes as long as others
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step's least time on each device, in seconds."""
+    """A step's expected time on each device, in seconds; a GPU's own, as CUDA graphs launch it."""
 
     compute: float  #: forward and backward: the roofline's floor, recomputation included
     packing: float  #: packing and unpacking of what a policy keeps; 0: it packs nothing
@@ -36,6 +41,7 @@ class StepTime:
     communication: float  #: sending, by itself
     exposed: float  #: the part of it that the step waits for
     bound: str
+    launching: float = 0  #: least time of a step that Python launches kernel by kernel, where methods pack
     low: float = 1  #: most such steps take between low and high times `seconds`: see ranges.toml
     high: float = 1
 
@@ -43,6 +49,11 @@ class StepTime:
     def seconds(self) -> float:
         """The time that is expected."""
         return self.compute + self.packing + self.update + self.exposed
+
+    @property
+    def launched(self) -> float:
+        """The time that is expected without CUDA graphs."""
+        return max(self.seconds, self.launching)
 
 
 def step_time(
@@ -73,7 +84,20 @@ def step_time(
     exposed = max(sending - seconds, 0.0) + reached.exposed * min(sending, seconds)
     bound = "link" if sending > seconds + packing + updating else bound
     measured = not method.stash or bool(_packing(method.stash, hardware))
-    return StepTime(seconds, packing, measured, updating, sending, exposed, bound, low, high)
+    launching = 0.0 if hardware.cpu or hardware.measured else micro_batches * launching_seconds(workload, method)
+    return StepTime(seconds, packing, measured, updating, sending, exposed, bound, launching, low, high)
+
+
+def launching_seconds(workload: Workload, method: Method) -> float:
+    """Least time of a micro-batch that Python launches kernel by kernel; 0: nothing is converted, packed or recomputed.
+
+    HOST_PER_LINEAR * converted layers + HOST_PER_TENSOR * packed and recomputed tensors + HOST_PER_CHECKPOINT * layers.
+    """
+    codes = not isinstance(method.setup.format, Identity)
+    linears = sum(gemm.quantized and gemm.weight for gemm in workload.gemms) * codes
+    tensors = sum(map(len, packed_values(workload, method))) if method.stash else 0
+    layers = len({layer_of(op) for op in workload.operations} - {""}) * method.recompute
+    return HOST_PER_LINEAR * linears + HOST_PER_TENSOR * tensors + HOST_PER_CHECKPOINT * layers
 
 
 def kind_of(method: Method, hardware: Hardware, tensor: int = 1) -> str:

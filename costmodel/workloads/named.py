@@ -119,6 +119,7 @@ class AskedStep:
     lora_layers: str = ADAPTED  #: regex of the layers that have them
     lora_dropout: bool = False  #: in front of each adapter
     chunked_loss: bool = False
+    fused_loss: bool = False
     cpu: bool = False  #: by a CPU's kernels; no option, but the hardware's fact
 
     @cached_property
@@ -197,6 +198,8 @@ class AskedStep:
             yield partial(Workload.adapting, rank=rank, layers=layers, copies=copies, dropout=dropout), ""
         if self.chunked_loss:
             yield Workload.chunking_loss, "--chunked-loss does nothing for {}: leave it out"
+        if self.fused_loss:
+            yield Workload.fusing_loss, "--fused-loss does nothing for {}: leave it out"
 
 
 def asked(**given: Any) -> AskedStep:

@@ -3,7 +3,7 @@
 analysis/results/published_runs.csv: 108 trainings of MPT (table "mpt": mosaicml/llm-foundry) and 55 of others (table
 "others", second-hand). Those are predicted that have a "profile", dsq-cost's name of the device: data parallel, whole
 models; no context parallelism, interleaved stages, 8-bit or 4-bit floats, which dsq-cost does not describe. Their
-"loss" is what the loss keeps of the logits: fp32; 16 bits and their gradient in their place; or only a chunk. The rule
+"loss" is what the loss saves of the logits: fp32; 16 bits (--fused-loss); or only a chunk (--chunked-loss). The rule
 of exclusion and the seed that drew each "half" of MPT's were committed before `analysis.published fit` (commit
 42c1cfa6) fitted four constants of the hardware files to the one half. `analysis.published judge` (commit 2388cf1f)
 wrote published.csv and published.png beside the table.
@@ -35,7 +35,7 @@ from dsq import costmodel
 from dsq.costmodel.cli.main import parser
 from dsq.costmodel.hardware.hardware import load_hardware
 from dsq.costmodel.model.memory import peak_memory
-from dsq.costmodel.model.methods import BF16, USUAL, Method
+from dsq.costmodel.model.methods import AUTOCAST, BF16, USUAL, Method
 from dsq.costmodel.model.operations import Operation, Pointwise, Workload
 from dsq.costmodel.planning.plan import ASKED, NF4_BITS
 from dsq.costmodel.planning.step import kind_of, step_time
@@ -69,9 +69,10 @@ def described(row: CsvRow) -> tuple[Workload, Method]:
     model = replace(shapes, sequences=batch, target_length=length)
     zero = 0 if devices == 1 or "DDP" in row["layout"] else 2 if row["layout"] == "SHARD_GRAD_OP" else 3
     again = row["recompute"] in ("full", "yes", "selective")
-    method = Method(
-        "bf16", BF16, recompute=again, selective=row["recompute"] == "selective", zero=zero, devices=devices
-    )
+    selective, accumulates = row["recompute"] == "selective", int(row["accumulation"] or 1) > 1
+    setup = AUTOCAST if zero == 3 and "QLoRA" not in row["model"] else BF16  # FSDP's mixed precision
+    method = Method("bf16", setup, recompute=again, selective=selective, zero=zero, devices=devices)
+    method = replace(method, accumulates=accumulates)
     if "in-backward" in row["layout"]:  # bitsandbytes' paged AdamW of 8 bits, over weights of 16
         method = replace(method, optimizer="adam-8bit-16bit", in_backward=True, offload=True)
     if "QLoRA" in row["model"]:
@@ -106,15 +107,8 @@ def _tokens_per_second(row: CsvRow) -> float:
 
 def peak(row: CsvRow, workload: Workload, method: Method) -> float:
     """Bytes of one device."""
-    if row["loss"] == "fp32":
-        return peak_memory(workload, method).peak
-    memory = peak_memory(workload.chunking_loss(), method)
-    if row["loss"] == "chunked":
-        return memory.peak
-    head = next(op for op in workload.gemms if op.name == "output_projection")
-    at = memory.operations.index(head.name)  # the logits are there from its forward to its backward
-    there = memory.totals[at : 2 * len(memory.operations) - at].max() + 2 * head.M * head.N
-    return max(memory.peak, float(there))
+    losses = {"fp32": workload, "16 bits": workload.fusing_loss(), "chunked": workload.chunking_loss()}
+    return peak_memory(losses[row["loss"]], method).peak
 
 
 def judged(row: CsvRow) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Published trainings against predictions: every row of analysis/results/published_runs.csv (published.py)."""
 
-from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -20,7 +19,7 @@ def test_predicted_throughput_is_near_what_was_published(half):
     assert 0.6 < min(ratios) < max(ratios) < 1.5
     assert all(record["fits"] for record in mine)
     peaks = [abs(record["of_peak"] - 1) for record in mine if record["of_peak"]]
-    assert half != "others" or median(peaks) <= 0.08
+    assert half != "others" or median(peaks) <= 0.10
 
 
 def test_what_the_command_line_says_is_near_what_was_published(tmp_path):
@@ -50,12 +49,8 @@ def test_most_published_times_lie_in_the_range_that_is_printed():
     assert all(within >= 0.75 * rows for rows, within in counted.values())
 
 
-def test_what_ran_and_is_told_not_to_fit_as_a_person_would_ask():
-    """MPT keeps 16 bits of its logits, which no option says: asked with the usual loss some are told not to fit."""
-    rows = [row | {"loss": "fp32"} for row in published() if row["table"] == "mpt" and row["profile"]]
-    fit = []
-    for row in rows:
-        workload, method = described(row)
-        asked = replace(method, accumulates=int(row["accumulation"]) > 1)
-        fit.append(peak(row, workload, asked) <= load_hardware(row["profile"]).memory_bytes)
-    assert (fit.count(False), len(fit)) == (33, 104)
+@pytest.mark.parametrize(("loss", "refused"), [("16 bits", 0), ("fp32", 29)])
+def test_all_trainings_of_mpt_are_told_to_fit_with_the_loss_that_llm_foundry_has(loss, refused):
+    rows = [row | {"loss": loss} for row in published() if row["table"] == "mpt" and row["profile"]]
+    fit = [peak(row, *described(row)) <= load_hardware(row["profile"]).memory_bytes for row in rows]
+    assert (fit.count(False), len(fit)) == (refused, 104)

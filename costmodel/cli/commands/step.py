@@ -4,9 +4,10 @@ import argparse
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 from dsq import costmodel
-from dsq.command import write_whole
+from dsq.command import read_toml, write_whole
 from dsq.costmodel.cli.answer import Answer, Record, Section, hardware_facts, refuse_idle
 from dsq.costmodel.hardware.hardware import Hardware, Rate, load_hardware
 from dsq.costmodel.model.methods import Method, Setup, all_sizes, parse_setups, template, whole_stash
@@ -19,6 +20,7 @@ from dsq.costmodel.workloads.named import AskedStep, asked
 from dsq.formats import WIDEST
 from dsq.precision import Precision, parse_rise_at
 
+_METHOD_NAMES: dict[str, str] = read_toml(Path(__file__).parents[1] / "method_names.toml")
 _UNITS = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
@@ -36,8 +38,19 @@ def plan(arguments: argparse.Namespace) -> Answer:
                 write_whole(path, partial(draw, plan=found))
     data = found.as_dict()
     records, notes = data.pop("methods"), data.pop("notes")
-    section = Section("methods", heading(found.workload, found.question.hardware), records, "methods")
-    return Answer([section], notes, data, lead=found.answer)
+    doubted = {row.method.name for row in found.rows if not row.method.trusted}
+    hidden = frozenset() if arguments.all or methods else frozenset(doubted)
+    legend = _explained(record["method"] for record in records if record["method"] not in hidden)
+    section = Section("methods", heading(found.workload, found.question.hardware), records, "methods", hidden)
+    return Answer([section], notes, data, lead=found.answer, legend=legend)
+
+
+def _explained(names: Iterable[str]) -> str:
+    """The meaning of each part of the methods' names, in a note."""
+    listed = " / ".join([*names, ""])
+    return (
+        "; ".join(f"{part.strip('[]/ ')}: {meaning}" for part, meaning in _METHOD_NAMES.items() if part in listed) + "."
+    )
 
 
 def _asked_methods(arguments: argparse.Namespace) -> Iterator[Method]:

@@ -24,10 +24,12 @@ def table(arguments: argparse.Namespace) -> Answer:
     sections: list[Section] = []
     static: list[Record] = []
     for number in sorted({1, 6} & set(chosen)):
-        title = f"Table {number} (x fixed-point 32; {_OFF}; fits: the constant that a figure chose, or test)"
+        title = f"Table {number} (x fixed-point 32; {_OFF})"
         sections.append(Section(f"table_{number}", title, tables.static_rows(number), "static"))
         static += sections[-1].records
     notes = [_contradiction(record) for record in static if record["contradicts"]]
+    if static:
+        notes.insert(0, _fitted(static))
     if 1 in chosen:
         title = "Table 1, DSQ rows as runs of [2,2,2,16] then [16,4,4,16]"
         sections.append(Section("dsq_rows", title, tables.dsq_rows(), "dsq_rows"))
@@ -40,6 +42,15 @@ def table(arguments: argparse.Namespace) -> Answer:
         notes.append(f"with adam: the update counts in `other`. times: {hardware.rates}.")
         facts = hardware_facts(hardware)
     return Answer(sections, notes, facts)
+
+
+def _fitted(static: list[Record]) -> str:
+    """The figures that test the model, each named once, and those that chose its constants."""
+    names = {"arith": "arithmetic", "dram": "DRAM"}
+    roles = {f"{names[column]} of {record['setup']}": record[f"{column}_fits"] for record in static for column in names}
+    tests = [figure for figure, role in roles.items() if role == "test"]
+    chosen = [f"{figure} ({role})" for figure, role in roles.items() if role != "test"]
+    return f"{len(tests)} figures, which rows repeat, test the model: {', '.join(tests)}. Fitted: {', '.join(chosen)}."
 
 
 def _contradiction(record: Record) -> str:

@@ -141,6 +141,21 @@ def test_a_folder_with_a_config_is_a_model(capsys, tmp_path):
     assert folder == file
 
 
+def test_a_plan_shows_what_is_advised_and_explains_its_names(capsys):
+    shown, every = (run(capsys, "plan", "gpt2", *option)[1] for option in ([], ["--all"]))
+    assert "bf16, mesa " not in shown.partition("the peak")[0]
+    assert "bf16, mesa " in every.partition("the peak")[0]
+    assert "recompute: a checkpoint around each layer" in " ".join(shown.split())
+    assert "mesa: saved tensors in 8 bits" not in shown
+    assert "mesa: saved tensors in 8 bits" in " ".join(every.split())
+
+
+def test_the_figures_that_test_the_papers_model_are_named_once(capsys):
+    text = " ".join(run(capsys, "table", "1", "6")[1].split())
+    tests = "DRAM of bfp [16,16,16,16], arithmetic of bfp [16,4,4,16], DRAM of bfp [16,4,4,16]."
+    assert f"3 figures, which rows repeat, test the model: {tests}" in text
+
+
 @pytest.mark.parametrize("command", ["", *cli.COMMANDS])
 def test_help_has_examples_and_no_line_wider_than_a_terminal(command, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -39,7 +39,6 @@ def test_rows_that_chose_a_constant_are_told_from_those_that_test_the_model():
     roles = {(row["setup"], column): row[f"{column}_fits"] for row in STATIC for column in ("arith", "dram")}
     assert len(roles) == 12  # the 24 rows repeat six setups
     assert {key for key, role in roles.items() if role == "test"} == {
-        ("fixed [16,16,16,16]", "dram"),
         ("bfp [16,16,16,16]", "dram"),
         ("bfp [16,4,4,16]", "arith"),
         ("bfp [16,4,4,16]", "dram"),

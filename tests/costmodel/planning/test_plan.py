@@ -1,5 +1,6 @@
 """A plan's answers agree with sums by hand, with published memory, and with one another."""
 
+import csv
 import json
 import re
 from dataclasses import replace
@@ -12,12 +13,14 @@ from dsq.costmodel.cli.main import main
 from dsq.costmodel.hardware.hardware import load_hardware
 from dsq.costmodel.model.entries import Category
 from dsq.costmodel.model.memory import peak_memory, state
-from dsq.costmodel.model.methods import AUTOCAST, BF16, FP32, Method
+from dsq.costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, Method, Setup, whole_stash
 from dsq.costmodel.planning.plan import NF4_BITS
-from dsq.costmodel.planning.step import sent_inside, sharded_memory, sharded_step, step_time
+from dsq.costmodel.planning.step import launching_seconds, sent_inside, sharded_memory, sharded_step, step_time
+from dsq.costmodel.workloads.config_json import transformer_of
 from dsq.costmodel.workloads.named import AskedStep, load_shapes, load_workload
 from dsq.costmodel.workloads.shapes import MixtureOfExperts
-from dsq.costmodel.workloads.transformer import Shard, stages
+from dsq.costmodel.workloads.transformer import Shard, build, stages
+from dsq.precision import Precision
 from tests.costmodel.workloads.models import small_gpt2
 
 H100 = load_hardware("h100")
@@ -100,6 +103,24 @@ def test_a_loss_in_chunks_spares_the_logits_and_no_product():
     assert spared[0] - spared[1] > 8 * logits  # log-probabilities and gradients in fp32
 
 
+def test_a_fused_loss_saves_16_bits_of_the_logits_and_writes_their_gradient():
+    usual, fused = (AskedStep("gpt2", sequences=8, fused_loss=once).build() for once in (False, True))
+    peaks = [peak_memory(workload, Method("", BF16, recompute=True)) for workload in (usual, fused)]
+    logits = 8 * 1024 * 50257
+    there = [memory.bytes[len(memory.operations) + 1, [Category.LOGITS, Category.TEMPORARY]].sum() for memory in peaks]
+    assert there[1] == pytest.approx((2 + 2) * logits, rel=0.02)
+    assert there[0] == pytest.approx((4 + 2 * 4) * logits, rel=0.02)
+
+
+def test_a_gradient_that_is_scattered_leaves_no_copy_beside_its_sum():
+    """Under FSDP each micro-batch's gradients are scattered and added to a shard."""
+    workload = OPT.build()
+    for zero, more in ((2, 0), (1, 1)):
+        one, many = (Method("", BF16, devices=8, zero=zero, accumulates=many) for many in (False, True))
+        memories = [peak_memory(workload, method).bytes[-2, Category.TEMPORARY] for method in (one, many)]
+        assert (memories[1] > memories[0]) == bool(more)
+
+
 def test_a_method_that_fits_with_its_loss_in_chunks_says_so():
     """MPT-125M, 52 sequences of 1,024 tokens on an A100 of 40 GB, ran with a loss that keeps no fp32 logits."""
     plan = costmodel.plan("gpt2", "a100-40gb", devices=8, zero=3, sequences=52)
@@ -174,7 +195,8 @@ FIELDS = {
     *("hardware_sources", "budget_bytes", "devices", "zero", "tensor", "pipeline", "accumulate", "optimizer"),
     *("offload", "in_backward", "compiled", "best", "methods", "notes"),
 }
-PAGE = (Path(__file__).parents[3] / "docs/cost-model.md").read_text()
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/cost-model.md").read_text()
 TABLE = PAGE.partition("| field of a method | |")[2].partition("\n\n")[0]
 METHOD_FIELDS = {"method", *", ".join(re.findall(r"^\| (\w.*?) \|", TABLE, re.MULTILINE)).split(", ")}
 
@@ -192,6 +214,26 @@ def test_json_has_the_documented_fields_and_is_what_python_gives(capsys, tmp_pat
         assert record["tokens/s"] == pytest.approx(8 * said["tokens"] / record["step_ms"] * 1e3)
         assert record["step_ms_low"] <= record["step_ms"] <= record["step_ms_high"]
     assert said == costmodel.plan(path, "a100-40gb", devices=8, zero=3, sequences=4).as_dict()
+
+
+def test_steps_that_python_launches_take_what_an_h100s_host_took():
+    """Milliseconds of analysis/results/gpu_steps.csv: GPTs without dropout, of 12 and of 24 layers."""
+    with (ROOT / "analysis/results/gpu_steps.csv").open() as lines:
+        took = {(r["model"], r["setup"]): float(r["ms"]) for r in csv.DictReader(lines) if "H100" in r["machine"]}
+    drops = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0)
+    eight, level = Setup(DSQ, Precision(8, 4, 8, 8)), "dsq [8,4,8,8], "
+    methods = {
+        f"{level}linears": Method("", eight),
+        f"{level}all": Method("", eight, stash=whole_stash(eight)),
+        "bf16, checkpoints": Method("", BF16, recompute=True),
+    }
+    for name, layers in (("124 million", 12), ("1.3 billion", 24)):
+        config = {"model_type": "gpt2", "vocab_size": 50304, "n_embd": 768, "n_layer": layers, "n_head": 12}
+        config |= {"n_positions": 1024, "activation_function": "gelu"} | drops
+        workload = build(transformer_of(config, "a GPT")).fusing_attention()
+        for setup, method in methods.items():
+            if name == "124 million" or setup.endswith("all"):  # else the GPU takes longer than its host
+                assert 1e3 * launching_seconds(workload, method) == pytest.approx(took[name, setup], rel=0.04)
 
 
 def test_only_what_trainings_support_is_advised():
