@@ -217,21 +217,18 @@ class Workload:
 
     def chunking_loss(self) -> "Workload":
         """The workload with logits made CHUNK tokens at a time, and their gradient at once (Liger-Kernel)."""
-
-        def chunk(op: Operation) -> Operation:
-            if isinstance(op, Pointwise):
-                return replace(op, kind="chunked loss") if op.kind in ("loss", "loss of fp32") else op
-            return replace(op, on_chip="y") if op.name == "output_projection" else op
-
-        return self.changed(chunk)
+        chunked = self._with_loss("chunked loss")
+        return chunked.changed(
+            lambda op: replace(op, on_chip="y") if isinstance(op, Gemm) and op.name == "output_projection" else op
+        )
 
     def fusing_loss(self) -> "Workload":
         """The workload with a loss of one kernel, which saves the logits in their own width (flash-attn's)."""
+        return self._with_loss("fused loss")
 
-        def fuse(op: Operation) -> Operation:
-            return replace(op, kind="fused loss") if op.kind in ("loss", "loss of fp32") else op  # type: ignore[call-arg]
-
-        return self.changed(fuse)
+    def _with_loss(self, kind: str) -> "Workload":
+        usual = ("loss", "loss of fp32")
+        return self.changed(lambda op: replace(op, kind=kind) if isinstance(op, Pointwise) and op.kind in usual else op)
 
     def on_cpu(self) -> "Workload":
         """The workload as PyTorch runs it on a CPU, where a dropout keeps a mask of floats."""
