@@ -122,10 +122,10 @@ def _precisions(levels: Any) -> Iterator[Precision]:
         yield Precision.parse(levels)
     elif not isinstance(levels, Iterable):
         raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got {levels!r}")
-    elif len(given := list(levels)) == 4 and all(isinstance(width, int) for width in given):
-        yield Precision(*given)
+    elif len(entries := list(levels)) == 4 and all(isinstance(width, int) for width in entries):
+        yield Precision(*entries)
     else:
-        for level in given:
+        for level in entries:
             yield from _precisions(level)
 
 
@@ -148,8 +148,8 @@ def parse_rise_at(rise_at: RiseAt, levels: int) -> tuple[float, ...]:
     The numbers rise, and are updates, or all of them fractions of the run. A text has spaces or commas between them, as
     "0.3 0.8". Raises ValueError for anything else.
     """
-    given = re.split(r"[\s,]+", rise_at.strip()) if isinstance(rise_at, str) else rise_at
-    numbers = tuple(map(_moment, given if isinstance(given, Iterable) else (given,)))
+    moments = re.split(r"[\s,]+", rise_at.strip()) if isinstance(rise_at, str) else rise_at
+    numbers = tuple(map(_moment, moments if isinstance(moments, Iterable) else (moments,)))
     if numbers and len(numbers) != levels - 1:
         text = f"rise_at must have a number for each level but the first, {levels - 1} of {levels} levels here"
         raise ValueError(f"{text}, got {len(numbers)}")

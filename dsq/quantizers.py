@@ -227,5 +227,5 @@ class Quantized:
         q = self.quantizers
         formats = dict.fromkeys(type(fmt).__name__ for fmt in (q.q0, q.q1, q.q2, q.q3))  # wide widths have another
         families = "" if q.operands else f", format={'/'.join(formats)}"
-        own = f"precision={q.precision}{families}"
-        return ", ".join(filter(None, (super().extra_repr(), own)))  # type: ignore[misc]
+        settings = f"precision={q.precision}{families}"
+        return ", ".join(filter(None, (super().extra_repr(), settings)))  # type: ignore[misc]

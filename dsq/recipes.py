@@ -43,8 +43,9 @@ def nearest(name: str) -> str:
 
 def main() -> None:
     """Print each recipe: its operands, what stays in 16 bits, the published result and the source."""
-    for name, it in _recipes().items():
-        print(f"{name}\n  {it.operands}\n  in 16 bits: {it.plain}\n  published: {it.result}\n  source: {it.source}")
+    for name, entry in _recipes().items():
+        print(f"{name}\n  {entry.operands}\n  in 16 bits: {entry.plain}")
+        print(f"  published: {entry.result}\n  source: {entry.source}")
 
 
 if __name__ == "__main__":

@@ -345,8 +345,8 @@ class Gact(RulePolicy):
         average = sum(b * d for b, d in zip(run.bits, run.sizes, strict=True)) / max(sum(run.sizes), 1)
         lines = [f"{average:.3f} bits a value on average, scales and masks aside; {budget}"]
         for index, (size, bits) in enumerate(zip(run.sizes, run.bits, strict=True)):
-            known = f", c = {measured[0][index]:.3g}" if measured else ""
-            lines.append(f"tensor {index}: {size} values, {'exact' if bits == EXACT else f'{bits} bits'}{known}")
+            cost = f", c = {measured[0][index]:.3g}" if measured else ""
+            lines.append(f"tensor {index}: {size} values, {'exact' if bits == EXACT else f'{bits} bits'}{cost}")
         return tuple(lines)
 
     def state_dict(self) -> dict[str, Any]:

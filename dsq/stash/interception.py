@@ -111,14 +111,14 @@ class Interception(TorchFunctionMode):
         if rule is None or not torch.is_grad_enabled() or kwargs.get("out") is not None:
             return func(*args, **kwargs)
         kwargs.pop("out", None)  # which F.normalize always names
-        wanted = func in MASK_RULES
+        needs_gradient = func in MASK_RULES
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor):
                 dense = type(value) in _PLAIN and value.layout is torch.strided  # a DTensor has operations of its own
                 if not dense or value.is_complex():
                     return func(*args, **kwargs)
-                wanted = wanted or value.requires_grad
-        if not wanted:
+                needs_gradient = needs_gradient or value.requires_grad
+        if not needs_gradient:
             return func(*args, **kwargs)
         self._follow_checkpoint()
         return rule(self.stash, *args, **kwargs)

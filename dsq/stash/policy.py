@@ -92,8 +92,8 @@ def apply(model: nn.Module, policy: str, **options: Any) -> Controller:
 
 def _check_options(entry: Policy, options: Mapping[str, Any]) -> None:
     _, *accepted = inspect.signature(entry.attach).parameters.values()  # the first is the model
-    for name in options.keys() - {it.name for it in accepted}:
-        forms = ", ".join(f"{it.name}={it.default!r}" for it in accepted) or "no option"
+    for name in options.keys() - {option.name for option in accepted}:
+        forms = ", ".join(f"{option.name}={option.default!r}" for option in accepted) or "no option"
         raise TypeError(f"policy {entry.name!r} has no option {name!r}; it takes {forms}")
 
 

@@ -67,7 +67,7 @@ class Tally:
     """Counts of what the latest training forward sampled."""
 
     tokens: int = 0  #: rows drawn from
-    kept: int = 0  #: rows
+    sampled: int = 0  #: rows drawn
     draws: int = 0
     readers: int = 0  #: linears that read a draw's rows
     cached: int = 0  #: draws whose probabilities used cached gradient norms
@@ -126,11 +126,11 @@ class NormCache:
 
     def _grown(self, layer: str) -> Tensor:
         """Return the layer's norms, a column for each sample so far and spare ones: growing seldom copies."""
-        known = self.norms.get(layer, torch.empty(0, device="cpu"))
-        if known.numel() < len(self.slot_of):
-            more = max(len(self.slot_of), 2 * known.numel()) - known.numel()
-            self.norms[layer] = known = torch.cat((known, torch.full((more,), torch.nan, device="cpu")))
-        return known
+        norms = self.norms.get(layer, torch.empty(0, device="cpu"))
+        if norms.numel() < len(self.slot_of):
+            more = max(len(self.slot_of), 2 * norms.numel()) - norms.numel()
+            self.norms[layer] = norms = torch.cat((norms, torch.full((more,), torch.nan, device="cpu")))
+        return norms
 
 
 # ---- winner-take-all column-row sampling: which rows of a product to keep, and how much each counts
@@ -187,15 +187,15 @@ def sample_rows(p_T: Tensor, k: int, uniform_k: Tensor, winners: int | None = No
     c = (rest_k / (k - slot_k)).argmin(-1, keepdim=True)
     if winners is not None:
         c = torch.full_like(c, winners)
-    rest = rest_k.gather(-1, c)
+    remaining_mass = rest_k.gather(-1, c)
 
     last = p_T.shape[-1] - 1
-    drawn_k = torch.searchsorted(mass_T, uniform_k * rest, right=True).minimum(last - c)
+    drawn_k = torch.searchsorted(mass_T, uniform_k * remaining_mass, right=True).minimum(last - c)
     won_k = slot_k < c
     position_k = torch.where(won_k, last - slot_k, drawn_k)
-    scale_k = torch.where(won_k, 1.0, rest / ((k - c) * ascending_T.gather(-1, position_k)))
+    scale_k = torch.where(won_k, 1.0, remaining_mass / ((k - c) * ascending_T.gather(-1, position_k)))
     # nothing left to draw from: rows of no weight, which must not count (0 / 0 above)
-    scale_k = torch.where((rest == 0) & ~won_k, 0.0, scale_k)
+    scale_k = torch.where((remaining_mass == 0) & ~won_k, 0.0, scale_k)
     return order_T.gather(-1, position_k), scale_k.float()
 
 
@@ -278,7 +278,7 @@ class WTACRS(Controller):
         tally.draws += 1
         tally.cached += norms_B is not None
         tally.tokens += len(h_TK)
-        tally.kept += k
+        tally.sampled += k
         tally.raw_bytes += x.numel() * dtype.itemsize
         tally.saved_bytes += h_kK.nbytes + index_2k.nbytes
         return RowSample(leader, batch, h_kK, index_2k)
@@ -297,11 +297,11 @@ class WTACRS(Controller):
             del module.__dict__["_wtacrs"]
 
     def report(self) -> PolicyStatus:
-        tally, known = self.tally, len(self.cache.slot_of)
+        tally, samples = self.tally, len(self.cache.slot_of)
         details = (
-            f"{tally.kept} of {tally.tokens} rows kept in {tally.draws} draws, read by {tally.readers} linears",
-            f"{tally.cached} draws used cached gradient norms; {known} sample ids known",
-            f"{tally.exact} linears kept whole: no more tokens than the budget",
+            f"{tally.sampled} of {tally.tokens} rows sampled in {tally.draws} draws, read by {tally.readers} linears",
+            f"{tally.cached} draws used cached gradient norms; {samples} sample ids known",
+            f"{tally.exact} linears saved in full: no more tokens than the budget",
         )
         return PolicyStatus(self.name, self.attached, tally.raw_bytes, tally.saved_bytes, details)
 

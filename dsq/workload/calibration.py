@@ -74,8 +74,8 @@ def seconds(call: Callable[[], object]) -> float:
 
 def backward_seconds(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> float:
     """Return the seconds of computing the gradients of ``inputs`` from those of ``outputs``."""
-    given = [torch.randn_like(output) for output in outputs]
-    return seconds(lambda: torch.autograd.grad(outputs, inputs, given, retain_graph=True))
+    gradients = [torch.randn_like(output) for output in outputs]
+    return seconds(lambda: torch.autograd.grad(outputs, inputs, gradients, retain_graph=True))
 
 
 # ---- matrix products, each with what surrounds it in training: casts, quantizing, packing the stash
@@ -108,17 +108,17 @@ def units(device: torch.device) -> list[dict[str, Any]]:
         forward, dx, mixed[m] = _layer_times(device, Precision(m, m, m, WIDE))
         alike[m] = forward + dx
     alike[WIDE] = _layer_times(device, Precision(WIDE, 4, 4, WIDE))[0]
-    found = [_unit(f"{m} x {m} bits", {"bfp": m}, alike[m]) for m in CODE_WIDTHS]
-    found += [_unit(f"{WIDE} x {m} bits", {"bfp": [WIDE, m]}, mixed[m]) for m in CODE_WIDTHS]
-    found.append(_unit(f"{WIDE} x {WIDE} bits", {"bfp": WIDE}, alike[WIDE]))
+    peaks = [_unit(f"{m} x {m} bits", {"bfp": m}, alike[m]) for m in CODE_WIDTHS]
+    peaks += [_unit(f"{WIDE} x {m} bits", {"bfp": [WIDE, m]}, mixed[m]) for m in CODE_WIDTHS]
+    peaks.append(_unit(f"{WIDE} x {WIDE} bits", {"bfp": WIDE}, alike[WIDE]))
     for name, dtype, holds in (
         ("bf16", torch.bfloat16, {"float": 16}),
         ("fp32", torch.float32, {"float": 32, "bfp": 32, "fixed": 32}),
     ):
         layers = _layer_times(device, None, autocast=dtype is torch.bfloat16)
         unit = _unit(name, holds, [*chain(*layers), *_batched_times(device, dtype)])
-        found.append(unit | {"attention": _fused_unit(device, dtype)})
-    return found
+        peaks.append(unit | {"attention": _fused_unit(device, dtype)})
+    return peaks
 
 
 def _layer_times(
@@ -140,8 +140,8 @@ def _layer_times(
         taken_dw = backward_seconds(forward(), [layer.weight for layer in layers])
         for layer in layers:
             layer.requires_grad_(False)  # a backward for dx alone
-        wanted = [x.requires_grad_() for x in inputs]
-        taken_dx = backward_seconds(forward(), wanted)
+        leaves = [x.requires_grad_() for x in inputs]
+        taken_dx = backward_seconds(forward(), leaves)
         for phase, taken in zip(times, (taken_forward, taken_dx, taken_dw), strict=True):
             phase.append(TimedProduct(2.0 * M * K * N, M * K + K * N + M * N, taken / COPIES))
     return times  # type: ignore[return-value]
@@ -160,7 +160,7 @@ def _batched_times(device: torch.device, dtype: torch.dtype) -> Iterator[TimedPr
 def _fused_unit(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     """Return the rates of a product in a fused attention kernel, of two in the forward and five in the backward, and
     the share of its time that a causal mask leaves."""
-    times, left = [], []
+    times, causal_shares = [], []
     for size in FUSED:
         B, H, T, d = size
         q, k, v = (torch.randn(size, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
@@ -170,8 +170,8 @@ def _fused_unit(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
             taken[causal] = seconds(attend), backward_seconds([attend()], [q, k, v])
         for phase, products in zip(taken[False], (2, 5), strict=True):
             times.append(TimedProduct(2.0 * B * H * T * T * d, 2 * B * H * T * d, phase / products))
-        left.append(sum(taken[True]) / sum(taken[False]))
-    return _rates(*fitted(times)) | {"causal": min(float(np.median(left)), 1.0)}
+        causal_shares.append(sum(taken[True]) / sum(taken[False]))
+    return _rates(*fitted(times)) | {"causal": min(float(np.median(causal_shares)), 1.0)}
 
 
 def _unit(datatype: str, holds: dict[str, Any], times: list[TimedProduct]) -> dict[str, Any]:
@@ -190,12 +190,12 @@ def fitted(times: list[TimedProduct]) -> tuple[float, float, float]:
     """Return the seconds an operation, a value and a product: least squares of relative errors, none negative."""
     terms = np.array([[t.flops, t.values, 1.0] for t in times]) / np.array([[t.seconds] for t in times])
     best, least = np.zeros(3), np.inf
-    for kept in ([0, *others] for count in range(3) for others in combinations((1, 2), count)):
-        found = np.linalg.lstsq(terms[:, kept], np.ones(len(times)), rcond=None)[0]
-        error = float(np.square(terms[:, kept] @ found - 1).sum())
-        if (found >= 0).all() and found[0] > 0 and error < least:
+    for columns in ([0, *others] for count in range(3) for others in combinations((1, 2), count)):
+        solution = np.linalg.lstsq(terms[:, columns], np.ones(len(times)), rcond=None)[0]
+        error = float(np.square(terms[:, columns] @ solution - 1).sum())
+        if (solution >= 0).all() and solution[0] > 0 and error < least:
             best, least = np.zeros(3), error
-            best[kept] = found
+            best[columns] = solution
     return float(best[0]), float(best[1]), float(best[2])
 
 
@@ -221,23 +221,23 @@ Forward = tuple[Callable[[], Sequence[Tensor]], Sequence[Tensor]]
 
 def passes(device: torch.device) -> list[dict[str, Any]]:
     """Return the [[pass]] tables."""
-    found = []
+    tables = []
     for bits, dtype in ((32, torch.float32), (16, torch.bfloat16)):
-        for sizes, made in ((SIZES, _kinds), (LOSS_SIZES, _loss)):
+        for sizes, make in ((SIZES, _kinds), (LOSS_SIZES, _loss)):
             times: dict[tuple[str, str], list[float]] = {}
             for size in sizes:
-                for kind, (forward, wanted) in made(device, dtype, *size).items():
+                for kind, (forward, leaves) in make(device, dtype, *size).items():
                     times.setdefault((kind, "forward"), []).append(seconds(forward))
-                    taken = times[kind, "forward"][-1] if kind in COPYING else backward_seconds(forward(), wanted)
+                    taken = times[kind, "forward"][-1] if kind in COPYING else backward_seconds(forward(), leaves)
                     times.setdefault((kind, "backward"), []).append(taken)
             counts = [rows * width for rows, width in sizes]
-            found += [_pass(kind, bits, phase, counts, taken) for (kind, phase), taken in times.items()]
+            tables += [_pass(kind, bits, phase, counts, taken) for (kind, phase), taken in times.items()]
         adam = [_adam_seconds(device, count) for count in ADAM_SIZES]
-        found.append(_pass("adam", bits, "update", ADAM_SIZES, adam))
+        tables.append(_pass("adam", bits, "update", ADAM_SIZES, adam))
     packing, counts = [_packing_seconds(device, *size) for size in SIZES], [rows * width for rows, width in SIZES]
     for index, phase in enumerate(("forward", "backward")):
-        found.append(_pass("pack", STASH_BITS, phase, counts, [taken[index] for taken in packing]))
-    return found
+        tables.append(_pass("pack", STASH_BITS, phase, counts, [taken[index] for taken in packing]))
+    return tables
 
 
 def _kinds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> dict[str, Forward]:
@@ -249,13 +249,13 @@ def _kinds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> d
     table = torch.randn(WORDS, width, device=device, requires_grad=True)
     ids = torch.randint(WORDS, (rows,), device=device)
 
-    turned = torch.randn(rows, width, device=device)  # float32 under autocast too, as the residual stream is
+    angles = torch.randn(rows, width, device=device)  # float32 under autocast too, as the residual stream is
     heads = max(width // HEAD, 1)
     keys = x.view(-1, min(rows, HEAD), heads, width // heads)
 
     def rotary() -> list[Tensor]:
         halves = torch.cat((-x[:, width // 2 :], x[:, : width // 2]), -1)
-        return [(x * turned + halves * turned).to(dtype)]
+        return [(x * angles + halves * angles).to(dtype)]
 
     def rms() -> list[Tensor]:
         return [scale * (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + 1e-6))]
@@ -304,7 +304,7 @@ class _Stashing(nn.Module):
 def _packing_seconds(device: torch.device, rows: int, width: int) -> tuple[float, float]:
     """Return what the policy bfp adds to an operation, in the forward and in the backward."""
     inputs = [torch.randn(rows, width, device=device, requires_grad=True) for _ in range(STASHING)]
-    given = [torch.randn_like(x) for x in inputs]
+    gradients = [torch.randn_like(x) for x in inputs]
     plain, packed = (_Stashing(width).to(device) for _ in range(2))
     apply(packed, "bfp", bits=STASH_BITS)
 
@@ -312,7 +312,7 @@ def _packing_seconds(device: torch.device, rows: int, width: int) -> tuple[float
         return max(seconds(partial(step, packed)) - seconds(partial(step, plain)), 0.0) / STASHING
 
     forward = added(lambda model: model(*inputs))
-    return forward, max(added(lambda model: torch.autograd.grad(model(*inputs), inputs, given)) - forward, 0.0)
+    return forward, max(added(lambda model: torch.autograd.grad(model(*inputs), inputs, gradients)) - forward, 0.0)
 
 
 def _loss(device: torch.device, dtype: torch.dtype, rows: int, classes: int) -> dict[str, Forward]:
@@ -330,5 +330,5 @@ def _adam_seconds(device: torch.device, count: int) -> float:
 def _pass(kind: str, bits: int, phase: str, counts: Sequence[int], taken: Sequence[float]) -> dict[str, Any]:
     per_value = max((taken[1] - taken[0]) / (counts[1] - counts[0]), 0.0)
     per_call = max(taken[0] - per_value * counts[0], 0.0)
-    found = {"kind": kind, "bits": bits, "phase": phase}
-    return found | {"ns_per_value": 1e9 * per_value, "us_per_call": 1e6 * per_call}
+    entry = {"kind": kind, "bits": bits, "phase": phase}
+    return entry | {"ns_per_value": 1e9 * per_value, "us_per_call": 1e6 * per_call}

@@ -44,9 +44,9 @@ def trace_config(path: str, sequences: int, tokens: int) -> dict[str, Any]:
     masks = {"full_attention": mask, "sliding_attention": mask}
     said = ""
     # made masks look at data; some need several, or one for the decoder (Whisper)
-    for given in ({}, {"attention_mask": mask}, {"attention_mask": masks}, {"decoder_attention_mask": mask}):
+    for masks_argument in ({}, {"attention_mask": mask}, {"attention_mask": masks}, {"decoder_attention_mask": mask}):
         try:
-            return trace(model.train(), **inputs, **given)
+            return trace(model.train(), **inputs, **masks_argument)
         except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, IndexError) as error:
             said = said or str(error)
     raise ValueError(f"config {file}: {type(model).__name__} does not run on the meta device: {said}")
@@ -57,19 +57,19 @@ def _inputs(model: Any, config: Any, sequences: int, tokens: int) -> dict[str, A
     main = model.main_input_name
     if main == "pixel_values":
         size = getattr(config, "image_size", 224)
-        given = {main: torch.zeros(sequences, getattr(config, "num_channels", 3), size, size)}
-        return given | ({"labels": torch.zeros(sequences).long()} if "ForImageClass" in type(model).__name__ else {})
+        batch = {main: torch.zeros(sequences, getattr(config, "num_channels", 3), size, size)}
+        return batch | ({"labels": torch.zeros(sequences).long()} if "ForImageClass" in type(model).__name__ else {})
     if main == "input_values":  # audio: samples, or a spectrogram
         frames = (config.max_length, config.num_mel_bins) if hasattr(config, "num_mel_bins") else None
         return {main: torch.zeros(sequences, *(frames or (tokens * getattr(config, "inputs_to_logits_ratio", 1),)))}
     ids = torch.zeros(sequences, tokens, dtype=torch.long)
     if main == "input_features":
-        given = {main: torch.zeros(sequences, config.num_mel_bins, 2 * config.max_source_positions)}
+        batch = {main: torch.zeros(sequences, config.num_mel_bins, 2 * config.max_source_positions)}
     else:
-        given = {main: ids}
+        batch = {main: ids}
     name = type(model).__name__
     if name.endswith("ForSequenceClassification"):
-        return given | {"labels": torch.zeros(sequences).long()}
+        return batch | {"labels": torch.zeros(sequences).long()}
     if getattr(config, "is_encoder_decoder", False):
-        given["decoder_input_ids"] = ids
-    return given | ({"labels": ids} if name.endswith(_LABELLED) else {})
+        batch["decoder_input_ids"] = ids
+    return batch | ({"labels": ids} if name.endswith(_LABELLED) else {})

@@ -42,8 +42,8 @@ class Recorder(TorchDispatchMode):
         self.quantized_attention = any(layer.conversion.get("attention", False) for layer in layers)
         tables = set() if layers else embedded(model)
         layers = layers or [module for module in model.modules() if quantized_class(module)]
-        own = [p for layer in layers for p in layer.parameters(recurse=False) if id(p) not in tables]
-        self._quantized = {p.untyped_storage()._cdata for p in own}
+        parameters = [p for layer in layers for p in layer.parameters(recurse=False) if id(p) not in tables]
+        self._quantized = {p.untyped_storage()._cdata for p in parameters}
         self._scopes: list[str] = []
         self._inside_linear = 0
         self._inputs: list[ReferenceType[Tensor]] = []  # a step described in a run must not keep what that packs
@@ -130,7 +130,7 @@ class Recorder(TorchDispatchMode):
             self._pending = []
 
     def _linear(self, name: str, module: nn.Linear, x: Tensor) -> None:
-        source = next((i for i, known in enumerate(self._inputs) if known() is x), len(self._inputs))
+        source = next((i for i, reference in enumerate(self._inputs) if reference() is x), len(self._inputs))
         if source == len(self._inputs):
             self._inputs.append(ref(x))
         entry = self.add_gemm(

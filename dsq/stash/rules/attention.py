@@ -223,9 +223,9 @@ define(
 )
 define(
     "attend_backward(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? random, "
-    f"{_OPTIONS}, bool[] wanted) -> Tensor[]",
+    f"{_OPTIONS}, bool[] needs_gradient) -> Tensor[]",
     _recorded,
     lambda dy, q, k, v, mask, random, *rest: [
-        dy.new_empty(x.shape if asked else 0) for x, asked in zip((q, k, v, mask), rest[-1], strict=True)
+        dy.new_empty(x.shape if needed else 0) for x, needed in zip((q, k, v, mask), rest[-1], strict=True)
     ],
 )

@@ -143,12 +143,12 @@ def pool(kind: str, dimensions: int) -> Any:
             if name in options:
                 sizes = [] if options[name] is None else as_tuple(options[name], dimensions)
                 options[name] = [one, *sizes] if dimensions == 1 and sizes else sizes
-        x, given = input.unsqueeze(-2) if dimensions == 1 else input, tuple(options.values())
+        x, values = input.unsqueeze(-2) if dimensions == 1 else input, tuple(options.values())
         if kind == "max":
-            y = MaxPool.apply(stash, x, axes, *given)  # type: ignore[no-untyped-call]
+            y = MaxPool.apply(stash, x, axes, *values)  # type: ignore[no-untyped-call]
         else:
             names = f"avg_pool{axes}d", f"avg_pool{axes}d_backward"
-            y = Shaped.apply(stash, x, *(getattr(aten, name) for name in names), given)  # type: ignore[no-untyped-call]
+            y = Shaped.apply(stash, x, *(getattr(aten, name) for name in names), values)  # type: ignore[no-untyped-call]
         return y.squeeze(-2) if dimensions == 1 else y
 
     return run

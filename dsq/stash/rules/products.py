@@ -130,11 +130,11 @@ def bmm(stash: Stash, input: Tensor, mat2: Tensor) -> Tensor:
 def einsum(stash: Stash, equation: Any, *operands: Any) -> Tensor:
     """Run torch.einsum: of two operands by the rule of its product, if it is one of matrices."""
     pair = two_operands(equation, operands)
-    made = None if pair is None else as_product(equation, *pair)
-    if pair is None or made is None:
+    plan = None if pair is None else as_product(equation, *pair)
+    if pair is None or plan is None:
         return torch.einsum(equation, *operands)
     weights = tuple(map(is_weight, pair))  # arranged, they may be copies
-    return made.result(PlainMatMul.apply(stash, made.a, made.b.mT, weights))  # type: ignore[no-untyped-call]
+    return plan.result(PlainMatMul.apply(stash, plan.a, plan.b.mT, weights))  # type: ignore[no-untyped-call]
 
 
 class PlainMatMul(torch.autograd.Function):
@@ -225,18 +225,18 @@ def as_tuple(value: Any, count: int) -> list[int]:
 class Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, w: Tensor, bias: Tensor | None, run: Any, geometry: Any) -> Tensor:
-        x_wanted, w_wanted, _ = ctx.needs_input_grad[1:4]
-        save(ctx, stash.code(x, "convolution") if w_wanted else None, w if x_wanted else None)
+        needs_dx, needs_dw, _ = ctx.needs_input_grad[1:4]
+        save(ctx, stash.code(x, "convolution") if needs_dw else None, w if needs_dx else None)
         ctx.geometry, ctx.shapes, ctx.strides = geometry, (x.shape, w.shape), (x.stride(), w.stride())
         return run(x, w, bias)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = list(ctx.needs_input_grad[1:4])
+        output_mask = list(ctx.needs_input_grad[1:4])
         x, w = (  # what is not kept is not read: memory of its layout serves
             dy.new_empty_strided(shape, stride) if value is None else value.to(dy.dtype)
             for value, shape, stride in zip(saved(ctx), ctx.shapes, ctx.strides, strict=True)
         )
-        sizes = [dy.shape[1]] if wanted[2] else None
-        gradients = torch.ops.aten.convolution_backward(dy, x, w, sizes, *ctx.geometry, wanted)
-        return None, *(g if w else None for g, w in zip(gradients, wanted, strict=True)), None, None
+        sizes = [dy.shape[1]] if output_mask[2] else None
+        gradients = torch.ops.aten.convolution_backward(dy, x, w, sizes, *ctx.geometry, output_mask)
+        return None, *(g if w else None for g, w in zip(gradients, output_mask, strict=True)), None, None
