@@ -1,5 +1,6 @@
 """Report how much of a model is quantized: FLOPs of matrix products, layers by name, saved bytes, time."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -254,7 +255,9 @@ def _grouped_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
 
 def _flops(run: Callable[[], Any]) -> tuple[Any, Flops]:
     """Return the result of ``run()``, and its FLOPs."""
-    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_flops}) as counter:
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: _grouped_flops})
+    with counter, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Using `torch.compile", UserWarning)  # of the counter's hooks
         result = run()
     counts = {str(op): flops for op, flops in counter.get_flop_counts().get("Global", {}).items()}
     floating_point = {op: flops for op, flops in counts.items() if not op.startswith("dsq.")}

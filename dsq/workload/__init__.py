@@ -45,6 +45,8 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"trace takes a torch.nn.Module, got {type(model)}")
+    if isinstance(model, nn.DataParallel):  # which functional_call refuses
+        return trace(model.module, *inputs, **keywords)
     inputs, keywords = as_called(model, inputs, keywords)
     tensors = [value for value in (*inputs, *keywords.values()) if isinstance(value, Tensor)]
     if not tensors:

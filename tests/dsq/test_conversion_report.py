@@ -1,6 +1,7 @@
 """dsq.report: FLOPs, layers never called, modules left, bytes; and the model stays as it was."""
 
 import json
+import warnings
 from itertools import cycle
 
 import pytest
@@ -97,7 +98,8 @@ def test_a_batch_of_the_forwards_names_is_given_as_keywords():
     batch = {"values": torch.randn(32, 64), "labels": torch.zeros(32, 64)}
     net = Named()
     entry = dsq.workload.trace(net, batch)
-    assert dsq.workload.trace(Wrapper(Wrapper(net)), batch)["operations"]
+    for wrap in (Wrapper, nn.DataParallel):
+        assert dsq.workload.trace(wrap(Wrapper(net)), batch)["operations"]
     with pytest.warns(UserWarning, match="of the parameters that are multiplied were converted"):
         dsq.DynamicPrecision(net)
     found = dsq.report(net, batch)
@@ -155,6 +157,11 @@ def test_blocks_compiled_by_themselves_are_counted_as_eager_ones():
     assert isinstance(found.stash_bytes, int)
     assert found.stash_bytes < eager.stash_bytes
     torch.compiler.reset()
+
+
+def test_a_compiled_model_is_reported_without_a_warning_of_pytorchs():
+    with warnings.catch_warnings(action="error", category=UserWarning):
+        assert dsq.report(torch.compile(nn.Linear(8, 8), backend="eager"), torch.randn(4, 8)).forward.total
 
 
 @pytest.mark.parametrize(("largest", "unlike"), [(1.0, ()), (1000.0, ("0",))])
