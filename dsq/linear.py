@@ -12,6 +12,7 @@ still exists then: no bytes in the stash, and so Qw has more bits than the paper
 Quantizers (quantizers.py) name the three products; ops/linear_passes.py plans and runs them; dsq.kernels computes.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +23,16 @@ from torch.overrides import handle_torch_function
 
 from dsq.kernels.backend import Codes, LinearMatMuls
 from dsq.ops import linear_passes
-from dsq.ops.shared_inputs import input_codes, input_key
+from dsq.ops.call_count import count_call
+from dsq.ops.shared_inputs import RUNNING, InputCodes, input_codes, input_key
+from dsq.ops.torch_checkpoint import (
+    KNOWN,
+    innermost_hooks,
+    is_wrapped,
+    recompute_under,
+    refuse_other_level,
+    segment_now,
+)
 from dsq.precision import DEFAULT_LEVELS, Precision
 from dsq.quantizers import NO_JIT, Quantized, Quantizers
 
@@ -66,6 +76,8 @@ def multiply(layer: Quantized, x: Tensor, weight: Tensor, bias: Tensor | None) -
     """Return ``linear`` at the level of ``layer``, or ``F.linear`` if the layer evaluates in floating point."""
     if layer.eval_full_precision and not layer.training:
         return F.linear(x, weight, bias)
+    if RUNNING.forward is not None and not torch.compiler.is_compiling():
+        _note_call(RUNNING.forward, layer, weight)
     if type(weight) not in (nn.Parameter, Tensor) and isinstance(weight, Tensor):
         if of_another_quantization(weight):  # since the conversion
             return F.linear(x, weight, bias)
@@ -74,6 +86,22 @@ def multiply(layer: Quantized, x: Tensor, weight: Tensor, bias: Tensor | None) -
 
             return sharded_linear(_Linear.apply, x, weight, bias, layer.quantizers.matmuls, layer.quantizers.seed())
     return linear(x, weight, bias, layer.quantizers)
+
+
+def _note_call(forward: InputCodes, layer: Quantized, weight: Tensor) -> None:
+    """Count the call, and let a segment of torch.utils.checkpoint that makes it be recomputed at the layer's present
+    level alone. Under a stash policy the policy's mode does the latter."""
+    if forward.calls is None:
+        return
+    count_call(forward.calls, weight)
+    segment = segment_now() if innermost_hooks() is not None and KNOWN and not _function_mode() else None
+    if segment is not None and not is_wrapped(segment, _recompute_at_level):
+        recompute_under(segment, _recompute_at_level, layer, layer.formats)
+
+
+def _recompute_at_level(layer: Quantized, formats: str, run: Callable[..., Any], *inputs: Any) -> Any:
+    refuse_other_level(layer.formats, formats)
+    return run(*inputs)
 
 
 def of_another_quantization(weight: Tensor) -> bool:

@@ -11,14 +11,15 @@ from dsq.quantizers import Quantized
 
 
 def bound_forwards(model: nn.Module) -> None:
-    """Let a call of ``model``, or of a part with several converted layers, bound a forward.
+    """Let a call of ``model``, or of a part of it with several converted layers, bound a forward.
 
     Under ``stash="all"`` the policy bounds it.
     """
     free_forwards(model)
     for module in model.modules():
         layers = [layer for layer in module.modules() if isinstance(layer, Quantized)]
-        if len(layers) > 1 and layers[0].conversion.get("stash") != "all":
+        several = len(layers) > 1 or (module is model and layers[:1] != [model])
+        if layers and several and layers[0].conversion.get("stash") != "all":
             module.register_forward_pre_hook(_begin, prepend=True)
             module.register_forward_hook(_end, always_call=True)
 

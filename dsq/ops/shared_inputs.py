@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.kernels.backend import Codes, Operand
+from dsq.ops.call_count import Calls
 
 
 class _Entry(NamedTuple):
@@ -31,6 +32,7 @@ class InputCodes:
 
     def __init__(self) -> None:
         self._entries: dict[Any, _Entry] = {}
+        self.calls: Calls | None = {} if torch.is_grad_enabled() else None  #: None in an evaluation
 
     def find(self, key: Any) -> Codes | None:
         """Return the codes that a layer made of an input with this ``input_key``."""
@@ -68,28 +70,28 @@ class _Running(threading.local):
     backward: InputCodes | None = None
 
 
-_RUNNING = _Running()
+RUNNING = _Running()
 
 
 def input_codes() -> InputCodes | None:
     """Return the codes of the forward that this thread is in, or of the backward that recomputes a part of one."""
-    if _RUNNING.forward is not None:
-        return _RUNNING.forward
+    if RUNNING.forward is not None:
+        return RUNNING.forward
     task = torch._C._current_graph_task_id()
     if task == -1:
         return None
-    if task != _RUNNING.task:
-        _RUNNING.task, _RUNNING.backward = task, InputCodes()
-    return _RUNNING.backward
+    if task != RUNNING.task:
+        RUNNING.task, RUNNING.backward = task, InputCodes()
+    return RUNNING.backward
 
 
 def begin_forward(owner: object) -> None:
     """Begin the forward of ``owner``, if this thread is in none. (In one of its own, it was interrupted before.)"""
-    if _RUNNING.forward is None or _RUNNING.owner is owner:
-        _RUNNING.owner, _RUNNING.forward = owner, InputCodes()
+    if RUNNING.forward is None or RUNNING.owner is owner:
+        RUNNING.owner, RUNNING.forward = owner, InputCodes()
 
 
 def end_forward(owner: object) -> None:
     """End the forward of ``owner``, if it is the one that this thread is in."""
-    if _RUNNING.owner is owner:
-        _RUNNING.owner = _RUNNING.forward = None
+    if RUNNING.owner is owner:
+        RUNNING.owner = RUNNING.forward = None

@@ -24,12 +24,13 @@ from torch.utils.checkpoint import checkpoint
 
 from dsq.arguments import pattern
 from dsq.formats import DEFAULT, Format, format_class
+from dsq.ops.torch_checkpoint import segment_now
 from dsq.stash.controller import Controller
 from dsq.stash.interception import in_backward
 from dsq.stash.memory import place, weak
 from dsq.stash.policy import register
 from dsq.stash.saved_forms import Coded, Decode, SavedForm, encode_blocks
-from dsq.stash.torch_checkpoint import code_inputs, segment_now
+from dsq.stash.segment_inputs import code_inputs
 
 
 @register("checkpoint", composes_with=("selective", "wtacrs", "mesa", "bfp", "gact"))

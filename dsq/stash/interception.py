@@ -18,21 +18,21 @@ from torch.utils._pytree import tree_leaves
 
 from dsq.layers import not_compiled_alone
 from dsq.linear import linear
-from dsq.quantizers import Quantized
-from dsq.stash.controller import RUNNING, Controller, PolicyStatus, run_under
-from dsq.stash.rules import MASK_RULES, RULES, Rule
-from dsq.stash.saved_forms import EXACT_CODEC, Codec
-from dsq.stash.stash import Stash
-from dsq.stash.torch_checkpoint import (
-    code_inputs,
-    exact_inputs,
+from dsq.ops.call_count import count_call
+from dsq.ops.torch_checkpoint import (
     innermost_hooks,
     is_open,
     is_wrapped,
     recompute_under,
+    refuse_other_level,
     segment_now,
-    set_inputs,
 )
+from dsq.quantizers import Quantized
+from dsq.stash.controller import RUNNING, Controller, PolicyStatus, run_under
+from dsq.stash.rules import MASK_RULES, RULES, Rule
+from dsq.stash.saved_forms import EXACT_CODEC, Codec
+from dsq.stash.segment_inputs import code_inputs, exact_inputs, set_inputs
+from dsq.stash.stash import Stash
 
 _PLAIN = (Tensor, nn.Parameter)
 
@@ -106,8 +106,8 @@ class Interception(TorchFunctionMode):
             self._follow_checkpoint()
             for segment, inputs in self.segments:
                 set_inputs(segment, inputs)
-        if func is linear and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self.stash.count_call(args[1])  # a solver's loop, or a fixed point's
+        if func is linear and not torch.compiler.is_compiling():
+            count_call(self.stash.calls, args[1])
         if rule is None or not torch.is_grad_enabled() or kwargs.get("out") is not None:
             return func(*args, **kwargs)
         kwargs.pop("out", None)  # which F.normalize always names
@@ -152,13 +152,8 @@ def levels_now(entered: Entered) -> tuple[str, ...]:
 def recompute_at_level(
     entered: tuple[tuple[Controller, nn.Module], ...], levels: tuple[str, ...], run: Callable[..., Any], *args: Any
 ) -> Any:
-    """Recompute a segment of a checkpoint under the policies of its forward.
-
-    RuntimeError where the level rose in between: codes of another width are not those that the forward saved.
-    """
-    if levels_now(entered) != levels:
-        text = "the precision level must not change between the forward of a checkpoint and its backward"
-        raise RuntimeError(f"{text}: call dynamic.record() and dynamic.step() after backward()")
+    """Recompute a segment of a checkpoint under the policies of its forward; RuntimeError at another level."""
+    refuse_other_level(levels_now(entered), levels)
     return run_under(entered, run, *args)
 
 

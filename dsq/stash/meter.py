@@ -19,7 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.stash.controller import Controller
 from dsq.stash.memory import is_weight
-from dsq.stash.torch_checkpoint import saved_behind
+from dsq.stash.segment_inputs import saved_behind
 
 
 @dataclass(frozen=True, slots=True)

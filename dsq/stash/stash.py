@@ -3,7 +3,6 @@
 The operations whose tensors are coded, and why, are in dsq/stash/rules.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from types import NoneType
@@ -15,14 +14,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.kernels.backend import FLOATS, Operand
 from dsq.kernels.dispatch import pack_mask, unpack
+from dsq.ops.call_count import Calls
 from dsq.stash.byte_count import ByteCount
 from dsq.stash.form_cache import CachedForm, FormCache, Key
 from dsq.stash.memory import MemoryOrder, is_weight, place, weak
 from dsq.stash.saved_forms import Bitmask, Codec, Coded, Recomputed, Saved, SavedForm, Shared, split
 from dsq.stash_bits import MAX_EXACT_NUMEL, Role
 
-#: calls of a layer in one forward that go without a warning
-MAX_CALLS = 100
 #: bytes of copies of weights, as a share of those of the tensor that is recomputed from them
 _MAX_SHARE_OF_COPIES = 1 / 2
 #: operations without a rule that save their result: codes of it would come on top, and an exponential, whose values are
@@ -49,7 +47,7 @@ class Stash:
         self._cache = self._outer_cache = FormCache()  #: of the segment, and outside of all segments
         self._uncacheable: dict[int, StorageWeakRef] = {}  #: storages that may be written past their version counter
         self._copies: dict[Key, CachedForm] = {}
-        self._calls: dict[int, int] = {}  #: of each weight's layer, by id
+        self.calls: Calls = {}
 
     def end_forward(self) -> None:
         """Forget the forms of a forward that is over: they belong to its graph alone."""
@@ -59,19 +57,11 @@ class Stash:
             self._cache.exact,
             self._copies,
             self._uncacheable,
-            self._calls,
+            self.calls,
             self.bytes.exact,
         ):
             cached.clear()
         self.segment = None  # which holds its inputs
-
-    def count_call(self, weight: Tensor) -> None:
-        """Count a call of the layer of ``weight``, and warn of more than MAX_CALLS in this forward."""
-        count = self._calls[id(weight)] = self._calls.get(id(weight), 0) + 1
-        if count == MAX_CALLS + 1:
-            text = f"a layer of {tuple(weight.shape)} was called over {MAX_CALLS} times in one forward: a loop until "
-            text += "results agree, as an adaptive solver or a fixed point, may not end on rounded products; "
-            warnings.warn(f"{text}leave its layers out by DSQConfig(exclude=...), or bound its steps", stacklevel=2)
 
     def enter_segment(self, segment: object) -> None:
         """Begin a segment of PyTorch's checkpointing, or return to the forward outside of all segments (None).

@@ -203,8 +203,9 @@ class Loop(nn.Module):
         return x
 
 
-def test_a_layer_that_one_forward_calls_over_a_hundred_times_is_warned_of():
-    model, x = dsq.DynamicPrecision(Loop()).model, torch.randn(16, 64)
+@pytest.mark.parametrize("stash", ["all", "linears"])
+def test_a_layer_that_one_forward_calls_over_a_hundred_times_is_warned_of(stash):
+    model, x = dsq.DynamicPrecision(Loop(), stash=stash).model, torch.randn(16, 64)
     with warnings.catch_warnings(action="error"):
         for _ in range(2):
             model(x, 100).sum().backward()
@@ -219,8 +220,9 @@ class FixedPoint(Loop):
         return self.step(x)
 
 
-def test_calls_without_gradients_in_a_training_forward_are_counted_too():
-    model, x = dsq.DynamicPrecision(FixedPoint()).model, torch.randn(16, 64)
+@pytest.mark.parametrize("options", [{"stash": "all"}, {"stash": "linears"}, {"levels": "nvfp4-nvidia"}])
+def test_calls_without_gradients_in_a_training_forward_are_counted_too(options):
+    model, x = dsq.DynamicPrecision(FixedPoint(), **options).model, torch.randn(16, 64)
     with warnings.catch_warnings(action="error"):
         model(x, 99).sum().backward()
         with torch.no_grad():

@@ -68,7 +68,6 @@ def quantized_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | Non
     plan = linear_passes.plan(quantizers.matmuls, x, weight, bias, 0 if quantizers.draws else None)
     if plan.fused is None:  # a compiler, or a mode, sees products
         return linear(x, weight, bias, quantizers)
-    stash.count_call(weight)
     seed = quantizers.seed()
     return QuantizedLinear.apply(stash, x, weight, bias, plan, seed)  # type: ignore[no-any-return, no-untyped-call]
 

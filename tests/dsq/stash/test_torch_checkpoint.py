@@ -1,4 +1,4 @@
-"""Checkpoints inside of checkpoints, and the private parts of torch.utils.checkpoint that dsq/stash uses."""
+"""Checkpoints inside of checkpoints, and the private parts of torch.utils.checkpoint that dsq uses."""
 
 import copy
 from functools import partial
@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from dsq import DynamicPrecision
-from dsq.stash import apply, torch_checkpoint
+from dsq.ops import torch_checkpoint
+from dsq.stash import apply, segment_inputs
 from tests.dsq.gradients import error, gradient
 
 WIDTH = 32
@@ -91,7 +92,7 @@ def test_a_segment_is_found_while_its_forward_runs_alone():
     assert not torch_checkpoint._MISSING
     assert torch_checkpoint.segment_now() is None
     assert not torch_checkpoint.is_open(outer)
-    assert torch.equal(torch_checkpoint.exact_inputs(outer)[0].unpack(), x)
+    assert torch.equal(segment_inputs.exact_inputs(outer)[0].unpack(), x)
     calls = []
 
     def around(name, run, *inputs):
@@ -100,7 +101,7 @@ def test_a_segment_is_found_while_its_forward_runs_alone():
 
     torch_checkpoint.recompute_under(outer, around, "policies")
     assert torch_checkpoint.is_wrapped(outer, around)
-    torch_checkpoint.set_inputs(outer, [torch.ones(3, requires_grad=True)])
+    segment_inputs.set_inputs(outer, [torch.ones(3, requires_grad=True)])
     y.sum().backward()
     assert [name for name, _ in calls] == ["policies"]
     assert segments[1:] == [None]  # recomputed
@@ -120,11 +121,12 @@ def test_checkpoints_of_an_unknown_pytorch_end_in_one_line(monkeypatch):
         model(torch.randn(4, WIDTH))
 
 
+@pytest.mark.parametrize("stash", ["all", "linears"])
 @pytest.mark.parametrize("schedule", ["[8,4,8,8] [8,8,8,8]", "[8,4,4,8] [16,4,4,8]"])
-def test_a_level_that_rises_before_the_backward_of_a_checkpoint_is_refused(schedule):
+def test_a_level_that_rises_before_the_backward_of_a_checkpoint_is_refused(schedule, stash):
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), block())
     model[1].forward = partial(segment_of, model[1].forward)
-    dynamic = DynamicPrecision(model, schedule, rise_at=1, total_updates=9)
+    dynamic = DynamicPrecision(model, schedule, rise_at=1, total_updates=9, stash=stash)
     loss = model(torch.randn(64, WIDTH)).sum()
     dynamic.record()
     with pytest.raises(RuntimeError, match=r"level must not change .* after backward\(\)$"):
