@@ -34,10 +34,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.words += unknown  # argparse takes words in one place alone
         unknown = []
     if unknown:  # argparse would blame dsq-cost itself, not the command that does not know them
-        near = difflib.get_close_matches(unknown[0], arguments.parser._option_string_actions, n=1, cutoff=0.72)
-        meant = "".join(f"; nearest is {option}" for option in near)
-        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0], arguments.parser)}")
     return guarded(f"dsq-cost {arguments.command}", lambda: answer(arguments))
+
+
+def _meant(word: str, command: argparse.ArgumentParser) -> str:
+    """The option that an unknown one stands for: that of other programs' spelling, or the one that looks like it."""
+    options = command._option_string_actions
+    spelling = word.partition("=")[0].replace("_", "-")
+    for option, spellings in _DESCRIBED["spellings"].items():
+        if spelling in spellings and (option.split()[0] in options or not option.startswith("--")):
+            return f"; here it is {option}"
+    near = [spelling] if spelling in options else difflib.get_close_matches(spelling, options, n=1, cutoff=0.72)
+    return "".join(f"; nearest is {option}" for option in near)
 
 
 def answer(arguments: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dsq.command import read_toml
-from dsq.costmodel.names import completed
+from dsq.costmodel.names import completed, suggestion
 from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
 
 DEFAULT_HARDWARE = "a100-80gb"
@@ -203,7 +203,38 @@ def load_hardware(name: str) -> Hardware:
         raise ValueError(f"hardware file {name}: field {error}") from None
 
 
+_SHARE = ("efficiency", "efficiency_source")
+_SPEED = ("gb_per_s", "source", *_SHARE)
+_TERMS = ("tflops", "ns_per_value", "us_per_call")
+#: the keys of each table of a file; "": of the file
+_KEYS = {
+    "bandwidth": _SPEED,
+    "link": _SPEED,
+    "host": _SPEED,
+    "network": ("devices", *_SPEED),
+    "memory": ("gb", "type", "source"),
+    "vector": ("tflops", "source"),
+    "step": _SHARE,
+    "attention": _SHARE,
+    "peak": ("datatype", "holds", "attention", "source", *_TERMS, *_SHARE),
+    "pass": ("kind", "bits", "phase", *_TERMS),
+}
+_KEYS[""] = ("name", "cpu", "measured", *_KEYS)
+
+
+def _check_keys(data: dict[str, Any]) -> None:
+    """Raise ValueError for a key that no table has."""
+    for table, known in _KEYS.items():
+        entries = data.get(table, []) if table else data
+        for entry in [entries] if isinstance(entries, dict) else entries if isinstance(entries, list) else []:
+            for key in entry if isinstance(entry, dict) else ():
+                if key not in known:
+                    within = f"[{table}] has" if table else "a file has"
+                    raise ValueError(f"{key} is not known; {suggestion(key, known)}{within} {', '.join(known)}")
+
+
 def _hardware(data: dict[str, Any]) -> Hardware:
+    _check_keys(data)
     peaks = _field(data, "peak", list)
     if not peaks:
         raise ValueError("peak must list at least one datatype")
@@ -237,7 +268,6 @@ def _reached(data: dict[str, Any], measured: str) -> Efficiency:
     if "step" not in data:
         return Efficiency()
     _field(data, "step.efficiency", object)
-    _field(data, "step.efficiency_source", str)
     return replace(Efficiency(), memory=_efficiency(data, "step"))
 
 
@@ -299,10 +329,10 @@ def _efficiency(data: dict[str, Any], part: str) -> float:
 
 def _source(data: dict[str, Any], part: str) -> str:
     """Where the figure comes from, and its efficiency."""
-    source: str = _field(data, f"{part}.source", str)
+    stated = {name: _field({name: "not stated"} | data[part], name, str) for name in ("source", "efficiency_source")}
     if "efficiency" not in data[part]:
-        return source
-    return f"{source}; efficiency {data[part]['efficiency']}: {_field(data, f'{part}.efficiency_source', str)}"
+        return stated["source"]
+    return f"{stated['source']}; efficiency {data[part]['efficiency']}: {stated['efficiency_source']}"
 
 
 def _field(data: Any, dotted: str, kind: type) -> Any:

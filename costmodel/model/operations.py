@@ -5,9 +5,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 from dsq.arguments import pattern
+from dsq.command import read_toml
 
 #: operation classes of the roofline (paper, table 7)
 CLASSES = ("attention", "fc", "other")
@@ -20,6 +22,7 @@ CPU_DROPOUT = "cpu dropout"
 _BESIDE = {"bias": 4, CPU_DROPOUT: 1}
 #: ends an input that comes in fp32 under autocast, though its maker's output does not
 CAST = " (cast)"
+_LAYER_NAMES: dict[str, list[str]] = read_toml(Path(__file__).with_name("layer_names.toml"))
 
 
 @dataclass(frozen=True)
@@ -165,10 +168,10 @@ class Workload:
 
     def excluding(self, exclude: str) -> "Workload":
         """The workload with layers whose name matches the regex left unconverted. Raises ValueError."""
-        regex = pattern("exclude", exclude)
+        named = layers_named("exclude", exclude)
 
         def leave(op: Operation) -> Operation:
-            return replace(op, quantized=False) if isinstance(op, Gemm) and regex.search(op.name) else op
+            return replace(op, quantized=False) if isinstance(op, Gemm) and named(op.name) else op
 
         return self.changed(leave)
 
@@ -176,8 +179,8 @@ class Workload:
         """The workload with weights and biases of layers whose name matches the regex held as they are: no dw product,
         nothing kept for it, no update; and no backward at all before the first layer that trains. An embedding and the
         projection that is tied to it are one weight. Raises ValueError."""
-        regex, sizes = pattern("freeze", frozen), {op.K * op.N for op in self.gemms if op.tied}
-        chosen = {op.name for op in self.operations if regex.search(op.name)}
+        named, sizes = layers_named("freeze", frozen), {op.K * op.N for op in self.gemms if op.tied}
+        chosen = {op.name for op in self.operations if named(op.name)}
         one = {op.name for op in self.operations if getattr(op, "tied", False) or op.parameters in sizes}
         chosen |= one if chosen & one else set()
         return self._training([_frozen(op) if op.name in chosen else op for op in self.operations])
@@ -189,10 +192,10 @@ class Workload:
         copies: each adapter keeps a copy of x of its own, as PEFT's do, which are fp32 and cast what they read.
         dropout: each adapter reads what a dropout of its own leaves of x.
         """
-        regex, operations = pattern("lora_layers", layers), []
+        named, operations = layers_named("lora_layers", layers), []
         for op in self.operations:
             operations.append(_frozen(op))
-            if isinstance(op, Gemm) and op.weight and op.weights == 1 and regex.search(op.name):
+            if isinstance(op, Gemm) and op.weight and op.weights == 1 and named(op.name):
                 own, adapter = f"{op.name}.lora", dict[str, Any](quantized=False)
                 source = f"{own}.x" if copies else op.input
                 if dropout:
@@ -297,6 +300,19 @@ class Workload:
             Group(kind(**facts), key[1], tuple(members), tuple(names[index] for index in members))
             for key, (kind, facts, members) in found.items()
         ]
+
+
+def layers_named(argument: str, names: str) -> Callable[[str], bool]:
+    """Return whether a layer's name matches a regex, or ends as one of PEFT's list "q_proj,v_proj": the workload's name,
+    or one that models of transformers have for it (layer_names.toml). Raises ValueError."""
+    listed = re.fullmatch(r"[\w.]+(, ?[\w.]+)+", names)
+    regex = pattern(argument, rf"(^|\.)({'|'.join(re.split(', ?', names))})$" if listed else names)
+
+    def matches(name: str) -> bool:
+        prefix, dot, last = name.rpartition(".")
+        return any(regex.search(prefix + dot + word) for word in (last, *_LAYER_NAMES.get(last, [])))
+
+    return matches
 
 
 def _frozen(op: Operation) -> Operation:

@@ -243,6 +243,8 @@ class Plan:
         notes = [f"the peak comes at the {'; '.join(dict.fromkeys(row.memory.cause for row in rows))}."]
         if question.step.stores_scores():
             notes.append("attention's scores are stored: with --fused-attention they stay on chip.")
+        if positions := question.step.beyond_positions():
+            notes.append(f"{self.workload.name} was made for {positions:,} positions: a sequence has more.")
         if any(gemm.wide for gemm in self.workload.gemms):
             refused = (
                 "attention with dropout or a learned bias is written out by PyTorch on a CPU, its scores kept in fp32"

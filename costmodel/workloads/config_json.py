@@ -29,6 +29,7 @@ class Family:
     tied: bool = True  #: if the config does not say
     head: Mapping[str, Any] = field(default_factory=dict)  #: fields of Head
     activation: str = "gelu"  #: if the config does not say
+    fuses: bool = True  #: see Transformer
     more_positions: int = 0  #: rows of the table that the config does not count
 
 
@@ -76,9 +77,9 @@ class _Config:
             self.table(rotary)
         stack = self.stack(side, family)
         sizes: dict[str, Any] = {"source": self.where, "weight_format": self.weight_format(), side: stack}
-        length = min(
-            LONGEST if family.kind == "decoder" else DEFAULT_LENGTH, self.size(*_FIELDS["positions"], default=LONGEST)
-        )
+        positions = 0 if family.kind in ("both", "image") else self.size(*_FIELDS["positions"], default=0)
+        length = min(LONGEST if family.kind == "decoder" else DEFAULT_LENGTH, positions or LONGEST)
+        sizes |= {"positions": positions, "fuses": family.fuses}
         sizes |= {"source_length": stack.patches.count + 1 if stack.patches else length, "target_length": length}
         if family.kind == "both":
             sizes["encoder"] = self.stack("encoder", family)
@@ -154,12 +155,16 @@ class _Config:
         return {"patches": patches, "tables": (("positions", patches.count + 1),), "extra_parameters": d}
 
     def sliding(self, side: str) -> dict[str, int]:
-        """The window of all layers."""
+        """The window of all layers but each n-th."""
         if "sliding_window" not in self.data or side == "encoder" or not self.flag("use_sliding_window", True):
             return {}
-        if len(set(self.data.get("layer_types") or ["all"])) > 1:
-            raise ValueError(f"config {self.where}: field layer_types: layers of one kind are described")
-        return {"window": self.size("sliding_window")}
+        kinds = self.data.get("layer_types") or []
+        full = [index for index, kind in enumerate(kinds, 1) if kind == "full_attention"]
+        every = full[0] if full else 0
+        periodic = [index for index in range(1, len(kinds) + 1) if every and index % every == 0]
+        if set(kinds) - {"full_attention", "sliding_attention"} or full != periodic:
+            raise ValueError(f"config {self.where}: field layer_types: each n-th layer may see all keys, no others")
+        return {"window": self.size("sliding_window")} | ({"full_every": every} if kinds else {})
 
     def experts(self, ffn: int) -> dict[str, MixtureOfExperts]:
         names = ("num_local_experts", "num_experts")

@@ -96,6 +96,9 @@ def _sized(model: Transformer, given: Any) -> Transformer:
             raise ValueError(f"{length} does nothing for {model.name}, which has no {side}: leave it out")
         if length in given and stack.patches:
             raise ValueError(f"{length} is what the patches of {model.name} are: leave it out")
+        learned = stack and "positions" in dict(stack.tables)
+        if learned and model.positions and given.get(length, 0) > model.positions:
+            raise ValueError(f"{model.name} has a table of {model.positions:,} positions: give at most as many tokens")
     return replace(model, **given)
 
 
@@ -162,6 +165,12 @@ class AskedStep:
         """Return the format in which a config.json stores weights of few bits; empty: it does not."""
         loaded = _load(self.workload)
         return "" if isinstance(loaded, Workload) else loaded.weight_format
+
+    def beyond_positions(self) -> int:
+        """Return the positions that the model was made for, where a sequence has more; else 0."""
+        model = _load(self.workload)
+        lengths = [self._sizes().get(name, 0) for name in ("source_length", "target_length")]
+        return 0 if isinstance(model, Workload) or max(lengths) <= model.positions else model.positions
 
     def stores_scores(self) -> bool:
         """Whether a fused kernel would take the attention of the step, which runs without one unasked."""

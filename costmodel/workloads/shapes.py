@@ -48,6 +48,7 @@ class Stack:
     casts_late: bool = False  #: norms multiply x before its cast; an MLP's last layer casts its x once more (T5)
     norms: int = 2  #: norms a layer has, without the one of cross-attention; 1: attention and MLP side by side
     post_norm: bool = False  #: norms come after the sublayers' sums, not before
+    sandwich_norm: bool = False  #: norms come before a sublayer and before its sum (Gemma 2)
     qk_norm: bool = False  #: queries and keys are normed, head by head
     heads_copied: bool = False  #: products that no fused kernel makes read copies of their heads (torch.matmul)
     rotary: float = 0  #: part of each query and key that rotary positions turn
@@ -61,6 +62,8 @@ class Stack:
     activation: str = "activation"  #: its kind of pass (ledger.POINTWISE)
     causal: bool = False  #: a query sees no later key
     window: int = 0  #: keys that a query sees, itself one of them; 0: all
+    full_every: int = 0  #: each so manieth layer has no window; 0: none
+    caps: bool = False  #: scores and logits pass through a tanh (Gemma 2)
     dropout: bool = False  #: after the embeddings and each sublayer
     attention_dropout: bool = False
     upcasts: bool = True  #: eager attention computes softmax in fp32
@@ -116,6 +119,7 @@ class Transformer:
     target_length: int = 512
     fuses: bool = True  #: its attention runs in a fused kernel, where one takes it (F.scaled_dot_product_attention)
     source: str = ""
+    positions: int = 0  #: tokens that it was made for; 0: not stated
     weight_format: str = ""  #: in which its file stores weights of few bits, as "4-bit (bitsandbytes)"
 
     def __post_init__(self) -> None:

@@ -24,6 +24,8 @@ def build(model: Transformer) -> Workload:
     last = model.decoder or model.encoder
     assert last is not None
     ops += _head(model.head, last.d, target_tokens if model.decoder else source_tokens, model.sequences)
+    if last.caps and ops[-1].kind.startswith("loss"):
+        ops.insert(-1, replace(ops[-1], name="logits.cap", kind="cap"))
     ops = _mark_stream(ops)
     if model.head.kind == "lm" and model.head.tied:
         ops.insert(0, Pointwise("tied weights", "tied", last.d, model.head.outputs))
@@ -89,12 +91,16 @@ def _added_to_scores(stack: Stack, model: Transformer, length: int) -> list[Oper
 def _layer(stack: Stack, layer: int, model: Transformer, length: int) -> list[Operation]:
     prefix, tokens = f"{stack.name}.layers.{layer}", model.sequences * length
     ops: list[Operation] = []
+    if stack.full_every and not (layer + 1) % stack.full_every:
+        stack = replace(stack, window=0)
     norms = [_norm(f"{prefix}.norm{index}", tokens, stack) for index in range(stack.norms + stack.cross)]
 
     def sublayer(name: str, inside: list[Operation]) -> None:
         if norms and not stack.post_norm:
             ops.append(norms.pop(0))
         ops.extend(inside)
+        if stack.sandwich_norm:
+            ops.append(norms.pop(0))
         if stack.dropout:
             ops.append(Pointwise(f"{prefix}.{name}.out_dropout", "dropout", tokens, stack.d))
         ops.append(Pointwise(f"{prefix}.{name}.add", "residual", tokens, stack.d))
@@ -270,6 +276,7 @@ def _products(own: _Attention) -> list[Operation]:
     return [
         product("scores", stack.head_width, own.key_length),
         on_scores("scale", "bias" if position_bias and not crosses else "scale", mask=mask, bias=bias),
+        *([on_scores("cap", "cap")] if stack.caps else []),
         on_scores("softmax", "softmax", upcasts=stack.upcasts),
         *([on_scores("dropout", "dropout")] if stack.attention_dropout else []),
         product("context", own.key_length, stack.head_width, weights),
@@ -316,10 +323,12 @@ def stages(model: Transformer, shard: Shard) -> tuple[Workload, ...]:
         raise ValueError(f"{model.name}: a pipeline is described for one stack of layers, not for two")
     side = "encoder" if model.encoder else "decoder"
     whole: Stack = getattr(model, side)
-    layers = _divided(whole, "layers", shard.pipeline)
-    changes: Any = {side: replace(whole, layers=layers, final_norm=False)}
+    if whole.layers < shard.pipeline:
+        raise ValueError(f"--pipeline {shard.pipeline}: {model.name} has {whole.layers} layers, fewer than stages")
+    fewest, more = divmod(whole.layers, shard.pipeline)  # the first stages have one layer more
+    changes: Any = {side: replace(whole, layers=fewest + bool(more), final_norm=False)}
     first = replace(model, head=Head("none"), **changes)
-    changes = {side: replace(whole, layers=layers, tables=(), patches=None, embedding_norm=False)}
+    changes = {side: replace(whole, layers=fewest, tables=(), patches=None, embedding_norm=False)}
     last = replace(model, head=replace(model.head, tied=False), **changes)  # with a table of its own
     return tuple(_parallel(build(_part(part, shard)), shard) for part in (first, last))
 

@@ -53,6 +53,7 @@ MODELS = {
     "qwen3": ("Qwen3ForCausalLM", GROUPED | {"head_dim": 6}),
     "qwen3_moe": ("Qwen3MoeForCausalLM", GROUPED | MIXTURE | {"num_experts": 4}),
     "gemma": ("GemmaForCausalLM", GROUPED | {"head_dim": 6}),
+    "gemma2": ("Gemma2ForCausalLM", GROUPED | {"head_dim": 6, "sliding_window": 8}),
     "t5": ("T5ForConditionalGeneration", T5),
     "mt5": ("MT5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu"}),
     "vit": ("ViTForImageClassification", USUAL | PICTURE),
