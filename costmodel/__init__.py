@@ -13,43 +13,72 @@ from operator import mul
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dsq.costmodel.planning.plan import Plan
+    from dsq.costmodel.planning.plan import Plan, Question
 
 MAX_DEVICES = 2**20
 
 
-def plan(
-    workload: str,
-    hardware: str = "a100-80gb",
-    *,
-    fit: float = 0,
-    qlora: int | None = None,
-    gpus: int | None = None,
-    **options: Any,
-) -> "Plan":
+def plan(workload: str, hardware: str = "a100-80gb", **options: Any) -> "Plan":
     """Answer whether a training fits, how fast it is, what bounds it and what would help: `dsq-cost plan`.
 
     Args:
         workload: a model's name, a config.json or a workload file. hardware: a device's name or a .toml file.
-        fit: bytes of a device's memory; 0: the hardware's.
-        qlora: rank of adapters over weights of 4 bits.
-        gpus: all devices, in place of `devices`, the data-parallel ones.
         options: those of `dsq-cost plan`: sequences, tokens, lora, freeze, chunked_loss, eager_attention (fields of
             `dsq.costmodel.workloads.named.AskedStep`), devices, zero, tensor, pipeline, accumulate, optimizer (those
-            of `dsq.costmodel.planning.plan.Question`).
+            of `dsq.costmodel.planning.plan.Question`); fit, bytes of a device's memory; gpus, all devices; qlora, the
+            rank of adapters over weights of 4 bits.
     Returns:
         the plan: `answer` in words, `best`, `rows`, and `as_dict()`, which is what `--json` prints.
     Raises:
         ValueError: what is asked cannot be planned. TypeError: an option that there is not.
     """
+    return _question(workload, hardware, **options).ask()
+
+
+def compare_devices(workload: str, **options: Any) -> "list[Plan]":
+    """Return the plan for each device that has a profile and fits the training, the fastest first: `dsq-cost plan
+    --hardware all`. Largest batches are left out.
+
+    Args:
+        workload: a model's name or a config.json. options: those of `plan`.
+    Raises:
+        ValueError: what is asked cannot be planned on any device.
+    """
+    from dsq.costmodel.hardware.hardware import profile_names
+    from dsq.costmodel.planning.plan import Plan
+
+    plans, faults = [], []
+    for hardware in profile_names():
+        try:
+            question = _question(workload, hardware, **options)
+            plans.append(Plan(question, tuple(question.rows())))
+        except ValueError as error:
+            faults.append(error)
+    if not plans:
+        raise faults[0]
+    return sorted((plan for plan in plans if plan.best.fits), key=lambda plan: -plan.best.tokens_per_second)
+
+
+def _question(
+    workload: str,
+    hardware: str,
+    *,
+    fit: float = 0,
+    qlora: int | None = None,
+    gpus: int | None = None,
+    base_bits: int = 0,
+    **options: Any,
+) -> "Question":
     from dsq.costmodel.hardware.hardware import load_hardware
-    from dsq.costmodel.planning.plan import NF4_BITS, Question
+    from dsq.costmodel.planning.plan import BASE_BITS, Question
     from dsq.costmodel.workloads.named import AskedStep
 
     if qlora is not None:
         if options.get("lora") is not None:
             raise ValueError("give --lora or --qlora, not both: --qlora has a rank of its own")
-        options |= {"lora": qlora, "base_bits": NF4_BITS}
+        options["lora"], base_bits = qlora, base_bits or 4
+    if base_bits and options.get("lora") is None:
+        raise ValueError("--base-bits does nothing without --lora: leave it out")
     if gpus is not None:
         inside = options.get("tensor", 1) * options.get("pipeline", 1)
         if not 1 <= gpus <= MAX_DEVICES or gpus % inside:
@@ -59,7 +88,8 @@ def plan(
     AskedStep.build.cache_clear()  # a config.json may have changed since the last question
     AskedStep.parts.cache_clear()
     of_step = {name: options.pop(name) for name in vars(AskedStep()) if name in options}
-    return Question(AskedStep(workload, cpu=device.cpu, **of_step), device, budget=fit, **options).ask()
+    step = AskedStep(workload, cpu=device.cpu, **of_step)
+    return Question(step, device, budget=fit, base_bits=BASE_BITS[base_bits], **options)
 
 
 def predicted(config: Mapping[str, Any], workload: dict[str, Any], total_updates: int = 0) -> str:

@@ -331,7 +331,7 @@ def _source(data: dict[str, Any], part: str) -> str:
     """Where the figure comes from, and its efficiency."""
     stated = {name: _field({name: "not stated"} | data[part], name, str) for name in ("source", "efficiency_source")}
     if "efficiency" not in data[part]:
-        return stated["source"]
+        return str(stated["source"])
     return f"{stated['source']}; efficiency {data[part]['efficiency']}: {stated['efficiency_source']}"
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dsq.costmodel.model.entries import CATEGORIES, Category, LedgerEntry, entries_of, layer_of, results_kept
 from dsq.costmodel.model.ledger import STATE_BITS
-from dsq.costmodel.model.methods import BF16, OPTIMIZERS, Method, Setup
+from dsq.costmodel.model.methods import BF16, OPTIMIZERS, Method, Setup, Training
 from dsq.costmodel.model.operations import ENCODER_OUT, Gemm, Operation, Workload
 from dsq.costmodel.model.traffic import widths_of
 from dsq.formats import WIDEST
@@ -67,16 +67,9 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
     shards = method.zero == 3 and method.devices > 1
     # FSDP's mixed precision casts all
     run = replace(method, setup=BF16) if shards and method.setup.autocast else method
-    alone = replace(
-        run,
-        name="",
-        in_flight=1,
-        zero=method.zero if method.devices > 1 else 0,
-        devices=1,
-        optimizer="adam",
-        offload=False,
-        trusted=True,
-    )
+    scatters = method.zero if method.devices > 1 else 0
+    usual = vars(Training()) | {"zero": scatters, "base_bits": run.base_bits, "in_backward": run.in_backward}
+    alone = replace(run, name="", in_flight=1, trusted=True, **usual)
     names, rows, left = _alone(workload, alone)
     rows = rows + state(workload, method)
     rows[len(names) : -1] += (method.in_flight - 1) * left
@@ -87,7 +80,14 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
         weights, gradients = _gathered(workload, run)
         rows[:-1, Category.PARAMETERS] += weights
         rows[len(names) : -1, Category.TEMPORARY] += gradients
+    if method.foreach:
+        rows[-1, Category.TEMPORARY] += update_copy(workload, method)
     return Memory(names, rows, float(left.sum()))
+
+
+def update_copy(workload: Workload, method: Method) -> float:
+    """Bytes that an update of AdamW adds unless it is fused: a copy of the device's share of a moment."""
+    return workload.trained * OPTIMIZERS[method.optimizer].foreach / method.shared_by(1)
 
 
 def has_master(method: Method) -> bool:

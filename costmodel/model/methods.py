@@ -171,14 +171,15 @@ class Optimizer:
     state: float  #: bytes a parameter
     traffic: float = 1  #: bytes that its update moves, as a share of Adam's
     master: bool = True  #: whether it updates fp32 weights; else 16-bit weights by 16-bit gradients
+    foreach: float = 0  #: bytes a parameter that torch.optim.AdamW's update adds for a while unless it has fused=True
 
 
 #: names -> optimizers. 8 bits: a scale of 4 bytes for 256 values (bitsandbytes). factored: Adafactor without a first
 #: moment, a row and a column for a matrix (Shazeer and Stern, 2018)
 OPTIMIZERS = {
-    "adam": Optimizer(8),
+    "adam": Optimizer(8, foreach=4),
     "adam-8bit": Optimizer(2 + 2 * 4 / 256, 18 / 30),
-    "adam-16bit": Optimizer(4, 14 / 30, master=False),
+    "adam-16bit": Optimizer(4, 14 / 30, master=False, foreach=2),
     "adam-8bit-16bit": Optimizer(2 + 2 * 4 / 256, 10 / 30, master=False),
     "adafactor": Optimizer(0, 18 / 30),
     "sgd": Optimizer(0, 14 / 30),
@@ -193,6 +194,7 @@ class Training:
     zero: int = 0  #: 1: the optimizer's state is shared out, 2: and gradients, 3: and parameters
     optimizer: str = "adam"  #: a key of OPTIMIZERS
     offload: bool = False  #: its state, with the master weights beside a working copy, lies in the host's memory
+    foreach: bool = False  #: the update copies the weights (see Optimizer)
     in_backward: bool = False  #: a layer's weights are updated, and its gradients freed, as soon as they are there
     compiled: bool = False  #: torch.compile, or kernels written by hand, fuse pointwise passes
     base_bits: float = 0  #: bits of a layer's frozen weights, which are multiplied as 16 bits; 0: as all weights

@@ -231,7 +231,12 @@ class Workload:
 
     def _with_loss(self, kind: str) -> "Workload":
         usual = ("loss", "loss of fp32")
-        return self.changed(lambda op: replace(op, kind=kind) if isinstance(op, Pointwise) and op.kind in usual else op)
+        whole = replace(
+            self, operations=tuple(op for op in self.operations if op.name != "logits.cap")
+        )  # in its kernel
+        return whole.changed(
+            lambda op: replace(op, kind=kind) if isinstance(op, Pointwise) and op.kind in usual else op
+        )
 
     def on_cpu(self) -> "Workload":
         """The workload as PyTorch runs it on a CPU, where a dropout keeps a mask of floats."""
@@ -303,8 +308,8 @@ class Workload:
 
 
 def layers_named(argument: str, names: str) -> Callable[[str], bool]:
-    """Return whether a layer's name matches a regex, or ends as one of PEFT's list "q_proj,v_proj": the workload's name,
-    or one that models of transformers have for it (layer_names.toml). Raises ValueError."""
+    """Return whether a layer's name, or transformers' (layer_names.toml), matches a regex, or ends as one of a
+    list "q_proj,v_proj" (PEFT's target_modules). Raises ValueError."""
     listed = re.fullmatch(r"[\w.]+(, ?[\w.]+)+", names)
     regex = pattern(argument, rf"(^|\.)({'|'.join(re.split(', ?', names))})$" if listed else names)
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from dsq.arguments import choice, whole_number
 from dsq.costmodel.hardware.hardware import Hardware
-from dsq.costmodel.model.memory import Memory
-from dsq.costmodel.model.methods import ADAPTERS, OPTIMIZERS, USUAL, Method, Training
+from dsq.costmodel.model.memory import Memory, update_copy
+from dsq.costmodel.model.methods import ADAPTERS, FP32, OPTIMIZERS, USUAL, Method, Training
 from dsq.costmodel.model.operations import Workload
-from dsq.costmodel.planning.step import Stages, StepTime, sent_bytes, sharded_memory, sharded_step
+from dsq.costmodel.planning.step import Stages, StepTime, offloaded_bytes, sent_bytes, sharded_memory, sharded_step
 from dsq.costmodel.workloads.named import AskedStep
 from dsq.costmodel.workloads.transformer import Shard
+from dsq.formats import WIDEST
 
 GIGA = 1e9
 MAX_SEQUENCES = 2**20
@@ -21,10 +22,15 @@ MAX_SEQUENCES = 2**20
 GROWTH = 6
 #: bits of a weight in NF4: a scale of 8 bits for 64 values, and one of 32 for 256 scales (QLoRA, 2023, section 3)
 NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
+#: bits of frozen weights that a user may ask for -> those that each takes; 0: as all weights
+BASE_BITS = {0: 0, 4: NF4_BITS, 8: 8, 16: 0, 32: 32}
 #: advice names what makes a step this much quicker, a token
 WORTH_IT = 1.05
 #: options of a question that its answer repeats
-ASKED = ("devices", "zero", "tensor", "pipeline", "accumulate", "optimizer", "offload", "in_backward", "compiled")
+ASKED = (
+    *("devices", "zero", "tensor", "pipeline", "accumulate"),
+    *("optimizer", "offload", "foreach", "in_backward", "compiled"),
+)
 #: batches that advice tries
 MAX_ADVISED = 64
 #: CATEGORIES, as JSON has them
@@ -43,8 +49,11 @@ class Question(Training):
     tensor: int = 1
     pipeline: int = 1
     accumulate: int = 1  #: batches of a step, on each data-parallel device
+    train_tokens: float = 0  #: tokens of the whole training; 0: not asked
+    price: float = 0  #: of an hour of a device
 
     def __post_init__(self) -> None:
+        choice("optimizer", self.optimizer, OPTIMIZERS)
         for name in ("devices", "tensor", "pipeline", "accumulate"):
             whole_number(name, getattr(self, name), 1, MAX_SEQUENCES)
         if not self.memory:
@@ -54,11 +63,15 @@ class Question(Training):
         if self.zero > 1 and self.pipeline > 1:
             raise ValueError("--zero 2 and 3 do not go with --pipeline: its micro-batches' gradients are summed whole")
         stored = self.step.weight_format()
-        if stored and not (self.base_bits and stored.startswith("4-bit")):
+        if stored and not (self.base_bits and stored.startswith(f"{int(self.base_bits)}-bit")):
             raise ValueError(
                 f"workload {self.step.workload}: quantization_config stores {stored} weights, which --qlora RANK "
-                "trains adapters over where they have 4 bits; to plan with 16-bit weights leave the field out"
+                "or --lora RANK --base-bits 8 trains adapters over; to plan with 16-bit weights leave the field out"
             )
+        if self.foreach and (self.in_backward or not OPTIMIZERS[self.optimizer].foreach):
+            raise ValueError("--foreach is of --optimizer adam and adam-16bit, not --in-backward: leave it out")
+        if self.price and not self.train_tokens:
+            raise ValueError("--price needs --train-tokens, the tokens of the whole training, as in 10B")
         if self.in_backward and (self.accumulate > 1 or self.pipeline > 1 or self.zero > 1):
             unfit = "--accumulate, --pipeline and --zero 2 or 3"
             raise ValueError(f"--in-backward frees gradients at once: leave out {unfit}")
@@ -76,23 +89,28 @@ class Question(Training):
         """The methods, each over the devices that are asked for."""
         listed = self.methods or USUAL
         if self.step.lora is not None and not self.methods:
-            name = ("Q" if self.base_bits else "") + f"LoRA {self.step.lora}"
+            base = {NF4_BITS: "QLoRA", 8: "8-bit LoRA", WIDEST: "fp32 LoRA"}.get(self.base_bits, "LoRA")
+            name = f"{base} {self.step.lora}"
             listed = tuple(replace(method, name=method.name.format(name)) for method in ADAPTERS)
         own: dict[str, Any] = {name: getattr(self, name) for name in vars(Training())}
+        if self.base_bits == WIDEST:  # all computes in fp32
+            own |= {"setup": FP32, "base_bits": 0}
         return tuple(replace(method, **own) for method in listed)
 
-    def stages(self, method: Method, sequences: int | None = None) -> Stages:
-        """A device's operations of one micro-batch, of the first and the last stage."""
-        step = self.step if sequences is None else replace(self.step, sequences=sequences)
-        return step.parts(self.shard, copies=" by PEFT" in method.name)
+    def stages(self, method: Method, **sizes: Any) -> Stages:
+        """A device's operations of one micro-batch, of the first and the last stage; sizes: in place of the step's."""
+        return replace(self.step, **sizes).parts(self.shard, copies=" by PEFT" in method.name)
 
     def ask(self) -> "Plan":
         """The answer. Raises ValueError for what cannot be planned."""
-        choice("optimizer", self.optimizer, OPTIMIZERS)
-        rows = [_costed(self, method, self.stages(method)) for method in self.compared()]
+        rows = self.rows()
         if self.step.sized:
-            rows = [replace(row, largest_batch=largest_batch(self, row.method)) for row in rows]
+            rows = [replace(row, largest_batch=largest(self, row.method)) for row in rows]
         return Plan(self, tuple(rows))
+
+    def rows(self) -> "list[MethodCost]":
+        """Each method's cost, without its largest batch. Raises ValueError for what cannot be planned."""
+        return [_costed(self, method, self.stages(method)) for method in self.compared()]
 
 
 @dataclass(frozen=True)
@@ -106,6 +124,8 @@ class MethodCost:
     fits: bool
     fits_chunked: bool  #: whether it fits if the loss is made in chunks or by a fused kernel
     sent: float  #: bytes that a device sends in a step
+    host: float  #: bytes of its state in the host's memory
+    copied: float  #: bytes that an update which is not fused adds
     largest_batch: int | None = None  #: sequences; None: the workload states its batch
 
     @property
@@ -118,6 +138,7 @@ class MethodCost:
         fits = "yes" if self.fits else "chunked loss" if self.fits_chunked else "no"
         record: dict[str, Any] = {"method": self.method.name, "fits": fits}
         record |= {"peak_GB": memory.peak / GIGA, "peak_at": memory.cause, "saved_GB": memory.saved / GIGA}
+        record["host_GB"] = self.host / GIGA
         record |= {name: size / GIGA for name, size in zip(_SHORT, memory.categories.values(), strict=True)}
         record |= {"step_ms": step.seconds * 1e3, "step_ms_low": step.seconds * step.low * 1e3}
         record |= {"step_ms_high": step.seconds * step.high * 1e3, "launched_ms": step.launched * 1e3}
@@ -137,7 +158,9 @@ def _costed(question: Question, method: Method, stages: Stages) -> MethodCost:
     fits = memory.peak <= question.memory
     chunked = tuple(stage.chunking_loss() for stage in stages)
     fits_chunked = fits or sharded_memory(chunked, method, shard, micro).peak <= question.memory
-    return MethodCost(method, memory, step, tokens, fits, fits_chunked, sent_bytes(stages, method, shard, micro))
+    sent, host = sent_bytes(stages, method, shard, micro), max(offloaded_bytes(stage, method) for stage in stages)
+    copied = max(update_copy(stage, method) for stage in stages)
+    return MethodCost(method, memory, step, tokens, fits, fits_chunked, sent, host, copied)
 
 
 @dataclass(frozen=True)
@@ -174,6 +197,8 @@ class Plan:
             if best.largest_batch is not None:
                 items = "images" if self.workload.patches else "sequences"
                 first += f", and the largest batch that fits has {best.largest_batch:,} {items}"
+            if self.longest_context:
+                first += f", the longest context {self.longest_context:,} tokens"
         else:
             sizes = best.memory.categories
             most = max(sizes, key=lambda name: sizes[name]).replace("temporary", "temporaries")
@@ -183,8 +208,37 @@ class Plan:
         low, high = _time(step.seconds * step.low), _time(step.seconds * step.high)
         unit, tokens = self._unit
         second = f"A step of {best.tokens // tokens:,} {unit} takes {_time(step.seconds)} ({low} to {high}), "
-        second += f"{self._rate(best)}, bound by {_BOUNDS[step.bound]}; {self.advice}."
+        second += f"{self._rate(best)}, bound by {_BOUNDS[step.bound]}; {self.advice}.{self._of_training}"
         return re.sub(r"\b1 (sequence|token|image)s\b", r"1 \1", f"{first}. {second}")
+
+    @cached_property
+    def longest_context(self) -> int:
+        """The most tokens of a sequence that fit with the best method, at the batch that is asked for; 0: not asked."""
+        step = self.question.step
+        text = step.sized and not (step.source_length or step.target_length or self.workload.patches)
+        return (
+            largest(self.question, self.best.method, "tokens", step.most_positions()) if text and self.best.fits else 0
+        )
+
+    @property
+    def hours(self) -> float:
+        """The time of the whole training."""
+        return self.question.train_tokens / self.best.tokens_per_second / 3600
+
+    @property
+    def cost(self) -> float:
+        """The price of the whole training, all devices together."""
+        return self.hours * self.question.price * self.question.devices * self.question.shard.devices
+
+    @property
+    def _of_training(self) -> str:
+        """A sentence on the whole training; empty: not asked."""
+        if not self.question.train_tokens:
+            return ""
+        price = (
+            f" and cost {self.cost:,.0f} at {self.question.price:g} an hour and device" if self.question.price else ""
+        )
+        return f" {self.question.train_tokens:,.0f} tokens take {self.hours:,.1f} hours{price}."
 
     @property
     def _unit(self) -> tuple[str, int]:
@@ -210,8 +264,8 @@ class Plan:
             own_first = sorted(self.rows, key=lambda row: row is not self.best)
             for method, fitting in ((row.method, row.largest_batch) for row in own_first if row.method.trusted):
                 own = question is self.question and fitting is not None
-                batch = min(fitting or 0 if own else largest_batch(question, method), MAX_ADVISED)
-                row = _costed(question, method, question.stages(method, batch)) if batch else None
+                batch = min(fitting or 0 if own else largest(question, method), MAX_ADVISED)
+                row = _costed(question, method, question.stages(method, sequences=batch)) if batch else None
                 if row and row.tokens_per_second > quickest:
                     quickest = WORTH_IT * row.tokens_per_second
                     found = f"{option}--sequences {batch} with {method.name} ({self._rate(row)})"
@@ -235,6 +289,7 @@ class Plan:
         facts |= {"hardware": question.hardware.name, "rates": question.hardware.rates}
         facts |= {"hardware_sources": question.hardware.sources, "budget_bytes": question.memory}
         facts |= {name: getattr(question, name) for name in ASKED} | {"best": self.best.method.name}
+        facts |= {"longest_context": self.longest_context, "hours": self.hours, "cost": self.cost}
         return facts | {"methods": [row.record() for row in self.rows], "notes": self.notes}
 
     @cached_property
@@ -253,6 +308,11 @@ class Plan:
         if question.devices * question.shard.devices > 1:
             parts = [f"{question.devices} data parallel, ZeRO {question.zero}", str(question.shard)]
             notes.append(f"{', '.join(filter(None, parts))}: memory and time of one device, tokens/s of all together.")
+        if question.offload:
+            notes.append(f"--offload: {_size(self.best.host)} a device lie in the host's memory.")
+        tight = [row.method.name for row in rows if row.fits and row.memory.totals[-1] + row.copied > question.memory]
+        if tight and not question.foreach:
+            notes.append(f"give AdamW fused=True: its other update (--foreach) does not fit with {', '.join(tight)}.")
         if any(row.fits_chunked and not row.fits for row in rows):
             notes.append("fits, chunked loss: with --chunked-loss, or a fused kernel of cross-entropy.")
         beside = "what a process takes beside (up to 0.1 GB)" if question.hardware.cpu else "the CUDA context (0.5 GB)"
@@ -319,26 +379,28 @@ def _time(seconds: float) -> str:
     return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.1f} ms"
 
 
-def largest_batch(question: Question, method: Method) -> int:
-    """The most sequences a device whose step fits; 0: not even one."""
-    low, high = 0, MAX_SEQUENCES + 1  # this fits, this does not
-    tried, size = 0, 1
-    found: dict[int, Memory] = {}
+def largest(question: Question, method: Method, size: str = "sequences", most: int = MAX_SEQUENCES) -> int:
+    """The most sequences of a device, or tokens of a sequence, whose step fits; 0: not even one."""
+    low, high = 0, most + 1  # this fits, this does not
+    previous, count = 0, 1
+    memories: dict[int, Memory] = {}
     while high - low > 1:
-        stages = question.stages(method, size)
-        found[size] = sharded_memory(stages, method, question.shard, question.accumulate)
-        low, high = (size, high) if found[size].peak <= question.memory else (low, size)
-        guess = _reaching(question.memory, tried, found[tried], size, found[size]) if tried else size * GROWTH
-        tried, size = size, min(max(guess, low + 1), high - 1)
+        stages = question.stages(method, **{size: count})
+        memories[count] = sharded_memory(stages, method, question.shard, question.accumulate)
+        low, high = (count, high) if memories[count].peak <= question.memory else (low, count)
+        guess = count * GROWTH
+        if previous:
+            guess = _reaching(question.memory, previous, memories[previous], count, memories[count])
+        previous, count = count, min(max(guess, low + 1), high - 1)
     return low
 
 
-def _reaching(budget: float, tried: int, before: Memory, size: int, now: Memory) -> int:
-    """The batch whose peak is the budget if each moment's memory grows in a straight line."""
+def _reaching(budget: float, previous: int, before: Memory, count: int, now: Memory) -> int:
+    """The size whose peak is the budget if each moment's memory grows in a straight line."""
     ends, starts = now.totals, before.totals
     if len(ends) != len(starts):  # the fullest stage of a pipeline was another one
         ends, starts = ends.max(keepdims=True), starts.max(keepdims=True)
-    slopes = (ends - starts) / (size - tried)
+    slopes = (ends - starts) / (count - previous)
     grows = slopes > 0
     more = (budget - ends[grows]) // slopes[grows]
-    return min(MAX_SEQUENCES, size + int(more.min(initial=MAX_SEQUENCES)))
+    return min(MAX_SEQUENCES, count + int(more.min(initial=MAX_SEQUENCES)))

@@ -117,8 +117,12 @@ def _paging_seconds(workload: Workload, method: Method, hardware: Hardware) -> f
         return 0.0
     if not hardware.host:
         raise ValueError(f"hardware {hardware.name!r} states no [host] gb_per_s in its file: --offload needs it")
-    away = state(workload, replace(method, offload=False)) - state(workload, method)
-    return float(away.sum()) / hardware.host
+    return offloaded_bytes(workload, method) / hardware.host
+
+
+def offloaded_bytes(workload: Workload, method: Method) -> float:
+    """Bytes of a device's optimizer and master weights in the host's memory."""
+    return float((state(workload, replace(method, offload=False)) - state(workload, method)).sum())
 
 
 def sending_seconds(

@@ -19,6 +19,8 @@ from dsq.costmodel.workloads.transformer import Shard, build, stages
 DEFAULT_MODEL = "transformer_iwslt_de_en"
 #: the layers that get adapters unless told: every linear layer of every block
 ADAPTED = r"layers\.\d+\..*(_proj|fc\d)$"
+#: tokens of a sequence that `AskedStep.most_positions` allows where positions are no table
+MAX_LENGTH = 2**20
 #: what names on Hugging Face's hub have besides, of models of the same shape: "meta-llama/Meta-", "-Instruct-v0.2"
 _ENDS = r"instruct|chat|it|hf|deduped|uncased|cased|v\d+(\.\d+)*"
 _RELEASE = re.compile(rf"^([^/]+/)?(meta-)?|(-({_ENDS}))+$", re.IGNORECASE)
@@ -165,6 +167,13 @@ class AskedStep:
         """Return the format in which a config.json stores weights of few bits; empty: it does not."""
         loaded = _load(self.workload)
         return "" if isinstance(loaded, Workload) else loaded.weight_format
+
+    def most_positions(self) -> int:
+        """Return the most tokens that a sequence of the model may have."""
+        model = _load(self.workload)
+        assert not isinstance(model, Workload)
+        stacks = [stack for stack in (model.encoder, model.decoder) if stack]
+        return model.positions if any("positions" in dict(stack.tables) for stack in stacks) else MAX_LENGTH
 
     def beyond_positions(self) -> int:
         """Return the positions that the model was made for, where a sequence has more; else 0."""

@@ -24,8 +24,9 @@ def build(model: Transformer) -> Workload:
     last = model.decoder or model.encoder
     assert last is not None
     ops += _head(model.head, last.d, target_tokens if model.decoder else source_tokens, model.sequences)
-    if last.caps and ops[-1].kind.startswith("loss"):
-        ops.insert(-1, replace(ops[-1], name="logits.cap", kind="cap"))
+    loss = ops[-1]
+    if last.caps and isinstance(loss, Pointwise) and loss.kind.startswith("loss"):
+        ops.insert(-1, replace(loss, name="logits.cap", kind="cap"))
     ops = _mark_stream(ops)
     if model.head.kind == "lm" and model.head.tied:
         ops.insert(0, Pointwise("tied weights", "tied", last.d, model.head.outputs))

@@ -2,14 +2,15 @@
 
 import argparse
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dsq import costmodel
 from dsq.command import read_toml, write_whole
 from dsq.costmodel.cli.answer import Answer, Record, Section, hardware_facts, refuse_idle
-from dsq.costmodel.hardware.hardware import Hardware, Rate, load_hardware
+from dsq.costmodel.hardware.hardware import Hardware, Rate, load_hardware, profile_names
 from dsq.costmodel.model.methods import Method, Setup, all_sizes, parse_setups, template, whole_stash
 from dsq.costmodel.model.operations import Workload
 from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates
@@ -21,15 +22,21 @@ from dsq.formats import WIDEST
 from dsq.precision import Precision, parse_rise_at
 
 _METHOD_NAMES: dict[str, str] = read_toml(Path(__file__).parents[1] / "method_names.toml")
-_UNITS = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_BYTES = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_COUNTS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def plan(arguments: argparse.Namespace) -> Answer:
     methods = tuple(_asked_methods(arguments))
-    known = (*vars(AskedStep()), *ASKED, "hardware", "qlora", "gpus")
-    options = {name: value for name, value in vars(arguments).items() if name in known}
-    budget = parse_bytes(arguments.fit) if arguments.fit else 0
-    found = costmodel.plan(**options, fit=budget, methods=methods)
+    known = (*vars(AskedStep()), *ASKED, "hardware", "qlora", "gpus", "base_bits")
+    options = {name: value for name, value in vars(arguments).items() if name in known and value is not None}
+    options["fit"] = parse_size("fit", arguments.fit, _BYTES, "80GB or 24GiB")
+    options["train_tokens"] = parse_size("train_tokens", arguments.train_tokens, _COUNTS, "300M or 10B")
+    options["price"] = parse_size("price", arguments.price, {"": 1}, "2.5")
+    options["methods"] = methods
+    if arguments.hardware == "all":
+        return _devices(options)
+    found = costmodel.plan(**options)
     if arguments.picture or arguments.html:
         from dsq.costmodel.cli.pictures.plan import draw_page, draw_picture
 
@@ -43,6 +50,21 @@ def plan(arguments: argparse.Namespace) -> Answer:
     legend = _explained(record["method"] for record in records if record["method"] not in hidden)
     section = Section("methods", heading(found.workload, found.question.hardware), records, "methods", hidden)
     return Answer([section], notes, data, lead=found.answer, legend=legend)
+
+
+def _devices(options: dict[str, Any]) -> Answer:
+    """A record for each device that fits, with its best method."""
+    plans = costmodel.compare_devices(options.pop("workload"), **{k: v for k, v in options.items() if k != "hardware"})
+    if not plans:
+        raise ValueError("no device that has a profile fits it: ask of one, for what would help")
+    records = []
+    for found in plans:
+        record = {"device": found.question.hardware.name} | found.best.record()
+        records.append(record | ({"hours": found.hours, "cost": found.cost} if options["train_tokens"] else {}))
+    workload = plans[0].workload
+    title = f"{workload.name}: devices of {len(profile_names())} that fit a step of {workload.tokens:,} tokens"
+    legend = _explained(record["method"] for record in records)
+    return Answer([Section("devices", title, records, "devices")], [], facts(workload), legend=legend)
 
 
 def _explained(names: Iterable[str]) -> str:
@@ -77,12 +99,12 @@ def _precisions(arguments: argparse.Namespace) -> list[str]:
     return precisions
 
 
-def parse_bytes(text: str) -> float:
-    """'80GB' -> 80e9. Raises ValueError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MGT]i?B)", text, re.IGNORECASE)
-    if not match or not float(match[1]):
-        raise ValueError(f"fit must be a size such as 80GB or 24GiB, got {text!r}")
-    return float(match[1]) * _UNITS[match[2].lower()]
+def parse_size(name: str, text: str | None, units: Mapping[str, float], example: str) -> float:
+    """'80GB' -> 80e9; None -> 0. Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]*)", (text or "0" + next(iter(units))).lower())
+    if not match or match[2] not in units or (text and not float(match[1])):
+        raise ValueError(f"{name} must be above 0, such as {example}, got {text!r}")
+    return float(match[1]) * units[match[2]]
 
 
 def setups_of(arguments: argparse.Namespace, texts: Iterable[str]) -> list[Setup]:

@@ -60,6 +60,30 @@ def test_every_error_names_the_command_and_options_are_not_abbreviated(option, c
         assert capsys.readouterr().err == f"dsq-cost {command}: error: unrecognized arguments: {option}{nearest}\n"
 
 
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("--seq-len", "here it is --tokens"),
+        ("--batch_size", "nearest is --batch-size"),
+        ("--gpu", "here it is --hardware NAME, or --gpus N for how many"),
+        ("--tp=8", "here it is --tensor"),
+        ("--gradient-checkpointing", "here it is a row of the table (recompute)"),
+        ("--optimiser", "here it is --optimizer"),
+    ],
+)
+def test_other_programs_spellings_are_hinted(option, meant, capsys):
+    with pytest.raises(SystemExit):
+        main(["plan", "gpt2", option])
+    assert capsys.readouterr().err.endswith(f"{option}; {meant}\n")
+
+
+def test_all_hardware_is_a_table_of_devices(capsys):
+    _, text, _ = run(capsys, "plan", "gpt2", "--hardware", "all", "--train-tokens", "1B", "--csv")
+    records = list(csv.DictReader(io.StringIO(text)))
+    assert len(records) > 20
+    assert {"device", "method", "tokens/s", "hours", "cost"} <= set(records[0])
+
+
 def test_a_schedule_is_read_as_everywhere_in_the_project(capsys):
     """One text, as fairseq's flags and DSQConfig have it, or a word a level."""
     schedules = ["[4,3,3,8] [8,4,4,8]"], ["[4,3,3,8]", "[8,4,4,8]"]

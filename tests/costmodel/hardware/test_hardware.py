@@ -1,7 +1,10 @@
 """Hardware profiles."""
 
+from pathlib import Path
+
 import pytest
 
+from dsq import costmodel
 from dsq.costmodel.hardware.hardware import FusedUnit, load_hardware, profile_names
 from dsq.formats import BFP, FixedPoint, Identity
 
@@ -133,7 +136,9 @@ def test_a_measured_peak_is_a_kernel(tmp_path):
         ("holds = { bfp = 8 }", "holds = { int = 8 }", r"field peak\[1\]\.holds\.int must be"),
         ("holds = { bfp = 8 }", "holds = { bfp = [8, 4, 2] }", r"field peak\[1\]\.holds\.bfp must be"),
         ("tflops = 4", "tflops = 4\nefficiency = 2", r"field peak\[1\]\.efficiency must be above 0 and at most 1"),
-        ("tflops = 4", "tflops = 4\nefficiency = 0.5", r"field peak\[1\]\.efficiency_source is missing"),
+        ("gb_per_s = 100", "gbps = 100", r"field gbps is not known; nearest is .*\[bandwidth\] has gb_per_s, source"),
+        ("tflops = 4", "tflop = 4", r"field tflop is not known; nearest is 'tflops'; \[peak\] has datatype"),
+        ("[vector]", "[vectors]", r"field vectors is not known; nearest is 'vector'; a file has name, cpu"),
     ],
 )
 def test_bad_hardware_file_names_the_field(line, replacement, message, tmp_path):
@@ -141,6 +146,15 @@ def test_bad_hardware_file_names_the_field(line, replacement, message, tmp_path)
     with pytest.raises(ValueError, match=message) as error:
         read(tmp_path, MINE.replace(line, replacement, 1))
     assert str(tmp_path / "mine.toml") in str(error.value)
+
+
+def test_the_pages_listing_is_a_file_as_it_stands(tmp_path):
+    page = (Path(__file__).parents[3] / "docs/cost-model.md").read_text()
+    listing = page.partition("## A hardware file")[2].partition("    name =")[2].partition("\n\n")[0]
+    hardware = read(tmp_path, "name =" + listing.replace("\n    ", "\n"))
+    assert hardware.node == 8
+    assert hardware.sources["link"] == "not stated"
+    assert costmodel.plan("gpt2", str(tmp_path / "mine.toml"), tokens=64).best.fits
 
 
 def test_a_format_the_hardware_lacks_is_named(tmp_path):

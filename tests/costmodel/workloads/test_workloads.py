@@ -79,6 +79,40 @@ def test_gpt2s_conv1d_is_converted_and_its_tied_output_projection_is_not():
     assert plain == ["output_projection"]
 
 
+@pytest.mark.parametrize(
+    ("model", "layers", "adapted"),
+    [
+        ("gpt2", "c_attn", {"qkv_proj"}),
+        ("gpt2", "c_attn,c_proj", {"qkv_proj", "out_proj", "fc2"}),
+        ("llama-2-7b", "(q_proj|o_proj)$", {"q_proj", "out_proj"}),
+        ("llama-2-7b", "down_proj, lm_head", {"down_proj", "output_projection"}),
+        ("bert-base", "query,value", {"q_proj", "v_proj"}),
+        ("pythia-160m", "query_key_value", {"qkv_proj"}),
+    ],
+)
+def test_layers_are_known_by_the_names_that_transformers_has_for_them(model, layers, adapted):
+    adapters = load_workload(model).adapting(4, layers).gemms
+    assert {
+        op.name.removesuffix(".lora_A").rpartition(".")[2] for op in adapters if op.name.endswith(".lora_A")
+    } == adapted
+
+
+def test_gemma_2_sees_all_keys_in_each_second_layer():
+    config = MODELS["gemma-2-2b"]["config"] | {"sliding_window": 3}
+    model = replace(config_json.transformer_of(config, "config.json"), target_length=5)
+    scores = [op.macs // (8 * 256) for op in build(model).fusing_attention().gemms if op.name.endswith("scores")]
+    assert scores[:4] == [1 + 2 + 3 + 3 + 3, 15] * 2
+    caps = [
+        [op.name for op in made.operations if op.kind == "cap" and op.cls == "other"]
+        for made in (build(model), build(model).chunking_loss())
+    ]
+    assert caps == [["logits.cap"], []]
+    uneven = config | {"layer_types": ["sliding_attention"] * 25 + ["full_attention"], "num_hidden_layers": 27}
+    assert config_json.transformer_of(uneven, "config.json").decoder.full_every == 26
+    with pytest.raises(ValueError, match="field layer_types: each n-th layer"):
+        config_json.transformer_of(config | {"layer_types": ["full_attention", "sliding_attention"]}, "config.json")
+
+
 def test_rotary_positions_turn_queries_and_keys():
     """A fused kernel spares the copies of heads, and no rotation."""
     data = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 8, "num_hidden_layers": 1}
