@@ -394,7 +394,7 @@ class Grid:
     largest: float
 
     def __post_init__(self) -> None:
-        whole_number("digits", self.digits, 1, 23)
+        whole_number("digits", self.digits, 1, MAX_PACKED_BITS - 1)
         whole_number("lowest", self.lowest, -100, 100)
         if not (isfinite(self.largest) and 0 < self.largest <= 2.0**100) or self._index(self.largest) % 1:
             raise ValueError(f"largest must be a value of the grid, up to 2^100, got {self.largest!r}")

@@ -336,9 +336,9 @@ class Backend:
     attention_gradients: Callable[..., tuple[Tensor, ...] | None] | None = None
     #: (float32 values, in place) -> ReLU of them, bits of the result's mask; None: PyTorch's, then ``pack_mask``
     relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]] | None = None
-    #: block sizes that quantize, pack and unpack support (0: one scale for the tensor); None: any
-    blocks: frozenset[int] | None = None
+    #: whether quantize, pack and unpack support a format of ``formats``
+    supports: Callable[[Format], bool] = lambda fmt: True
 
     def serves(self, fmt: Format) -> bool:
         """Return whether quantize, pack and unpack support the format."""
-        return fmt.packs and type(fmt) in self.formats and (self.blocks is None or fmt.block_size in self.blocks)
+        return fmt.packs and type(fmt) in self.formats and self.supports(fmt)

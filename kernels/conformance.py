@@ -15,7 +15,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsq.formats import BFP, FixedPoint, Format, Layout, SignedNVInt, options
+from dsq.formats import (
+    BFP,
+    E2M1_GRID,
+    E4M3_GRID,
+    NAMED,
+    SCALE_RULES,
+    FixedPoint,
+    Format,
+    Grid,
+    GridFormat,
+    Layout,
+    SignedNVInt,
+    integer_grid,
+    parse_format,
+)
 from dsq.kernels.backend import (
     DTYPES,
     AffineCodes,
@@ -87,10 +101,12 @@ def cases(backend: Backend, rows: int = 21, columns: int = 140) -> Iterator[Code
     """Yield the widths, axes, roundings and types of each format that the backend serves, and shapes that tiles, blocks
     and bytes do not divide."""
     for kind in sorted(backend.formats, key=lambda kind: kind.name):
-        if "block_size" in options(kind.name):
-            yield from (case for case in _cases_of_blocks(kind, rows, columns) if backend.serves(case.format))
+        if kind is GridFormat:
+            yield from (case for case in _cases_of_grids(rows, columns) if backend.serves(case.format))
         elif kind is FixedPoint:
             yield from _cases_of_fixed_point(rows, columns)
+        else:
+            yield from (case for case in _cases_of_blocks(kind, rows, columns) if backend.serves(case.format))
 
 
 def _cases_of_blocks(format: Callable[..., Format], rows: int, columns: int) -> Iterator[CodecCase]:
@@ -133,14 +149,54 @@ def _cases_of_fixed_point(rows: int, columns: int) -> Iterator[CodecCase]:
     yield CodecCase((rows, 40), 1, FixedPoint(4))
 
 
+#: formats that are data: those with a name, each scale rule, and blocks and grids that none of them has
+GRID_FORMATS = tuple(
+    dict.fromkeys(
+        (
+            *(fmt for fmt in NAMED.values() if isinstance(fmt, GridFormat)),
+            *(parse_format(f"{name}:{rule}") for name in ("mxfp4", "mxfp8_e5m2") for rule in SCALE_RULES["e8m0"]),
+            GridFormat(E2M1_GRID, (1, 0), "e4m3"),
+            GridFormat(E2M1_GRID, (0, 0), "e4m3", "clamped"),
+            GridFormat(E4M3_GRID, (0, 4), "fp32"),
+            GridFormat(Grid(2, -1, 14.0), (1, 8)),
+            GridFormat(Grid(1, -100, 2.0**90), (1, 16)),
+            GridFormat(integer_grid(3), (3, 48), "fp32"),
+            GridFormat(integer_grid(16), (1, 24), prescale=0.75),
+        )
+    )
+)
+
+
+def _cases_of_grids(rows: int, columns: int) -> Iterator[CodecCase]:
+    for i, fmt in enumerate(GRID_FORMATS):
+        dtype, out = DTYPES[i % 3], DTYPES[i // 3 % 3]
+        for dim in (-1, -2):
+            yield CodecCase((rows, columns), dim, fmt, dtype, out, seed=i)
+            yield CodecCase((2 * rows, 128 * max(columns // 128, 1)), dim, fmt, out=dtype)
+        for dim in range(3):
+            yield CodecCase((2, rows, columns - 7), dim, fmt, seed=None if dim else -i)
+        for shape in ((), (1,), (300,), (rows, 1), (0, 16), (16, 0)):
+            yield CodecCase(shape, -1 if len(shape) < 2 else 0, fmt)
+
+
+def _scales_tensor(fmt: Format) -> bool:
+    """Return whether one NaN makes the whole tensor NaN."""
+    return fmt.block_size == 0 or fmt.tensor_bytes > 0 or (isinstance(fmt, GridFormat) and fmt.scale == "e4m3")
+
+
 def edges(case: CodecCase) -> Tensor:
     """Return a tensor of patches of ordinary values over many binades, ties, subnormals, zeros of both signs, the
-    largest values, and NaN and infinities. One patch in eight has the latter, so that most blocks are finite."""
+    largest values, and NaN and infinities. One patch in eight has the latter, so that most blocks are finite.
+
+    Of a format that scales the tensor, fewer binades, and for blocks along the last axis no NaN nor infinity.
+    """
     generator = torch.Generator().manual_seed(case.format.bits)
     layout = Layout.of(case.shape, -1)
     uniform = torch.rand(layout.rows, layout.columns, generator=generator, dtype=torch.float64)
     limits = torch.finfo(case.dtype)
-    lowest, highest = torch.tensor([limits.tiny * 0.9, limits.max]).double().log2().floor().tolist()
+    of_tensor = _scales_tensor(case.format)
+    ends = [2.0**-9, 2.0**9] if of_tensor else [limits.tiny * 0.9, limits.max]
+    lowest, highest = torch.tensor(ends).double().log2().floor().tolist()
 
     row, column = (torch.arange(n).div(p, rounding_mode="floor") for n, p in zip(uniform.shape, (5, 48), strict=True))
     patch = (row[:, None] * 3 + column[None, :] * 5) % 8
@@ -150,10 +206,10 @@ def edges(case: CodecCase) -> Tensor:
     ties = (centred * 2**case.format.bits).round() * torch.exp2(binade.clamp(max=highest - 16))
     subnormal = (centred * 300).round() * limits.smallest_normal * limits.eps
     zero = torch.copysign(torch.zeros_like(centred), centred)
-    largest = torch.where(uniform < 0.5, limits.max, limits.min)
+    largest = torch.where(uniform < 0.5, ends[1], -ends[1])
     non_finite = torch.where(uniform < 0.05, torch.nan, torch.where(uniform > 0.95, torch.inf, centred))
     x = torch.stack([ordinary, ties, subnormal, zero, largest, non_finite, ordinary, ties]).gather(0, patch[None])[0]
-    if case.format.block_size == 0:  # one NaN would make all values NaN
+    if of_tensor and case.dim == -1:
         x = torch.where(x.isfinite(), x, 0.0)
     return x.reshape(case.shape).to(case.dtype)
 
@@ -187,9 +243,10 @@ def foreign_disagreements(
     "unpack" if ``backend`` gives other values than the reference, else ""."""
     generator = torch.Generator().manual_seed(0)
     for kind in sorted(backend.formats, key=lambda kind: kind.name):
-        for bits, dim, (low, high) in itertools.product(widths, (0, 1), _BYTE_RANGES):
-            layout, fmt = Layout.of((19, 70), dim), kind(bits)
-            shapes = layout.code_shape(bits), fmt.scale_shape(layout)
+        formats = GRID_FORMATS if kind is GridFormat else [kind(bits) for bits in widths]
+        for fmt, dim, (low, high) in itertools.product(filter(backend.serves, formats), (0, 1), _BYTE_RANGES):
+            layout = Layout.of((19, 70), dim)
+            shapes = layout.code_shape(fmt.bits), fmt.scale_shape(layout)
             codes, scales = (torch.randint(low, high, s, generator=generator, dtype=torch.uint8) for s in shapes)
             expected = REFERENCE.unpack(codes, scales, fmt, layout, torch.float32)
             actual = backend.unpack(codes.to(device), scales.to(device), fmt, layout, torch.float32)

@@ -1,8 +1,9 @@
 """The CPU as a backend: the compiled kernels of one instruction set."""
 
+from dsq.formats import GridFormat
 from dsq.kernels.backend import Backend
 from dsq.kernels.cpu.attention import attention
-from dsq.kernels.cpu.codec import SCALES, CodecKernels
+from dsq.kernels.cpu.codec import SCALES, CodecKernels, supports
 from dsq.kernels.cpu.library import library
 from dsq.kernels.cpu.linear import LinearKernels
 from dsq.kernels.cpu.products import gemms
@@ -23,7 +24,8 @@ def backend(isa: str) -> Backend:
     fused = loaded.has_gemm("GEMM_BFLOAT16") or loaded.has_gemm("GEMM_INTEGER")
     return Backend(
         name=f"cpu-{isa}",
-        formats=frozenset(SCALES),
+        formats=frozenset((*SCALES, GridFormat)),
+        supports=supports,
         quantize=codec.quantize,
         pack=codec.pack,
         unpack=codec.unpack,

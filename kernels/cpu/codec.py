@@ -4,12 +4,12 @@ Arguments are those of Backend. ``addresses`` (memory.py) checks the memory of i
 """
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dsq.formats import BFP, BIAS, FixedPoint, Format, Layout, SignedNVInt
+from dsq.formats import BFP, BIAS, FixedPoint, Format, GridFormat, Layout, SignedNVInt
 from dsq.kernels.backend import AffineCodes, Groups, MovingRanges
 from dsq.kernels.cpu.library import SEED_MASK, Library
 from dsq.kernels.cpu.memory import addresses
@@ -22,6 +22,35 @@ SCALES: dict[type[Format], str] = {
     FixedPoint: "POWER",
     SignedNVInt: "SIGNED_E4M3",
 }
+#: the scale and the rule of a GridFormat, and their place in ``enum ScaleRules``
+RULES = {
+    ("e8m0", "floor"): "E8M0_FLOOR",
+    ("e8m0", "ceil"): "E8M0_CEIL",
+    ("e8m0", "even"): "E8M0_EVEN",
+    ("e8m0", "rceil"): "E8M0_RCEIL",
+    ("e4m3", "te"): "E4M3_TE",
+    ("e4m3", "clamped"): "E4M3_CLAMPED",
+    ("fp32", "amax"): "FP32_AMAX",
+}
+
+
+def supports(fmt: Format) -> bool:
+    """Return whether there are kernels of a format: of its scale rule, and of its pairs where a block's bits fill a
+    byte."""
+    if not isinstance(fmt, GridFormat):
+        return True
+    return (fmt.scale, fmt.rule) in RULES and (not fmt.pair or (fmt.pair, fmt.block_size) == (2, 16))
+
+
+class Descriptor(NamedTuple):
+    """A format, a layout and dtypes as the kernels read them, and the kernels of the format."""
+
+    desc: Any  #: CodecDesc * or GridDesc *
+    quantize: Any
+    pack: Any
+    unpack: Any
+    code_shape: tuple[int, int]
+    scale_shape: tuple[int, ...]
 
 
 class CodecKernels:
@@ -49,7 +78,7 @@ class CodecKernels:
             "bits": fmt.bits,
             "block_size": fmt.block_size,
             "static_scale": -1 if exponent is None else exponent + BIAS,
-            "scales": getattr(self.library.c, SCALES[type(fmt)]),
+            "scales": getattr(self.library.c, SCALES.get(type(fmt), "POWER")),
             "dtype": self._dtypes[dtype],
             "out_dtype": self._dtypes[out_dtype],
             "stochastic": stochastic,
@@ -58,29 +87,50 @@ class CodecKernels:
 
     def _new_descriptor(
         self, fmt: Format, layout: Layout, dtype: torch.dtype, out_dtype: torch.dtype, stochastic: bool
-    ) -> tuple[Any, tuple[int, int], tuple[int, ...]]:
-        """Return a CodecDesc *, and the shapes of codes and of scales, for calls with these arguments."""
-        desc = self.library.new("CodecDesc", self.fields(fmt, layout, dtype, out_dtype, stochastic))
-        return desc, layout.code_shape(fmt.bits), fmt.scale_shape(layout)
+    ) -> Descriptor:
+        fields, c = self.fields(fmt, layout, dtype, out_dtype, stochastic), self._c
+        shapes = layout.code_shape(fmt.bits), fmt.scale_shape(layout)
+        if isinstance(fmt, GridFormat):
+            desc = self.library.new("GridDesc", self._grid_fields(fmt, layout) | {"codec": fields})
+            return Descriptor(desc, c.dsq_quantize_grid, c.dsq_pack_grid, c.dsq_unpack_grid, *shapes)
+        return Descriptor(self.library.new("CodecDesc", fields), c.dsq_quantize, c.dsq_pack, c.dsq_unpack, *shapes)
+
+    def _grid_fields(self, fmt: GridFormat, layout: Layout) -> dict[str, Any]:
+        """Return the fields of a GridDesc besides ``codec``."""
+        rows, columns = fmt.tile(layout)
+        one_block = fmt.block == (0, 0)
+        if layout.along_rows and not one_block:
+            rows, columns = columns, rows
+        return {
+            "block_rows": rows,
+            "block_columns": columns,
+            "one_block": one_block,
+            "digits": fmt.grid.digits,
+            "lowest": fmt.grid.lowest,
+            "largest": fmt.grid.largest,
+            "rule": getattr(self._c, RULES[fmt.scale, fmt.rule]),
+            "pair": fmt.pair,
+            "prescale": fmt.prescale,
+        }
 
     def quantize(self, x: Tensor, fmt: Format, layout: Layout, seed: int | None, dtype: torch.dtype) -> Tensor:
         y = torch.empty_like(x, dtype=dtype)
-        desc, _, _ = self.descriptor(fmt, layout, x.dtype, dtype, seed is not None)
-        self._c.dsq_quantize(desc, *addresses(x), y.data_ptr(), torch.get_num_threads(), (seed or 0) & SEED_MASK)
+        to = self.descriptor(fmt, layout, x.dtype, dtype, seed is not None)
+        to.quantize(to.desc, *addresses(x), y.data_ptr(), torch.get_num_threads(), (seed or 0) & SEED_MASK)
         return y
 
     def pack(self, x: Tensor, fmt: Format, layout: Layout, seed: int | None) -> tuple[Tensor, Tensor]:
-        desc, code_shape, scale_shape = self.descriptor(fmt, layout, x.dtype, x.dtype, seed is not None)
-        codes = torch.empty(*code_shape, dtype=torch.uint8, device="cpu")
-        scales = torch.empty(*scale_shape, dtype=torch.uint8, device="cpu")
+        to = self.descriptor(fmt, layout, x.dtype, x.dtype, seed is not None)
+        codes = torch.empty(*to.code_shape, dtype=torch.uint8, device="cpu")
+        scales = torch.empty(*to.scale_shape, dtype=torch.uint8, device="cpu")
         results = codes.data_ptr(), scales.data_ptr()
-        self._c.dsq_pack(desc, *addresses(x), *results, torch.get_num_threads(), (seed or 0) & SEED_MASK)
+        to.pack(to.desc, *addresses(x), *results, torch.get_num_threads(), (seed or 0) & SEED_MASK)
         return codes, scales
 
     def unpack(self, codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: torch.dtype) -> Tensor:
         y = torch.empty(layout.outer, layout.rows, layout.columns, dtype=dtype, device="cpu")
-        desc, _, _ = self.descriptor(fmt, layout, dtype, dtype, False)
-        self._c.dsq_unpack(desc, *addresses(codes, scales), y.data_ptr(), torch.get_num_threads())
+        of = self.descriptor(fmt, layout, dtype, dtype, False)
+        of.unpack(of.desc, *addresses(codes, scales), y.data_ptr(), torch.get_num_threads())
         return y
 
     def _new_affine_descriptor(

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dsq.formats import Layout
-from dsq.kernels.backend import BackwardCall, Codes, ForwardCall, Layer
-from dsq.kernels.cpu.codec import CodecKernels
+from dsq.kernels.backend import BackwardCall, Codes, ForwardCall, Layer, MatMul
+from dsq.kernels.cpu.codec import SCALES, CodecKernels
 from dsq.kernels.cpu.library import SEED_MASK
 from dsq.kernels.cpu.memory import addresses, scratch
 from dsq.kernels.cpu.products import KERNELS, ONEDNN, OperandInput, by_onednn, describe
@@ -30,7 +30,7 @@ class LinearKernels:
         dtypes = layer.dtypes
         x_matrix, y_shape = layer.x_matrix, layer.y_shape
         by_torch = gemm not in KERNELS
-        if by_torch and matmul.result is not None:
+        if (by_torch and matmul.result is not None) or not _fuses(matmul, layer.matmuls.weight_gradient):
             return None
         x_input, w_input = OperandInput(x_matrix, dtypes.x), OperandInput(layer.w_shape, dtypes.w)
         output, _, scratch_size = describe(self._codec, matmul, gemm, x_input, w_input, dtypes.y, layer.stochastic)
@@ -80,6 +80,9 @@ class LinearKernels:
             return None
         dx_gemm, dw_gemm = gemms
         matmuls = layer.matmuls
+        of_gemms = (matmuls.input_gradient, dx_gemm), (matmuls.weight_gradient, dw_gemm)
+        if not _fuses(*(matmul for matmul, gemm in of_gemms if gemm is not None)):
+            return None
         dtypes = layer.dtypes
         dy_input = OperandInput(layer.y_matrix, dtypes.y)
         fields = dict[str, Any]()
@@ -132,6 +135,12 @@ class LinearKernels:
             return dx, dw.t() if dw_transposed and dw is not None else dw
 
         return call
+
+
+def _fuses(*matmuls: MatMul) -> bool:
+    """Return whether src/linear.cpp quantizes to these formats."""
+    formats = (fmt for matmul in matmuls for fmt in (matmul.a.format, matmul.b.format, matmul.result))
+    return {type(fmt) for fmt in formats if fmt is not None} <= SCALES.keys()
 
 
 def _multiply_by(gemm: str, layer: Layer, desc: dict[str, Any]) -> Callable[[Tensor, Tensor | None, Tensor], Tensor]:

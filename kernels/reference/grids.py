@@ -157,9 +157,10 @@ def _e4m3(largest: Tensor, fmt: GridFormat) -> _Ruled:
     finite = top.isfinite()
     top, a = torch.where(finite, top, 1.0), torch.where(finite, largest, 0.0)
     if fmt.rule == "clamped":  # torchao, nvfp4_quantize
-        of_tensor = torch.where(top == 0, 1.0, top / scale_largest)
+        of_tensor = top / scale_largest
+        of_tensor = torch.where(of_tensor == 0, 1.0, of_tensor)
         scale = (a / most / of_tensor).clamp(SMALLEST_NORMAL_E4M3, LARGEST_E4M3).to(torch.float8_e4m3fn)
-        multiplier = (1 / of_tensor) / scale.float()
+        multiplier = ((1 / of_tensor).clamp(max=LARGEST_FLOAT32) / scale.float()).clamp(max=LARGEST_FLOAT32)
     else:  # TransformerEngine: compute_global_encode_scaling_factor_FP4 and compute_decoding_scaling_factor
         encode = torch.where(top == 0, 1.0, _quotient(scale_largest, top).clamp(max=LARGEST_FLOAT32))
         of_tensor = 1 / encode

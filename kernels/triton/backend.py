@@ -15,7 +15,7 @@ TRITON = replace(  # the reference serves the fields that are not listed, by PyT
     REFERENCE,
     name="triton",
     formats=frozenset(codec.GRIDS),
-    blocks=codec.BLOCKS,
+    supports=lambda fmt: fmt.block_size in codec.BLOCKS,
     quantize=codec.quantize,
     pack=codec.pack,
     unpack=codec.unpack,

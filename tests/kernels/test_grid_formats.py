@@ -10,7 +10,9 @@ import torch
 
 import dsq
 from dsq.formats import NAMED, SCALE_RULES, Grid, GridFormat, Layout, integer_grid, parse_format, register_format
-from dsq.kernels.conformance import same_bits
+from dsq.kernels.conformance import CodecCase, disagreements, same_bits
+from dsq.kernels.dispatch import codec_for
+from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.reference.grids import round_to
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -213,6 +215,20 @@ def test_wide_bfp_rounds_to_its_grid(bits):
 
 
 # ---- of all of them
+
+
+@pytest.mark.parametrize("dim", [-1, 0])
+@pytest.mark.parametrize("name", [name for name, fmt in NAMED.items() if isinstance(fmt, GridFormat)])
+def test_this_machine_s_kernels_have_the_bits_of_the_reference(name, dim):
+    backend = codec_for(torch.device("cpu"), NAMED[name])
+    if backend is REFERENCE:
+        pytest.skip("the C++ kernels were not built")
+    x = X.clone()
+    if "nvfp4" not in name and "tensor" not in name:  # one NaN would make all NaN
+        x[9, 9], x[20, 40] = math.nan, -math.inf
+    for seed in (None, 2**40 + 3):
+        assert not disagreements(backend, CodecCase(X.shape, dim, NAMED[name], seed=seed), torch.device("cpu"), x)
+
 
 SHAPES = (((5, 37), -1), ((5, 37), 0), ((3, 40, 33), 1), ((300,), 0), ((), 0), ((0, 16), -1), ((16, 0), 0))
 

@@ -34,6 +34,20 @@ typedef struct {
   int32_t isa;            /* instruction set: an index of dsq_isa */
 } CodecDesc;
 
+/* How the scale of a block follows from its largest magnitude (dsq.formats.SCALE_RULES). */
+enum ScaleRules { E8M0_FLOOR, E8M0_CEIL, E8M0_EVEN, E8M0_RCEIL, E4M3_TE, E4M3_CLAMPED, FP32_AMAX };
+
+/* A format that is data (dsq.formats.GridFormat) and a layout; of `codec` neither the block nor the scales count. */
+typedef struct {
+  CodecDesc codec;
+  int64_t block_rows, block_columns;  /* of the tensor as it lies in memory */
+  int32_t one_block;                  /* the block is the tensor */
+  int32_t digits, lowest;
+  int32_t rule;                       /* enum ScaleRules */
+  int32_t pair;                       /* 0, or 2 in blocks of 16 */
+  float largest, prescale;
+} GridDesc;
+
 /* Values coded in groups that have a lowest value and a step each: run i of `run` consecutive values is of group
    i % groups. */
 typedef struct {
@@ -117,6 +131,9 @@ void dsq_use_threads(address run, address number);
 void dsq_quantize(const CodecDesc* desc, address x, address out, int threads, uint64_t seed);
 void dsq_pack(const CodecDesc* desc, address x, address codes, address scales, int threads, uint64_t seed);
 void dsq_unpack(const CodecDesc* desc, address codes, address scales, address out, int threads);
+void dsq_quantize_grid(const GridDesc* desc, address x, address out, int threads, uint64_t seed);
+void dsq_pack_grid(const GridDesc* desc, address x, address codes, address scales, int threads, uint64_t seed);
+void dsq_unpack_grid(const GridDesc* desc, address codes, address scales, address out, int threads);
 
 /* ranges: float32 (2, groups), the low of each group and its step. running: of the same shape, alpha and beta of
    kernels/reference/stash.py; or 0: each group is one run, in its own range. */

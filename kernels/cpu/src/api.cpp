@@ -52,6 +52,18 @@ void dsq_unpack(const CodecDesc* desc, address codes, address scales, address ou
   unpack_tensor(*desc, At{codes}, At{scales}, At{out}, threads);
 }
 
+void dsq_quantize_grid(const GridDesc* desc, address x, address out, int threads, uint64_t seed) {
+  quantize_grid_tensor(*desc, At{x}, At{out}, threads, seed);
+}
+
+void dsq_pack_grid(const GridDesc* desc, address x, address codes, address scales, int threads, uint64_t seed) {
+  pack_grid_tensor(*desc, At{x}, At{codes}, At{scales}, threads, seed);
+}
+
+void dsq_unpack_grid(const GridDesc* desc, address codes, address scales, address out, int threads) {
+  unpack_grid_tensor(*desc, At{codes}, At{scales}, At{out}, threads);
+}
+
 void dsq_affine_pack(const AffineDesc* desc, address x, address running, double decay, address ranges, address codes,
                      int threads, uint64_t seed) {
   affine_pack(*desc, At{x}, At{running}, decay, At{ranges}, At{codes}, threads, seed);

@@ -189,7 +189,7 @@ def test_a_descriptor_outlives_its_place_in_the_cache(monkeypatch):
             library().new("CodecDesc", {"outer": 1 << 40})  # would reuse the memory of a freed descriptor
         quantize(*arguments)
 
-    monkeypatch.setattr(codec, "_c", SimpleNamespace(dsq_quantize=evict_and_run))
+    monkeypatch.setattr(codec, "_c", SimpleNamespace(dsq_quantize=evict_and_run, dsq_pack=None, dsq_unpack=None))
     y = codec.quantize(x, BFP(4), layout, None, torch.float32)
     assert same_bits(y, reference.quantize(x, BFP(4), layout, None, torch.float32))
 

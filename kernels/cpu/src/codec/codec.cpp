@@ -1,6 +1,8 @@
 // Quantizing, packing and unpacking a tensor: its own exponent, where it has one, and tasks dealt out to threads.
 #include "codec.h"
 
+#include <string.h>
+
 #include "../threads.h"
 
 namespace {
@@ -30,8 +32,8 @@ void atomic_max(uint32_t found, std::atomic<uint32_t>& most) {
   }
 }
 
-// The exponent of the tensor's largest magnitude, from a pass of its own.
-int32_t largest_exponent(const CodecJob& job, int threads) {
+// The bits of the tensor's largest magnitude, from a pass of its own.
+uint32_t largest_magnitude(const CodecJob& job, int threads) {
   const CodecDesc& p = *job.desc;
   const auto largest = isa_kernels(p.isa)->largest;
   const int64_t values = values_of(p);
@@ -40,8 +42,9 @@ int32_t largest_exponent(const CodecJob& job, int threads) {
     const int64_t last = end * LARGEST_PIECE;
     atomic_max(largest(job, begin * LARGEST_PIECE, last < values ? last : values), most);
   });
-  return (int32_t)(most >> 23);
+  return most;
 }
+int32_t largest_exponent(const CodecJob& job, int threads) { return (int32_t)(largest_magnitude(job, threads) >> 23); }
 
 // Where the tensor's own exponent lies among its scales, or null.
 uint8_t* tensor_scale(const CodecDesc& p, const uint8_t* scales) {
@@ -216,4 +219,59 @@ void unpack_tensor(const CodecDesc& desc, const uint8_t* codes, const uint8_t* e
   if (const uint8_t* const own = tensor_scale(p, exponents)) job.tensor_exponent = p.scales == SIGNED_E4M3 ? clipped(*own) : *own;
   const auto unpack = isa_kernels(p.isa)->unpack;
   deal_out(p, decode_tasks(p), threads, [&](int64_t begin, int64_t end) { unpack(job, begin, end); });
+}
+
+namespace {
+
+// As as_one_row.
+GridDesc as_one_row(const GridDesc& g) {
+  GridDesc one = g;
+  const bool along_columns = !g.codec.along_rows && g.block_rows == 1 && g.block_columns % 16 == 0;
+  if (!g.one_block && !along_columns) return one;
+  one.codec.along_rows = 0, one.codec.block_size = g.one_block ? 0 : (int32_t)g.block_columns;
+  one.codec = as_one_row(one.codec);
+  return one;
+}
+
+bool scales_tensor(const GridDesc& g) { return g.rule == E4M3_TE || g.rule == E4M3_CLAMPED; }
+
+int64_t blocks_of(const GridDesc& g) {
+  const CodecDesc& p = g.codec;
+  if (g.one_block) return values_of(p) != 0;
+  return p.outer * ceil_div(p.rows, g.block_rows) * ceil_div(p.columns, g.block_columns);
+}
+
+void encode_grid(GridJob& job, void (*IsaKernels::*kernel)(const GridJob&, int64_t, int64_t), int threads) {
+  const GridDesc& g = *job.grid;
+  const IsaKernels& isa = *isa_kernels(g.codec.isa);
+  if (g.one_block || scales_tensor(g)) job.largest = largest_magnitude(job, threads);
+  deal_out(g.codec, grid_tasks(g).count, threads, [&](int64_t begin, int64_t end) { (isa.*kernel)(job, begin, end); });
+}
+
+}  // namespace
+
+void quantize_grid_tensor(const GridDesc& desc, const void* x, void* out, int threads, uint64_t seed) {
+  const GridDesc g = as_one_row(desc);
+  GridJob job(g);
+  job.values = x, job.out = out, job.seed = seed;
+  choose_writing(job, g.codec.out_dtype, threads);
+  encode_grid(job, &IsaKernels::quantize_grid, threads);
+}
+
+void pack_grid_tensor(const GridDesc& desc, const void* x, uint8_t* codes, uint8_t* scales, int threads, uint64_t seed) {
+  const GridDesc g = as_one_row(desc);
+  GridJob job(g);
+  job.values = x, job.codes = codes, job.exponents = scales, job.pairs = scales + blocks_of(g), job.seed = seed;
+  const float of_no_tensor = 1;
+  if (scales_tensor(g) && values_of(g.codec) == 0) memcpy(job.pairs, &of_no_tensor, sizeof of_no_tensor);
+  encode_grid(job, &IsaKernels::pack_grid, threads);
+}
+
+void unpack_grid_tensor(const GridDesc& desc, const uint8_t* codes, const uint8_t* scales, void* out, int threads) {
+  const GridDesc g = as_one_row(desc);
+  GridJob job(g);
+  job.out = out, job.codes = (uint8_t*)codes, job.exponents = (uint8_t*)scales, job.pairs = job.exponents + blocks_of(g);
+  choose_writing(job, g.codec.dtype, threads);
+  const auto unpack = isa_kernels(g.codec.isa)->unpack_grid;
+  deal_out(g.codec, grid_tasks(g).count, threads, [&](int64_t begin, int64_t end) { unpack(job, begin, end); });
 }

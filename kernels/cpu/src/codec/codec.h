@@ -32,6 +32,11 @@ void quantize_tensor(const CodecDesc& desc, const void* x, void* out, int thread
 void pack_tensor(const CodecDesc& desc, const void* x, uint8_t* codes, uint8_t* exponents, int threads, uint64_t seed);
 void unpack_tensor(const CodecDesc& desc, const uint8_t* codes, const uint8_t* exponents, void* out, int threads);
 
+// The same for formats that are data.
+void quantize_grid_tensor(const GridDesc& desc, const void* x, void* out, int threads, uint64_t seed);
+void pack_grid_tensor(const GridDesc& desc, const void* x, uint8_t* codes, uint8_t* scales, int threads, uint64_t seed);
+void unpack_grid_tensor(const GridDesc& desc, const uint8_t* codes, const uint8_t* scales, void* out, int threads);
+
 // Codes between a low and a high value of each group.
 void affine_pack(const AffineDesc& desc, const void* x, float* running, double decay, float* ranges, uint8_t* codes,
                  int threads, uint64_t seed);

@@ -37,6 +37,15 @@ struct CodecJob {
   Magnitudes* found = nullptr;  // for SIGNED_E4M3, the result of the encoder's search, or null
 };
 
+// Of a format that is data (grids.h); `exponents` are its scales.
+struct GridJob : CodecJob {
+  const GridDesc* grid;
+  uint8_t* pairs = nullptr;  // behind the scales of the blocks: the bits of pairs, or the scale of the tensor
+  uint32_t largest = 0;      // bits of the tensor's largest magnitude, where a scale needs it
+
+  explicit GridJob(const GridDesc& desc) : CodecJob{&desc.codec}, grid(&desc) {}
+};
+
 // One bit a value (masks.h).
 struct MaskJob {
   void* values;
@@ -67,6 +76,9 @@ struct IsaKernels {
   void (*quantize)(const CodecJob&, int64_t begin, int64_t end);
   void (*pack)(const CodecJob&, int64_t begin, int64_t end);
   void (*unpack)(const CodecJob&, int64_t begin, int64_t end);
+  void (*quantize_grid)(const GridJob&, int64_t begin, int64_t end);
+  void (*pack_grid)(const GridJob&, int64_t begin, int64_t end);
+  void (*unpack_grid)(const GridJob&, int64_t begin, int64_t end);
   void (*mask)(const MaskJob&, int64_t begin, int64_t end);  // of values; begin a multiple of 32, as below
   void (*unmask)(const MaskJob&, int64_t begin, int64_t end);
   void (*apply_mask)(const MaskJob&, int64_t begin, int64_t end);
@@ -118,6 +130,30 @@ inline Tasks encode_tasks(const CodecDesc& p) {
 // Tiles of columns, of one row or of a block of rows.
 inline int64_t decode_tasks(const CodecDesc& p) {
   return p.outer * ceil_div(p.rows, blocks_along_rows(p) ? p.block_size : 1) * ceil_div(p.columns, TILE);
+}
+
+struct GridTasks {
+  int64_t width;         // columns of a task: all, or a multiple of CHUNK and of the block
+  int64_t across, down;  // tasks side by side, and rows of blocks of an outer one
+  int64_t count;
+};
+
+inline GridTasks grid_tasks(const GridDesc& g) {
+  const CodecDesc& p = g.codec;
+  const int64_t columns = g.one_block ? 1 : g.block_columns, twos = columns & -columns;
+  const int64_t step = columns / (twos < CHUNK ? twos : CHUNK) * (int64_t)CHUNK, wished = g.block_rows > 1 ? 256 : 1024;
+  GridTasks t;
+  t.width = step < wished ? wished / step * step : step;
+  if (t.width > p.columns) t.width = p.columns;
+  t.across = p.columns ? ceil_div(p.columns, t.width) : 0;
+  t.down = ceil_div(p.rows, g.block_rows);
+  t.count = p.outer * t.down * t.across;
+  return t;
+}
+
+// Whether the factors of a block are those of whole groups of 16 columns.
+inline bool in_groups(const GridDesc& g) {
+  return g.one_block || g.block_columns % 16 == 0 || g.block_columns >= g.codec.columns;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "affine.h"
 #include "decode.h"
 #include "encode.h"
+#include "grids.h"
 #include "masks.h"
 
 namespace {
@@ -54,8 +55,8 @@ void unpack(const CodecJob& job, int64_t begin, int64_t end) {
 }
 
 constexpr IsaKernels kernels_of(const char* name, bool (*usable)()) {
-  return {name, usable, largest, quantize, pack, unpack, mask, unmask, apply_mask, relu,
-          affine_extents, affine_pack, affine_unpack};
+  return {name, usable, largest, quantize, pack, unpack, quantize_grid, pack_grid, unpack_grid, mask, unmask, apply_mask,
+          relu, affine_extents, affine_pack, affine_unpack};
 }
 
 }  // namespace

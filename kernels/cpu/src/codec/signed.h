@@ -1,6 +1,7 @@
 // The grid of scales of SIGNED_E4M3: two's complement codes.
 #pragma once
 
+#include "e4m3.h"
 #include "rounding.h"
 #include "signed_steps.h"
 
@@ -47,10 +48,7 @@ template <bool STOCHASTIC> struct SignedGrid {
     if (steps.nan) return I{};
     const I size = (I)(key >> 1), positive = (I)(key & 1) * STEP_IS_NEGATIVE;
     most = max_of(most, (U)size), opposite = max_of(opposite, (U)-size);
-    const F x = smaller((F)size * up, splat(448.0f));
-    const I small = (I)(x + splat(0x1p14f)) - (I)splat(0x1p14f);  // in the last place of 2^14
-    const I normal = (((I)x + 0x7ffff + ((I)x >> 20 & 1)) >> 20) - (120 << 3);
-    const I e4m3 = choose(x < splat(0x1p-6f), small, normal);
+    const I e4m3 = e4m3_of(smaller((F)size * up, splat(448.0f)));
     return e4m3 + (positive & (e4m3 > 0));
   }
 
