@@ -149,7 +149,7 @@ def _product_seconds(matmul: CostedMatMul, hardware: Hardware) -> float:
         values = op.K * op.N + op.M * (op.K if op.on_chip == "y" else op.N)  # but for the scores
         flops, whole = FLOPS_PER_MAC * op.macs, FLOPS_PER_MAC * replace(op, pairs=0).macs
         return count * rate.peak.attention.seconds(flops, whole, op.batch * values)
-    share = hardware.attention if fused else 1
+    share = hardware.attention if fused else hardware.efficiency.experts if op.weights > 1 else 1
     return rate.seconds(FLOPS_PER_MAC * matmul.total_macs / share, matmul.values * count, count)
 
 

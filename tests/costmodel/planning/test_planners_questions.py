@@ -191,6 +191,14 @@ def test_adamw_copies_the_weights_unless_it_is_fused():
         costmodel.plan("gpt2", foreach=True, optimizer="sgd")
 
 
+@pytest.mark.parametrize(("sequences", "published"), [(4, 1764), (8, 1919)])
+def test_experts_multiply_more_slowly_than_linear_layers(sequences, published):
+    """Tokens a second of Mixtral by QLoRA on an A100 (fms-acceleration, a100_80gb.csv)."""
+    options = {"tokens": 4096, "qlora": 16, "lora_layers": "q_proj,k_proj,v_proj,o_proj", "sequences": sequences}
+    speed = row("QLoRA 16, recompute", "mixtral-8x7b", "a100-80gb", **options).tokens_per_second
+    assert speed == pytest.approx(published, rel=0.05)
+
+
 @pytest.mark.parametrize(("bits", "bytes_"), [(4, 4.127 / 8), (8, 1), (16, 2), (32, 4)])
 def test_adapters_over_weights_of_few_or_many_bits(bits, bytes_):
     plan = costmodel.plan("mistral-7b", "a100-80gb", lora=8, base_bits=bits, tokens=64)
