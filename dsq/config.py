@@ -127,8 +127,9 @@ class DSQConfig:
         object.__setattr__(self, "rise_at", parse_rise_at(self.rise_at, len(self.levels)))
         if self.exclude is not None:
             pattern("exclude", self.exclude)
-        if self.plain_ends is None and (first := self.levels[0].text) in recipes.names():
-            object.__setattr__(self, "plain_ends", recipes.recipe(first).plain_ends or None)
+        if self.plain_ends is None:
+            by_name = (recipes.recipe(level.text) for level in self.levels if level.text in recipes.names())
+            object.__setattr__(self, "plain_ends", next((entry.plain_ends for entry in by_name), None) or None)
         if self.plain_ends is not None:
             parse_ends(self.plain_ends)
         for name in ("attention", "adapters", "tied", "eval_full_precision"):

@@ -115,10 +115,6 @@ class Operands(NamedTuple):
         x, w, dy_for_dx, w_for_dx, dy_for_dw, x_for_dw, _ = map(str, self)
         return f"[{x} {w} | {dy_for_dx} {w_for_dx}{dx} | {dy_for_dw} {x_for_dw}]"
 
-    @property
-    def bits(self) -> tuple[int, ...]:
-        return tuple(operand.bits for operand in self)
-
     def with_family(self, family: Callable[[int], Format]) -> "Operands":
         return Operands(*(operand.with_family(family) for operand in self))
 
@@ -147,7 +143,7 @@ def _of_places(*places: list[OperandSpec]) -> Operands:
     forward, stash, (dy_for_dx, *more), gradient = places
     if more or max(map(len, places)) > 2:
         raise ValueError("a place has one operand, or two as in nvfp4/nvfp4_2d; the third, dy, is one alone")
-    dx = gradient[-1]
+    dx = gradient[1] if len(gradient) == 2 else gradient[0].untransformed()
     return Operands(
         x=forward[0],
         w=forward[-1],
@@ -155,7 +151,7 @@ def _of_places(*places: list[OperandSpec]) -> Operands:
         w_for_dx=stash[1] if len(stash) == 2 else _weight_for_dx(forward[-1], stash[0], dy_for_dx),
         dy_for_dw=gradient[0],
         x_for_dw=stash[0],
-        dx=dx.untransformed(),
+        dx=dx,
     )
 
 
@@ -174,5 +170,8 @@ def _check_transforms(operands: Operands) -> None:
     for a, b in (operands[:2], operands[2:4], operands[4:6]):
         if (a.hadamard, a.random_signs) != (b.hadamard, b.random_signs):
             raise ValueError(f"the operands of a product must have one transform, got {a} and {b}")
-    if operands.x.of_forward or operands.w.of_forward:
-        raise ValueError("^ is of the backward's operands: the forward rounds x and w first")
+    others = operands.x, operands.w, operands.dy_for_dx, operands.dy_for_dw, operands.dx
+    if any(spec.of_forward for spec in others):
+        raise ValueError("^ is of the backward's x and w alone, which the forward rounds first")
+    if operands.dx.hadamard:
+        raise ValueError(f"dx leaves the layer as it is rounded, and takes no @, got {operands.dx}")

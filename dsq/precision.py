@@ -59,7 +59,7 @@ class Precision:
         if body and (len(widths) != 4 or not all(width.isdecimal() for width in widths)) and _names_formats(text):
             operands = parse_operands(_in_full(text))
             backward = operands.x_for_dw.bits, operands.dy_for_dx.bits, operands.dy_for_dw.bits
-            return Precision(operands.x.bits, *backward, text=text.strip())
+            return Precision(operands.x.bits, *backward, text=_tidy(text))
         if len(widths) != 4 or not all(width.isdecimal() for width in widths):
             hint = '; stash="all" packs all saved tensors, in dsq-cost: plan "[8,4,8,8] all"'
             raise ValueError(f"precision must be {ACCEPTED}, got {text!r}{hint * str(text).endswith('all')}")
@@ -72,13 +72,26 @@ def _names_formats(text: str) -> bool:
     return bool(re.search(r"[|/~@^]|(?<![\w.])-(?![\w.])|[a-z]\w", text)) and not text.strip().endswith("all")
 
 
+def is_level_name(word: str) -> bool:
+    """Return whether a word is the name of a recipe, or of a format that stands for all operands."""
+    return word in NAMED or word in recipes.names() or word in ("-", "bf16", "fp32")
+
+
+def _tidy(text: str) -> str:
+    """Return a level of named formats with brackets around operands, and no more spaces than it needs."""
+    body = text.strip().removeprefix("[").removesuffix("]").strip(" ,")
+    if "|" in body:
+        return "[" + " ".join(re.sub(r"\|", " | ", body).split()) + "]"
+    places = re.split(r"\s*,\s*|\s+", body)
+    return body if len(places) == 1 else "[" + ",".join(places) + "]"
+
+
 def _in_full(text: str) -> str:
     """Return the operands of a level: its own text, or what the name of a recipe or a format stands for."""
     name = text.strip()
     if name.startswith("[") or not re.fullmatch(r"[a-z][\w.:-]*[~@^\w]*|-", name):
         return text
-    is_format = name.partition(":")[0] in NAMED or name in ("-", "bf16", "fp32")
-    if name not in recipes.names() and (is_format or not recipes.nearest(name)):
+    if name not in recipes.names() and (is_level_name(name) or not recipes.nearest(name)):
         return f"[{name} {name} | {name} {name} | {name} {name}]"
     return recipes.recipe(name).operands  # or its error, which names the nearest
 
@@ -101,7 +114,8 @@ def parse_levels(levels: Level | Iterable[Level]) -> tuple[Precision, ...]:
     if not schedule:
         raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got none")
     for before, after in pairwise(schedule):
-        if any(b > a for b, a in zip(before.operands.bits, after.operands.bits, strict=True)):
+        operands = zip(before.operands[:-1], after.operands[:-1], strict=True)  # without dx, a result
+        if any(b.bits > a.bits for b, a in operands):
             raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got {before} before {after}")
     return schedule
 
@@ -134,9 +148,12 @@ _SCHEDULE = re.compile(r"\[[^\[\]]*\]|[^\s,;\[\]]+")
 
 
 def _is_schedule(text: str) -> bool:
-    """Return whether a text is of several levels, one of which is a name: "nvfp4-nvidia bf16", "[4,3,3,8] bf16"."""
+    """Return whether a text is of several levels, one of which is a name: "nvfp4-nvidia bf16", "[4,3,3,8] bf16". Four
+    formats by name are the places of one level."""
     words = _SCHEDULE.findall(text)
-    return any(word.startswith("[") or word in recipes.names() for word in words) and not text.strip().endswith("all")
+    several = any(word.startswith("[") or word in recipes.names() for word in words)
+    several = several or (len(words) != 4 and all(is_level_name(word) for word in words))
+    return several and not text.strip().endswith("all")
 
 
 RiseAt = float | str | Iterable[float]

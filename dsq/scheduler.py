@@ -147,7 +147,7 @@ class PrecisionScheduler:
         """Resume from ``state``. Raises ValueError if it is not a scheduler's, or of another schedule."""
         expected = self.state_dict()
         check_keys("state of the scheduler", state, expected)
-        if state["levels"] != expected["levels"]:
+        if parse_levels(state["levels"]) != self.levels:
             raise ValueError(f"levels must be those of the checkpoint, {state['levels']}, got {expected['levels']}")
         self.level = whole_number("level", state["level"], 0, len(self.levels) - 1)
         self.validations_without_improvement = state["validations_without_improvement"]

@@ -91,8 +91,8 @@ def template(name: str, described: Mapping[str, Any]) -> Format:
 def parse_setups(text: str, described: Mapping[str, Any]) -> list[Setup]:
     """One setup, or those of a schedule: "[16,4,4,16]", "bfp:[4,4,4,8]", "[4,3,3,8] [8,4,4,8]"; in the format, sizes
     and container that `described` has, by the options' names. Raises ValueError."""
-    name, colon, widths = text.rpartition(":")
-    levels = parse_levels(widths) if widths.count("[") > 1 else [Precision.parse(widths)]
+    name, colon, widths = text.partition(":") if ":" in text.partition("[")[0] else ("", "", text)
+    levels = parse_levels(widths)
     fmt = template(name.strip().lower() if colon else described["format"], described)
     least = described.get("min_weight_bits")
     least = MIN_WEIGHT_BITS if least is None else whole_number("min_weight_bits", least, 0, WIDEST)

@@ -30,10 +30,10 @@ def test_four_widths_stay_four_widths():
 @pytest.mark.parametrize(
     ("text", "operands"),
     [
-        ("[nvfp4/nvfp4_2d, mxfp8, nvfp4~, bf16]", "[nvfp4 nvfp4_2d | nvfp4~ mxfp8 | - mxfp8]"),
+        ("[nvfp4/nvfp4_2d,mxfp8,nvfp4~,bf16]", "[nvfp4 nvfp4_2d | nvfp4~ mxfp8 | - mxfp8]"),
         ("[-,4,-,-]", "[- - | - - | - 4]"),
         ("[8/4,4/6,8,8/16]", "[8 4 | 8 6 16 | 8 4]"),
-        ("[mxfp4, mxfp4@h, 8, mxfp4@h]", "[mxfp4 mxfp4 | 8 mxfp4 mxfp4 | mxfp4@h32 mxfp4@h32]"),
+        ("[mxfp4,mxfp4@h,8,mxfp4@h]", "[mxfp4 mxfp4 | 8 mxfp4 mxfp4 | mxfp4@h32 mxfp4@h32]"),
         (LONG, LONG),
         ("mxfp6", "[mxfp6 mxfp6 | mxfp6 mxfp6 | mxfp6 mxfp6]"),
         ("bf16", "[- - | - - | - -]"),
@@ -43,12 +43,18 @@ def test_four_widths_stay_four_widths():
 def test_a_level_is_printed_as_it_was_written_and_says_each_operand(text, operands):
     level = Precision.parse(text)
     assert str(level) == text
+    for spaced in (text.replace("[", " [ "), text.replace(",", ", ").replace("|", "  |"), text.replace(",", " ")):
+        assert Precision.parse(spaced) == level  # a run resumes with either
+    if "," in text:
+        assert parse_levels([text.strip("[]"), text]) == (level, level)
     assert str(level.operands) == operands
     assert parse_levels(level.as_json()) == (level,)
 
 
 def test_no_operand_s_bits_may_fall():
-    assert [str(it) for it in parse_levels("nvfp4-nvidia bf16")] == ["nvfp4-nvidia", "bf16"]
+    for names in ("nvfp4-nvidia bf16", "mxfp4 mxfp8", "mxfp4 mxfp6 mxfp8", "mxfp4 [8,8,8,8]"):
+        assert " ".join(map(str, parse_levels(names))) == names
+    assert len(parse_levels("mxfp4 mxfp4 mxfp8 bf16")) == 1  # the places of one level
     assert len(parse_levels("[mxfp4,4,4,8] [nvfp4,4,4,8]")) == 2  # as many bits in another format
     with pytest.raises(ValueError, match=r"never decrease, .* got \[- - \| 8 8 \| 8 8\] before \[8,8,8,8\]"):
         parse_levels("[- - | 8 8 | 8 8] [8,8,8,8]")
@@ -63,7 +69,10 @@ def test_no_operand_s_bits_may_fall():
         ("[mxfp4 mxfp4 | 4 4 | mxfp4@h12 mxfp4@h12]", "takes 2, 4, 8"),
         ("[4/4/4,4,4,4]", "a place has one operand, or two"),
         ("[-~,4,4,4]", "takes no ~"),
-        ("[mxfp4^ mxfp4 | 4 4 | 4 4]", "the forward rounds x and w first"),
+        ("[mxfp4^ mxfp4 | 4 4 | 4 4]", "the backward's x and w alone"),
+        ("[8,4,8,8^]", "the backward's x and w alone"),
+        ("[8,4,8^,8]", "the backward's x and w alone"),
+        ("[8 8 | 8 8 8@h16 | 8 8]", "takes no @, got 8@h16"),
         ("[4/99,4,4,4]", "bits of an operand must be in 2..32"),
         ("[mxfp4 | mxfp4 | mxfp4]", "a level must have four places"),
     ],

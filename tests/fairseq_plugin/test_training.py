@@ -18,6 +18,7 @@ from tests.fairseq_plugin.harness import (
     LEVELS,
     MODEL,
     contents,
+    levels,
     resume,
     run,
     start,
@@ -94,7 +95,9 @@ def test_the_stash_stands_in_the_log(data: Path, tmp_path: Path, caplog) -> None
 def test_layers_that_run_again_and_a_running_mean_of_the_weights(data: Path, tmp_path: Path) -> None:
     given = ["--checkpoint-activations", "--update-freq", 2, "--store-ema", "--ema-fp32", "--save-dir", tmp_path]
     for most in (2, 3):
-        run("train", data, *MODEL, *given, "--dsq-levels", LEVELS, "--dsq-rise-at", 1, "--max-update", most)
+        schedule = "[4,4,4,4] [-,4,-,-]" if most == 2 else "[4,4,4,4]  [-, 4, -, -]"  # widths, then formats
+        run("train", data, *MODEL, *given, "--dsq-levels", schedule, "--dsq-rise-at", 1, "--max-update", most)
+    assert [(level["precision"], level["updates"]) for level in levels(tmp_path)] == [([4] * 4, 1), ("[-,4,-,-]", 2)]
     saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     assert saved["model"].keys() - saved["extra_state"]["ema"].keys() == {"dsq._extra_state"}
     assert saved["model"]["dsq._extra_state"]["scheduler"]["work"][1][0] == 2

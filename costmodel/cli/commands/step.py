@@ -18,8 +18,8 @@ from dsq.costmodel.model.traffic import matmuls, transfers
 from dsq.costmodel.paper.calibrated import dram, level_costs, shares
 from dsq.costmodel.planning.plan import ASKED
 from dsq.costmodel.workloads.named import AskedStep, asked
-from dsq.formats import WIDEST
-from dsq.precision import Precision, parse_rise_at
+from dsq.formats import NAMED, WIDEST
+from dsq.precision import Precision, is_level_name, parse_rise_at
 
 _METHOD_NAMES: dict[str, str] = read_toml(Path(__file__).parents[1] / "method_names.toml")
 _BYTES = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -86,9 +86,16 @@ def _asked_methods(arguments: argparse.Namespace) -> Iterator[Method]:
 
 def _precisions(arguments: argparse.Namespace) -> list[str]:
     """The words that are precisions; another one is the workload's name. Raises ValueError."""
-    precisions = [word for word in arguments.words if any(bracket in word for bracket in "[]:")]
+    chosen = arguments.workload != arguments.parser.get_default("workload")
+    # a recipe by name may be a model's: deepseek-v3
+    is_name = is_level_name if chosen or len(arguments.words) > 1 else NAMED.__contains__
+    precisions = [
+        word
+        for word in arguments.words
+        if any(bracket in word for bracket in "[]:") or all(map(is_name, word.removesuffix(" all").split()))
+    ]
     names = [word for word in arguments.words if word not in precisions]
-    if arguments.workload != arguments.parser.get_default("workload"):
+    if chosen:
         names.append(arguments.workload)
     if len(names) > 1:
         given = " and ".join(map(repr, names))

@@ -86,10 +86,18 @@ def test_all_hardware_is_a_table_of_devices(capsys):
 
 def test_a_schedule_is_read_as_everywhere_in_the_project(capsys):
     """One text, as fairseq's flags and DSQConfig have it, or a word a level."""
-    schedules = ["[4,3,3,8] [8,4,4,8]"], ["[4,3,3,8]", "[8,4,4,8]"]
-    answers = [run(capsys, "estimate", *words, "--json")[1] for words in schedules]
-    assert answers[0] == answers[1]
-    assert [record["precision"] for record in json.loads(answers[0])["estimates"]] == ["[4,3,3,8]", "[8,4,4,8]"]
+    for levels in (["[4,3,3,8]", "[8,4,4,8]"], ["mxfp4", "bf16"], ["[4,4,4,4]", "nvfp4-nvidia"]):
+        answers = [run(capsys, "estimate", *words, "--json")[1] for words in ([" ".join(levels)], levels)]
+        assert answers[0] == answers[1]
+        assert [record["precision"] for record in json.loads(answers[0])["estimates"]] == levels
+
+
+def test_a_plan_takes_precisions_by_name(capsys):
+    precisions = ["nvfp4-nvidia", "mxfp4 all", "[- - | - - | - grid:1,0,6.0,1x32,e8m0,floor,0,1.0]"]
+    data = json.loads(run(capsys, "plan", "gpt2", *precisions, "--json")[1])
+    assert data["workload"] == "gpt2"
+    assert {"mxfp4 all", "nvfp4-nvidia"} <= {it["method"].partition(":")[2] or it["method"] for it in data["methods"]}
+    assert "unknown workload 'deepseek-v3'" in run(capsys, "plan", "deepseek-v3")[2]
 
 
 def test_estimate_is_the_models(capsys):
