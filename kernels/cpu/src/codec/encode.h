@@ -96,8 +96,18 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
 
   // ---- blocks along the columns ----
 
-  // The exponents of a batch's blocks of 16, a byte each.
-  INLINE void find_exponents_of_groups(const uint8_t* x, int32_t dtype, int n, uint32_t four[BATCH_COLUMNS / TILE]) {
+  // Numbers of groups become those of their blocks, of `each` groups.
+  template <class T> static INLINE void largest_of_blocks(T* group, int each) {
+    for (int first = 0; first < BATCH_COLUMNS / 16; first += each) {
+      T most = group[first];
+      for (int i = 1; i < each; i++) most = group[first + i] > most ? group[first + i] : most;
+      for (int i = 0; i < each; i++) group[first + i] = most;
+    }
+  }
+
+  // The exponents of the groups of a batch, a byte each, whose blocks are of `each` groups.
+  INLINE void find_exponents_of_groups(const uint8_t* x, int32_t dtype, int n, int each,
+                                       uint32_t four[BATCH_COLUMNS / TILE]) {
     const int tiles = (n + TILE - 1) / TILE, tile_bytes = TILE * size_of(dtype);
     const bool prefetches = job.from_memory && !STOCHASTIC;
     alignas(64) uint32_t key[Grid::SIGNED ? BATCH_COLUMNS / 16 : 1];  // of a group
@@ -116,24 +126,30 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
       if constexpr (Grid::SIGNED) largest_of_parts(most, key + 4 * i);
       else largest_bytes(most, four + i);
     }
-    if constexpr (Grid::SIGNED) {
-      uint8_t* const group = (uint8_t*)four;
+    uint8_t* const group = (uint8_t*)four;
+    if constexpr (!Grid::SIGNED) {
+      if (each > 1) largest_of_blocks(group, each);
+    } else {
+      if (each > 1) largest_of_blocks(key, each);
       for (int g = 0; g < BATCH_COLUMNS / 16; g += LANES) write_bytes(group + g, grid.scales_of(read<U>(key + g)));
     }
   }
 
-  // n columns from (row, column) on, at most BATCH_COLUMNS. Blocks of 16 find their exponents here; else
-  // exponent[i / block] is that of column - skipped + i. USUAL: BATCH_COLUMNS of float32 in blocks of 16, known to the compiler.
+  // Whether blocks are groups of 16 columns, or several, and a batch holds whole ones.
+  bool in_batches() const { return p.block_size % 16 == 0 && p.block_size && BATCH_COLUMNS % p.block_size == 0; }
+
+  // n columns from (row, column) on, at most BATCH_COLUMNS. Blocks in batches find their exponents here; else
+  // exponent[i / block] is that of column - skipped + i. USUAL: BATCH_COLUMNS of float32 in batches, known to the compiler.
   template <bool USUAL> void batch(int64_t row, int64_t column, int n, const uint8_t* exponent, int64_t skipped) {
     if (USUAL) n = BATCH_COLUMNS;
     const int32_t dtype = USUAL ? FLOAT32 : p.dtype;
-    const int tiles = (n + TILE - 1) / TILE, tile_bytes = TILE * size_of(dtype), block_size = USUAL ? 16 : p.block_size;
-    const bool in_groups = block_size % 16 == 0, from_memory = job.from_memory;
+    const int tiles = (n + TILE - 1) / TILE, tile_bytes = TILE * size_of(dtype), block_size = p.block_size;
+    const bool batched = USUAL || in_batches(), in_groups = USUAL || block_size % 16 == 0, from_memory = job.from_memory;
     const uint8_t* x = values(row, column);
     uint32_t four[BATCH_COLUMNS / TILE];  // a group's exponent in each byte
     uint8_t* const group = (uint8_t*)four;
-    if (block_size == 16) {
-      find_exponents_of_groups(x, dtype, n, four);
+    if (batched) {
+      find_exponents_of_groups(x, dtype, n, block_size / 16, four);
     } else if (in_groups) {
       memset(group, job.tensor_exponent, sizeof four);
       for (int g = 0; block_size && 16 * g < n; g++) group[g] = exponent[(skipped + 16 * g) / block_size];
@@ -169,9 +185,10 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
         slow_tile(x, n - at, each, numbers, to);
       }
     }
-    if (block_size == 16 && job.exponents) {
-      uint8_t* const exponents = job.exponents + row * ceil_div(p.columns, 16) + column / 16;
-      if (n == BATCH_COLUMNS) memcpy(exponents, four, sizeof four);
+    if (batched && job.exponents) {
+      uint8_t* const exponents = job.exponents + row * ceil_div(p.columns, block_size) + column / block_size;
+      if (block_size != 16) for (int b = 0; b * block_size < n; b++) exponents[b] = group[b * block_size / 16];
+      else if (n == BATCH_COLUMNS) memcpy(exponents, four, sizeof four);
       else memcpy(exponents, four, (size_t)ceil_div(n, 16));
     }
   }
@@ -195,8 +212,8 @@ template <bool STOCHASTIC, class Sink, class Grid> struct Encoder {
 
   void columns(int64_t begin, int64_t end) {
     const Tasks tasks = encode_tasks(p);
-    const bool own_exponents = p.block_size != 0 && p.block_size != 16;
-    const bool usual = p.block_size == 16 && p.dtype == FLOAT32 && p.out_dtype == FLOAT32;
+    const bool own_exponents = p.block_size != 0 && !in_batches();
+    const bool usual = in_batches() && p.dtype == FLOAT32 && p.out_dtype == FLOAT32;
     uint8_t exponent[CHUNK];
     int64_t row = begin / tasks.strips, strip = begin % tasks.strips;
     while (begin < end) {
