@@ -123,8 +123,11 @@ ACCEPTED = 'four places, as in [nvfp4/nvfp4_2d,mxfp8,nvfp4~,bf16], or three prod
 
 
 @lru_cache(maxsize=256)
-def parse_operands(text: str) -> Operands:
-    """Return the operands of a level in the short or the long form, brackets optional. Raises ValueError."""
+def parse_operands(text: str, min_weight_bits: int = MIN_WEIGHT_BITS) -> Operands:
+    """Return the operands of a level in the short or the long form, brackets optional. Raises ValueError.
+
+    ``min_weight_bits`` is the least width of w in dx where the level does not say how dx's product reads w.
+    """
     body = text.strip().removeprefix("[").removesuffix("]")
     products = [product.split() for product in body.split("|")]
     if len(products) == 3 and len(products[0]) == len(products[2]) == 2 and len(products[1]) in (2, 3):
@@ -132,14 +135,16 @@ def parse_operands(text: str) -> Operands:
         words = x, w, dy_for_dx, w_for_dx, dy_for_dw, x_for_dw, *(dx or ["-"])
         operands = Operands(*map(OperandSpec.parse, words))
     elif len(products) == 1 and len(places := re.split(r"\s*,\s*|\s+", body.strip(" ,"))) == 4:
-        operands = _of_places(*([OperandSpec.parse(word) for word in place.split("/")] for place in places))
+        operands = _of_places(
+            [[OperandSpec.parse(word) for word in place.split("/")] for place in places], min_weight_bits
+        )
     else:
         raise ValueError(f"a level must have {ACCEPTED}, got {text!r}")
     _check_transforms(operands)
     return operands
 
 
-def _of_places(*places: list[OperandSpec]) -> Operands:
+def _of_places(places: list[list[OperandSpec]], min_weight_bits: int) -> Operands:
     forward, stash, (dy_for_dx, *more), gradient = places
     if more or max(map(len, places)) > 2:
         raise ValueError("a place has one operand, or two as in nvfp4/nvfp4_2d; the third, dy, is one alone")
@@ -148,21 +153,21 @@ def _of_places(*places: list[OperandSpec]) -> Operands:
         x=forward[0],
         w=forward[-1],
         dy_for_dx=dy_for_dx,
-        w_for_dx=stash[1] if len(stash) == 2 else _weight_for_dx(forward[-1], stash[0], dy_for_dx),
+        w_for_dx=stash[1] if len(stash) == 2 else _weight_for_dx(forward[-1], stash[0], dy_for_dx, min_weight_bits),
         dy_for_dw=gradient[0],
         x_for_dw=stash[0],
         dx=dx,
     )
 
 
-def _weight_for_dx(w: OperandSpec, stash: OperandSpec, dy: OperandSpec) -> OperandSpec:
-    """Return how dx's product reads w where the level does not say: as the stash, in MIN_WEIGHT_BITS bits at least if
+def _weight_for_dx(w: OperandSpec, stash: OperandSpec, dy: OperandSpec, min_bits: int) -> OperandSpec:
+    """Return how dx's product reads w where the level does not say: as the stash, of bits in at least ``min_bits`` if
     the forward has as many; as it is, beside a gradient that stays as it is."""
     if "-" in (stash.format, dy.format):
         return OperandSpec()
     if not stash.format.isdecimal():
         return OperandSpec(stash.format, hadamard=dy.hadamard, random_signs=dy.random_signs)
-    return OperandSpec(str(max(stash.bits, min(w.bits, MIN_WEIGHT_BITS))), stash.stochastic)
+    return OperandSpec(str(max(stash.bits, min(w.bits, min_bits))), stash.stochastic)
 
 
 def _check_transforms(operands: Operands) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dsq import recipes
 from dsq.formats import NAMED, NARROWEST, WIDEST
-from dsq.operands import Operands, parse_operands
+from dsq.operands import MIN_WEIGHT_BITS, Operands, parse_operands
 
 ACCEPTED = f"four whole numbers in {NARROWEST}..{WIDEST}, as in [16,4,4,16]"
 ACCEPTED_LEVELS = "precisions that never decrease, as in [4,3,3,8] [8,4,4,8]"
@@ -43,7 +43,11 @@ class Precision:
     @property
     def operands(self) -> Operands:
         """Return how each operand is quantized; widths stand for formats of the config's family."""
-        return parse_operands(_in_full(str(self)))
+        return self.operands_with(MIN_WEIGHT_BITS)
+
+    def operands_with(self, min_weight_bits: int) -> Operands:
+        """Return ``operands`` under another ``DSQConfig.min_weight_bits``."""
+        return parse_operands(_in_full(str(self)), min_weight_bits)
 
     def as_json(self) -> list[int] | str:
         """Return the widths, or the text of a level that names formats: as checkpoints and ledgers have it."""

@@ -170,9 +170,10 @@ class Quantizers:
         gemm: Gemm = "exact",
         min_weight_bits: int = MIN_WEIGHT_BITS,
     ) -> "Quantizers":
-        """Return the quantizers of a level, its widths those of ``family``; ``min_weight_bits`` is of four widths."""
+        """Return the quantizers of a level, its widths those of ``family``."""
         if precision.text:
-            return Quantizers.of_operands(precision.operands.with_family(family), rounding, gemm)
+            operands = precision.operands_with(min_weight_bits).with_family(family)
+            return Quantizers.of_operands(operands, rounding, gemm)
         q0, q1, q2, q3 = map(family, precision)
         return Quantizers(q0, q1, q2, q3, rounding, gemm, min_weight_bits)
 

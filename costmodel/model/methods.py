@@ -39,7 +39,7 @@ class Setup:
         """The formats of a level that names them, by the operand's name in dsq.operands; None of four widths."""
         if not self.precision.text:
             return None
-        specs = self.precision.operands.with_family(lambda bits: at_width(self.format, bits))
+        specs = self.precision.operands_with(self.min_weight_bits).with_family(lambda bits: at_width(self.format, bits))
         plain = Identity(self.container_bits)
         return {name: spec.resolved or plain for name, spec in specs._asdict().items()}
 

@@ -8,6 +8,7 @@ from torch import nn
 
 import dsq
 from dsq import recipes
+from dsq.costmodel.model.methods import Setup
 from dsq.functional import linear, matmul
 from dsq.ops.hadamard import transform
 from dsq.precision import Precision, parse_levels
@@ -274,3 +275,11 @@ def test_a_compiled_layer_has_the_eager_one_s_bits():
         y = run(x)
         both.append((y, *torch.autograd.grad(y.square().sum(), (x, *layer.parameters()))))
     assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+
+
+@pytest.mark.parametrize("least, bits", [(0, 4), (5, 5), (16, 8)])
+def test_min_weight_bits_reaches_levels_that_name_operands(least, bits):
+    q = dsq.DSQConfig("[mxfp8,4,8~,8]", format="bfp", min_weight_bits=least).at(0)
+    assert q.operands.w_for_dx.bits == bits
+    setup = Setup(dsq.BFP(4), dsq.Precision.parse("[mxfp8,4,8~,8]"), min_weight_bits=least)
+    assert setup.operands["w_for_dx"] == dsq.BFP(bits)
