@@ -175,6 +175,11 @@ class Plan:
         return self.question.step.build()
 
     @cached_property
+    def shown(self) -> tuple[MethodCost, ...]:
+        """The rows that advice may name, or those that were asked for."""
+        return tuple(row for row in self.rows if row.method.trusted or self.question.methods)
+
+    @cached_property
     def best(self) -> MethodCost:
         """The quickest trusted row that fits; where none fits, the quickest of those that need least memory."""
         trusted = [row for row in self.rows if row.method.trusted] or list(self.rows)

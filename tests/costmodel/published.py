@@ -5,8 +5,8 @@ analysis/results/published_runs.csv: 108 trainings of MPT (table "mpt": mosaicml
 models; no context parallelism, interleaved stages, 8-bit or 4-bit floats, which dsq-cost does not describe. Their
 "loss" is what the loss saves of the logits: fp32; 16 bits (--fused-loss); or only a chunk (--chunked-loss). The rule
 of exclusion and the seed that drew each "half" of MPT's were committed before `analysis.published fit` (commit
-42c1cfa6) fitted four constants of the hardware files to the one half. `analysis.published judge` (commit 2388cf1f)
-wrote published.csv and published.png beside the table.
+42c1cfa6) fitted four constants of the hardware files to the one half. `python -m
+tests.costmodel.published write` writes published.csv and published.png beside the table.
 
 58 more (table "commands") were written down on 2026-11-28, before dsq-cost was asked for any: each with the options of
 `dsq-cost plan` (column "layout") and the method (column "precision") that describe it. Nothing was fitted to them;
@@ -38,7 +38,7 @@ from dsq.costmodel.model.memory import peak_memory
 from dsq.costmodel.model.methods import AUTOCAST, BF16, USUAL, Method
 from dsq.costmodel.model.operations import Operation, Pointwise, Workload
 from dsq.costmodel.planning.plan import ASKED, NF4_BITS
-from dsq.costmodel.planning.step import kind_of, step_time
+from dsq.costmodel.planning.step import RANGES, kind_of, step_time
 from dsq.costmodel.workloads.config_json import transformer_of
 from dsq.costmodel.workloads.named import ADAPTED, AskedStep, load_shapes
 from dsq.costmodel.workloads.shapes import Transformer
@@ -116,8 +116,8 @@ def judged(row: CsvRow) -> dict[str, Any]:
     (workload, method), hardware = described(row), load_hardware(row["profile"])
     predicted, memory = workload.tokens / step_time(workload, method, hardware).seconds, peak(row, workload, method)
     known = float(row["memory"] or 0) * 2**30  # bytes that the allocator reserved; 0: not published
-    found = {"ratio": predicted / _tokens_per_second(row), "fits": memory <= hardware.memory_bytes}
-    return found | {"of_peak": memory / known if known else None}
+    record = {"peak": memory, "predicted": predicted, "ratio": predicted / _tokens_per_second(row)}
+    return record | {"fits": memory <= hardware.memory_bytes, "of_peak": memory / known if known else None}
 
 
 # ---- trainings that the command line describes
@@ -179,6 +179,7 @@ def commanded(row: CsvRow, folder: Path) -> dict[str, Any]:
 # ---- kinds of training, each with its range
 
 #: words of a row that say that its passes were fused
+KINDS = ("eager", "several nodes", "GDDR", "compiled")
 _COMPILED = ("compile", "nanoGPT", "TinyLlama README", "Optimization flags")
 
 
@@ -201,17 +202,12 @@ def residuals(more: Path | None = None, kinds: Sequence[str] = ()) -> list[Resid
     """Every row with a published speed, of these kinds (none: of all). more: a table of further commands."""
     listed = []
     with tempfile.TemporaryDirectory() as folder:
-        for row in published():
-            if row["table"] != "commands" and not row["profile"]:
-                continue
+        for row in included():
             name = " ".join(row[column] for column in list(row)[:14])
-            fused = is_compiled(f"{row['layout']} {row['source']}")
-            kind = _kind(row["profile"] or row["hardware"].partition(",")[0], int(row["devices"]), fused)
-            if kinds and kind not in kinds:
+            if kinds and kind_of_row(row) not in kinds:
                 continue
-            record = commanded(row, Path(folder)) if row["table"] == "commands" else judged(row)
-            if record["ratio"]:
-                listed.append(Residual(name, kind, row["table"], record["ratio"]))
+            if ratio := result(row, Path(folder))["ratio"]:
+                listed.append(Residual(name, kind_of_row(row), row["table"], ratio))
     for row in _further(more):
         given = vars(parser().parse_args(shlex.split(row["command"].replace("optimiser", "optimizer"))[1:]))
         fused = is_compiled(row["note"])
@@ -225,6 +221,63 @@ def residuals(more: Path | None = None, kinds: Sequence[str] = ()) -> list[Resid
         speed = said.tokens_per_second / said.method.devices
         listed.append(Residual(f"{row['group']} {row['what']}", kind, "more", speed / float(row["published"])))
     return listed
+
+
+def included() -> list[CsvRow]:
+    """Rows that dsq-cost describes."""
+    return [row for row in published() if row["table"] == "commands" or row["profile"]]
+
+
+def kind_of_row(row: CsvRow) -> str:
+    fused = is_compiled(f"{row['layout']} {row['source']}")
+    return _kind(row["profile"] or row["hardware"].partition(",")[0], int(row["devices"]), fused)
+
+
+def result(row: CsvRow, folder: Path) -> dict[str, Any]:
+    return commanded(row, folder) if row["table"] == "commands" else judged(row)
+
+
+def write_results() -> None:
+    """Write analysis/results/published.csv and published.png: every row."""
+    columns = ("model", "hardware", "devices", "layout", "recompute", "sequence", "micro_batch")
+    records = []
+    with tempfile.TemporaryDirectory() as folder:
+        for row in included():
+            found = result(row, Path(folder))
+            record: dict[str, Any] = {"half": row["half"] or row["table"], "kind": kind_of_row(row)}
+            record |= {name: row[name] for name in columns} | {"predicted": found["predicted"], "ratio": found["ratio"]}
+            record["published"] = found["predicted"] / found["ratio"] if found["ratio"] else None
+            record |= {"peak_GB": found["peak"] / 1e9, "fits": "yes" if found["fits"] else "no"}
+            records.append(record | {"of_peak": found["of_peak"]})
+    with RUNS.with_name("published.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
+        writer.writeheader()
+        for record in records:
+            rounded = {name: f"{it:.4g}" for name, it in record.items() if isinstance(it, float)}
+            writer.writerow(record | rounded)
+    draw(records, RUNS.with_name("published.png"))
+
+
+def draw(records: list[dict[str, Any]], path: Path) -> None:
+    """Predicted over published throughput of each training, by its kind; MPT's small."""
+    from dsq.costmodel.cli.pictures.figure import BLACK, COLOURS, new_figure
+
+    figure, axes = new_figure(size=(8, 4.2))
+    axes.axhspan(0.8, 1.25, color="#EEEEEE", zorder=0)
+    axes.axhline(1, color=BLACK, linewidth=0.8)
+    for kind, color in zip(KINDS, COLOURS, strict=False):
+        ours = [record for record in records if record["kind"] == kind and record["ratio"]]
+        sizes = [14 if record["model"].startswith("MPT") else 42 for record in ours]
+        points = [record["published"] for record in ours], [record["ratio"] for record in ours]
+        label = "{}: {:.2f} to {:.2f} is printed".format(kind, *RANGES[kind])
+        axes.scatter(*points, s=sizes, color=color, label=label, alpha=0.8, edgecolors="white", linewidths=0.6)
+    axes.set(xscale="log", yscale="log", ylim=(0.5, 2), yticks=[0.5, 0.8, 1, 1.25, 2])
+    axes.set_yticks([], minor=True)
+    axes.set_yticklabels(["0.5", "0.8", "1", "1.25", "2"])
+    axes.set_xlabel("published tokens per second and device (small: MPT)")
+    axes.set_ylabel("predicted / published")
+    axes.legend(loc="upper center", ncols=2, frameon=False, fontsize=9)
+    figure.savefig(path)
 
 
 def _further(path: Path | None) -> list[CsvRow]:
@@ -254,7 +307,10 @@ def range_of(listed: Sequence[Residual]) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Print the range of each kind by its fitted half, and how many times of either half lie within."""
+    """Print the range of each kind by its fitted half, and how many times of either half lie within. "write": write all
+    rows and their picture instead."""
+    if sys.argv[1:] == ["write"]:
+        return write_results()
     every = residuals(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
     for kind in dict.fromkeys(residual.kind for residual in every):
         ours = [residual for residual in every if residual.kind == kind]

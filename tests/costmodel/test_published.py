@@ -1,12 +1,24 @@
 """Published trainings against predictions: every row of analysis/results/published_runs.csv (published.py)."""
 
+import csv
 from statistics import median
 
 import pytest
 
 from dsq.costmodel.hardware.hardware import load_hardware
 from dsq.costmodel.planning.step import RANGES
-from tests.costmodel.published import commanded, described, judged, peak, published, residuals
+from tests.costmodel.published import (
+    RUNS,
+    commanded,
+    described,
+    included,
+    judged,
+    kind_of_row,
+    peak,
+    published,
+    residuals,
+    result,
+)
 
 
 @pytest.mark.parametrize("half", ["judging", "others", "fitted"])
@@ -33,6 +45,19 @@ def test_what_the_command_line_says_is_near_what_was_published(tmp_path):
         assert median(off) <= at_most
         assert sum(one <= 0.3 for one in off) >= 0.8 * len(off)
         assert least < min(ratios) < max(ratios) < most
+
+
+def test_the_committed_results_are_what_is_predicted(tmp_path):
+    """Each seventh row of published.csv (python -m tests.costmodel.published write)."""
+    with RUNS.with_name("published.csv").open(newline="", encoding="utf-8") as lines:
+        listed = list(csv.DictReader(lines))
+    rows = included()
+    assert len(listed) == len(rows)
+    for row, stated in list(zip(rows, listed, strict=True))[::7]:
+        found = result(row, tmp_path)
+        assert (stated["kind"], stated["fits"]) == (kind_of_row(row), "yes")
+        assert float(stated["predicted"]) == pytest.approx(found["predicted"], rel=1e-3)
+        assert float(stated["peak_GB"]) == pytest.approx(found["peak"] / 1e9, rel=1e-3)
 
 
 #: kind -> of the committed rows, how many there are, and how many times lie in the range that is printed

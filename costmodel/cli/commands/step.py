@@ -45,8 +45,8 @@ def plan(arguments: argparse.Namespace) -> Answer:
                 write_whole(path, partial(draw, plan=found))
     data = found.as_dict()
     records, notes = data.pop("methods"), data.pop("notes")
-    doubted = {row.method.name for row in found.rows if not row.method.trusted}
-    hidden = frozenset() if arguments.all or methods else frozenset(doubted)
+    shown = {row.method.name for row in (found.rows if arguments.all else found.shown)}
+    hidden = frozenset(record["method"] for record in records) - shown
     legend = _explained(record["method"] for record in records if record["method"] not in hidden)
     section = Section("methods", heading(found.workload, found.question.hardware), records, "methods", hidden)
     return Answer([section], notes, data, lead=found.answer, legend=legend)
@@ -232,7 +232,7 @@ def roofline(arguments: argparse.Namespace) -> Answer:
     if arguments.picture:
         from dsq.costmodel.cli.pictures.roofline import draw_roofline
 
-        dots = [record for record in records if record["class"] != "total" and "tflops" in record]
+        dots = [record for record in records if "tflops" in record]
         write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, dots))
     notes += [_OF_ROOF, f"times: {hardware.rates}."]
     section = Section("classes", heading(workload, hardware), records, "classes")

@@ -11,9 +11,9 @@ SMALL = 8.5
 WHITE_BOX: dict[str, Any] = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 
 
-def new_figure(columns: int = 1) -> tuple[Figure, Any]:
-    """A figure, and its axes: one, or a list of them side by side."""
-    figure = Figure(figsize=(9 * columns, 6), dpi=150, layout="constrained")
+def new_figure(columns: int = 1, size: tuple[float, float] = (9, 6)) -> tuple[Figure, Any]:
+    """A figure of so many inches a column, and its axes: one, or a list of them side by side."""
+    figure = Figure(figsize=(size[0] * columns, size[1]), dpi=150, layout="constrained")
     listed = figure.subplots(1, columns, squeeze=False)[0]
     for axes in listed:
         axes.grid(True, which="major", color="#EEEEEE", linewidth=0.8)

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogFormatter
 
-from dsq.costmodel.cli.pictures.figure import BLACK, BLUE, GREY, VERMILION, new_figure
+from dsq.costmodel.cli.pictures.figure import BLACK, BLUE, GREY, SMALL, VERMILION, new_figure
 from dsq.costmodel.cli.pictures.figure import COLOURS as METHOD_COLOURS
 from dsq.costmodel.model.entries import CATEGORIES
 from dsq.costmodel.planning.plan import GIGA, MethodCost, Plan
@@ -32,11 +32,11 @@ MARKERS = ("o", "s", "^", "D")
 
 def front(rows: tuple[MethodCost, ...]) -> list[MethodCost]:
     """The rows than which none is both quicker and smaller, the quickest first."""
-    found: list[MethodCost] = []
+    ahead: list[MethodCost] = []
     for row in sorted(rows, key=lambda row: (row.step.seconds, row.memory.peak)):
-        if not found or row.memory.peak < found[-1].memory.peak:
-            found.append(row)
-    return found
+        if not ahead or row.memory.peak < ahead[-1].memory.peak:
+            ahead.append(row)
+    return ahead
 
 
 def place(row: MethodCost) -> tuple[float, float]:
@@ -57,41 +57,47 @@ def moments(row: MethodCost) -> tuple[list[int], list[str]]:
 
 def draw_picture(path: Path, plan: Plan) -> None:
     """A .png or .svg of both."""
-    figure, (all_, one) = new_figure(columns=2)
-    _draw_methods(all_, plan)
-    _draw_memory(one, plan.best, plan.question.memory / GIGA)
+    figure, (methods, moments_) = new_figure(columns=2, size=(6.5, 4.8))
+    _draw_methods(methods, plan)
+    _draw_memory(moments_, plan.best, plan.question.memory / GIGA)
     figure.savefig(path)
 
 
-def _draw_methods(all_: Axes, plan: Plan) -> None:
-    """Every method's time and memory, hollow where it does not fit; the front and the budget as lines."""
-    all_.plot(*np.transpose([place(row) for row in front(plan.rows)]), color=GREY, linewidth=1, zorder=1)
-    for row, (marker, color) in zip(plan.rows, cycle(product(MARKERS, METHOD_COLOURS)), strict=False):
+def _draw_methods(axes: Axes, plan: Plan) -> None:
+    """Time and memory of each method that is shown, hollow where it does not fit; the front and the budget as lines."""
+    line = np.transpose([place(row) for row in front(plan.shown)])
+    axes.plot(*line, color=GREY, linewidth=1, zorder=1, label="no method is quicker and smaller")
+    for row, (marker, color) in zip(plan.shown, cycle(product(MARKERS, METHOD_COLOURS)), strict=False):
         look: dict[str, Any] = {"color": color, "fillstyle": "full" if row.fits else "none"}
-        all_.plot(*place(row), marker, **look, markersize=8, label=row.method.name)
-    all_.axhline(plan.question.memory / GIGA, color=BLACK, linestyle="--", linewidth=1)
-    top = 1.1 * max(row.memory.peak for row in plan.rows) / GIGA
-    all_.set(xlabel=TIME, ylabel=MEMORY, ylim=(0, top), title=f"{plan.workload.name}: better down and left")
-    all_.set_xscale("log")
-    for axis in (all_.xaxis.set_major_formatter, all_.xaxis.set_minor_formatter):
+        axes.plot(*place(row), marker, **look, markersize=8, label=row.method.name)
+    top, budget = 1.1 * max(row.memory.peak for row in plan.shown) / GIGA, plan.question.memory / GIGA
+    if budget < top:
+        axes.axhline(budget, color=BLACK, linestyle="--", linewidth=1, label="what fits")
+    axes.set(xlabel=TIME, ylabel=MEMORY, ylim=(0, top), title=f"{plan.workload.name}: better down and left")
+    axes.set_xscale("log")
+    for axis in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
         axis(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.5)))
-    all_.legend(loc="best", fontsize=8, frameon=False)
+    axes.legend(loc="best", fontsize=SMALL, frameon=False)
 
 
-def _draw_memory(one: Axes, best: MethodCost, budget: float) -> None:
+def _draw_memory(axes: Axes, best: MethodCost, budget: float) -> None:
     """Stacked areas over the operations of forward, backward and update; the budget as a line where it is near."""
-    one.grid(visible=False)
-    found, count, top = bands(best), len(best.memory.totals), best.memory.peak / GIGA
-    one.stackplot(range(count), *found.values(), labels=found, colors=[COLOURS[name] for name in found], linewidth=0)
-    one.plot(best.memory.moment, top, "o", color=BLACK, markersize=5)
+    axes.grid(visible=False)
+    listed, count, top = bands(best), len(best.memory.totals), best.memory.peak / GIGA
+    axes.stackplot(
+        range(count), *listed.values(), labels=listed, colors=[COLOURS[name] for name in listed], linewidth=0
+    )
+    axes.plot(best.memory.moment, top, "o", color=BLACK, markersize=5)
     side = ("right", -8) if best.memory.moment > count / 2 else ("left", 8)
     label = f"peak {top:,.2f} GB\n{best.memory.cause}"
-    one.annotate(label, (best.memory.moment, top), (side[1], 8), textcoords="offset points", ha=side[0], fontsize=9)
+    axes.annotate(
+        label, (best.memory.moment, top), (side[1], 8), textcoords="offset points", ha=side[0], fontsize=SMALL
+    )
     if top < budget < 1.5 * top:
-        one.axhline(budget, color=BLACK, linestyle="--", linewidth=1)
-    one.set_xticks(*moments(best))
-    one.set(ylabel=MEMORY, xlim=(0, count - 1), ylim=(0, 1.25 * top), title=best.method.name)
-    one.legend(loc="upper right", ncols=4, fontsize=8, frameon=False)
+        axes.axhline(budget, color=BLACK, linestyle="--", linewidth=1)
+    axes.set_xticks(*moments(best))
+    axes.set(ylabel=MEMORY, xlim=(0, count - 1), ylim=(0, 1.25 * top), title=best.method.name)
+    axes.legend(loc="upper right", ncols=4, fontsize=SMALL, frameon=False)
 
 
 def draw_page(path: Path, plan: Plan) -> None:

@@ -1,5 +1,7 @@
-"""The roofline: roofs by datatype, a mark for each class of operations, its size its share of the step's time."""
+"""The roofline: roofs by datatype; of each setup a large mark, the whole step, and small ones, its classes of
+operations."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,53 +13,87 @@ from dsq.costmodel.cli.pictures.figure import BLACK, COLOURS, GREY, SMALL, WHITE
 from dsq.costmodel.hardware.hardware import Hardware
 
 TERA = 1e12
-#: area of a dot, in square points: of no time, and of all of it
-MIN_AREA, MAX_AREA = 25, 500
-MARKERS = {"attention": "o", "fc": "s", "other": "^"}  #: of operations.CLASSES
-#: names that a roof's label lists
-NAMES = 3
+MARKERS = {"attention": "D", "fc": "s", "other": "^", "total": "o"}  #: of operations.CLASSES, and of the step
+#: areas of the step's ring and of a class's mark, in square points
+STEP_AREA, CLASS_AREA = 170, 40
 #: roofs nearer than this factor share a label
-SAME_ROOF = 1.3
+SAME_ROOF = 1.4
+#: least factor between the heights of two setups' labels, of a roof above a label, and of one below, with its name
+LINE, UNDER, OVER = 1.5, 1.25, 1.75
 DATASHEET: dict[str, Any] = {"color": GREY, "linestyle": "--"}
 
 
 def draw_roofline(path: Path, workload: str, hardware: Hardware, records: list[Record]) -> None:
-    """Datasheet roofs dashed, reached ones solid; from each dot (a record of `dsq-cost roofline --json`) a line up to
-    its roof. The key names the dots, with the share of the roof that each reaches and its share of the step's time."""
-    figure, axes = new_figure()
+    """Datasheet roofs dashed, reached ones solid; a color a setup, whose label has the step's time. Classes that all
+    setups share are black. records: those of `dsq-cost roofline --json` that have a rate."""
+    figure, axes = new_figure(size=(8, 5))
     top, bandwidth = max(peak.flops for peak in hardware.peaks) / TERA, hardware.bandwidth / TERA
     intensities, attained = ([record[name] for record in records] for name in ("flop_per_byte", "tflops"))
-    right = max(*intensities, top / bandwidth) * 200
-    axes.set(xscale="log", yscale="log", xlim=(min(intensities) / 3, right), ylim=(min(attained) / 3, 4 * top))
-    axes.set_xlabel("operational intensity (operations a DRAM byte)")
+    right = max(*intensities, top / bandwidth) * 300
+    axes.set(xscale="log", yscale="log", xlim=(min(intensities) / 3, right), ylim=(min(attained) / 3, 3 * top))
+    axes.set_xlabel("operational intensity (operations per DRAM byte)")
     axes.set_ylabel("rate (TFLOP/s)")
     axes.set_title(f"{workload}, one training step on {hardware.name}", fontsize=11)
     _draw_roofs(axes, hardware)
     setups = list(dict.fromkeys(record["setup"] for record in records))
-    key = []
-    for record in records:
-        x, y, color = record["flop_per_byte"], record["tflops"], COLOURS[setups.index(record["setup"]) % len(COLOURS)]
-        axes.plot([x, x], [y, record["roof_tflops"]], ":", color=color, linewidth=1.2)
-        look: dict[str, Any] = {"color": color, "marker": MARKERS[record["class"]]}
-        axes.scatter(x, y, s=MIN_AREA + MAX_AREA * record["of_time"], alpha=0.75, edgecolor="white", zorder=5, **look)
-        told = f"{record['of_roof']:.0%} of {record['roof']}, {record['of_time']:.0%} of time"
-        key.append(Line2D([], [], linestyle="", label=f"{record['setup']}, {record['class']}: {told}", **look))
+    places = [(record["class"], record["flop_per_byte"], record["tflops"]) for record in records]
+    for record, place in zip(records, places, strict=True):
+        shared = len(setups) > 1 and places.count(place) == len(setups)
+        color = BLACK if shared else COLOURS[setups.index(record["setup"])]
+        look: dict[str, Any] = {"s": CLASS_AREA, "facecolors": color, "edgecolors": "white"}
+        if record["class"] == "total":  # rings, which do not hide one another
+            look = {"s": STEP_AREA, "facecolors": "none", "edgecolors": color, "linewidths": 2.4}
+        axes.scatter(*place[1:], marker=MARKERS[record["class"]], zorder=5, **look)
+    steps = sorted((record for record in records if record["class"] == "total"), key=lambda step: -step["tflops"])
+    heights = spread((record["tflops"] for record in steps), _lines(hardware))
+    for record, height in zip(steps, heights, strict=True):
+        _label_step(axes, record, (3 * max(intensities), height), COLOURS[setups.index(record["setup"])])
+    named = {"total": "the whole step", "fc": "linear layers", "attention": "attention", "other": "other passes"}
+    look = {"linestyle": "", "color": GREY}
+    key = [Line2D([], [], marker=MARKERS[name], label=text, **look) for name, text in named.items()]
+    key[0].set(fillstyle="none", markersize=9, markeredgewidth=2)
     reached = "measured" if hardware.measured else "programs reach"
     key += [Line2D([], [], color=BLACK, label=reached), Line2D([], [], **DATASHEET, label="datasheet")]
-    axes.legend(handles=key, loc="best", frameon=False, fontsize=SMALL)
+    axes.legend(handles=key, loc="lower right", frameon=False, fontsize=SMALL, ncols=2)
     figure.savefig(path)
 
 
-def roofs(hardware: Hardware) -> list[tuple[float, list[str]]]:
-    """The rates that are reached, in TFLOP/s, highest first, each with its datatypes; near ones together."""
-    found: list[tuple[float, list[str]]] = []
+def spread(heights: Iterable[float], lines: list[float]) -> list[float]:
+    """Return the heights, highest first, moved down where two are nearer than LINE, or one covers a roof."""
+    placed: list[float] = []
+    for height in heights:
+        height = min(height, placed[-1] / LINE) if placed else height
+        while any(line / UNDER < height < line * OVER for line in lines):
+            height /= 1.05
+        placed.append(height)
+    return placed
+
+
+def _label_step(axes: Axes, record: Record, place: tuple[float, float], color: str) -> None:
+    """Write a setup's name and time, with a line to its mark."""
+    arrow = {"arrowstyle": "-", "color": color, "linewidth": 0.8, "relpos": (0, 0.5), "shrinkA": 0, "shrinkB": 6}
+    style: dict[str, Any] = {"color": color, "fontsize": SMALL, "va": "center", "bbox": WHITE_BOX}
+    mark = record["flop_per_byte"], record["tflops"]
+    axes.annotate(f"{record['setup']}: {record['expected_ms']:,.4g} ms", mark, place, arrowprops=arrow, **style)
+
+
+def _lines(hardware: Hardware) -> list[float]:
+    """The heights of all roofs that are drawn, in TFLOP/s."""
+    rates = [hardware.vector_flops, *(rate for peak in hardware.peaks for rate in (peak.flops, peak.stated) if rate)]
+    return [rate / TERA for rate in rates]
+
+
+def roofs(hardware: Hardware) -> list[tuple[float, str]]:
+    """The rates that are reached, in TFLOP/s, highest first, each with its label; near ones together."""
+    placed: list[tuple[float, str]] = []
     rates = {peak.datatype: peak.flops / TERA for peak in hardware.peaks} | {"vector": hardware.vector_flops / TERA}
     for name, rate in sorted(rates.items(), key=lambda named: -named[1]):
-        if found and found[-1][0] < SAME_ROOF * rate:
-            found[-1][1].append(name)
+        label = f"{name} {rate:,.4g}"
+        if placed and placed[-1][0] < SAME_ROOF * rate:
+            placed[-1] = placed[-1][0], f"{placed[-1][1]}, {label}"
         else:
-            found.append((rate, [name]))
-    return found
+            placed.append((rate, label))
+    return placed
 
 
 def _draw_roofs(axes: Axes, hardware: Hardware) -> None:
@@ -65,17 +101,12 @@ def _draw_roofs(axes: Axes, hardware: Hardware) -> None:
     (left, right), bandwidth = axes.get_xlim(), hardware.bandwidth / TERA
     slope, rates = hardware.stated_bandwidth / TERA, [peak.flops / TERA for peak in hardware.peaks]
     for stated in {peak.stated / TERA for peak in hardware.peaks if peak.stated and slope}:
-        axes.plot([left, stated / slope, right], [left * slope, stated, stated], **DATASHEET, linewidth=1)
-    axes.plot([left, max(rates) / bandwidth], [left * bandwidth, max(rates)], color=BLACK, linewidth=1.6)
+        axes.plot([left, stated / slope, right], [left * slope, stated, stated], **DATASHEET, linewidth=0.8)
+    axes.plot([left, max(rates) / bandwidth], [left * bandwidth, max(rates)], color=BLACK, linewidth=1.4)
     for rate in [*rates, hardware.vector_flops / TERA]:
-        axes.plot([rate / bandwidth, right], [rate, rate], color=BLACK, linewidth=1.6)
-
-    def name(text: str, at: tuple[float, float], away: tuple[float, float], side: str) -> None:
-        style: dict[str, Any] = {"textcoords": "offset points", "ha": side, "fontsize": SMALL, "bbox": WHITE_BOX}
-        axes.annotate(text, at, away, **style)
-
-    for rate, names in roofs(hardware):
-        several = " ..." if len(names) > NAMES else ""
-        name(f"{', '.join(names[:NAMES])}{several}  {rate:,.4g} TFLOP/s", (right, rate), (-4, 5), "right")
+        axes.plot([rate / bandwidth, right], [rate, rate], color=BLACK, linewidth=1.4)
+    style: dict[str, Any] = {"textcoords": "offset points", "fontsize": SMALL, "bbox": WHITE_BOX}
+    for rate, label in roofs(hardware):
+        axes.annotate(label, (right, rate), (-4, 5), ha="right", **style)
     start = max(left, axes.get_ylim()[0] / bandwidth) * 1.3
-    name(f"DRAM {hardware.bandwidth / 1e9:,.0f} GB/s", (start, start * bandwidth), (8, -4), "left")
+    axes.annotate(f"DRAM {hardware.bandwidth / 1e9:,.0f} GB/s", (start, start * bandwidth), (8, -4), **style)

@@ -10,20 +10,20 @@ pytest.importorskip("matplotlib")
 from dsq import costmodel
 from dsq.costmodel.cli.main import main
 from dsq.costmodel.cli.pictures.plan import front
-from dsq.costmodel.cli.pictures.roofline import MARKERS, roofs
+from dsq.costmodel.cli.pictures.roofline import MARKERS, roofs, spread
 from dsq.costmodel.hardware.hardware import load_hardware
 from dsq.costmodel.model.methods import USUAL
 from dsq.costmodel.model.operations import CLASSES
 
-PLANNED = [re.escape(f"<!-- {method.name} -->") for method in USUAL]
-SETUPS = "[16,4,4,16]", "[2,2,2,16]"
-OF_ROOFS = [rf"<!-- .*{re.escape(it)}, {name}: \d+% of .*, \d+% of time -->" for it in SETUPS for name in CLASSES]
+PLANNED = [re.escape(f"<!-- {method.name} -->") for method in USUAL if method.trusted]
+SETUPS = "[16,4,4,16]", "[2,2,2,16]", "fixed:[16,16,16,16]", "float:[16,16,16,16]"
+OF_ROOFS = [rf"<!-- .*{re.escape(setup.rpartition(':')[2])}: [\d,.]+ ms -->" for setup in SETUPS]
 
 
 @pytest.mark.parametrize(
     ("question", "key"), [(("plan", "gpt2", "--sequences", "4"), PLANNED), (("roofline", *SETUPS), OF_ROOFS)]
 )
-def test_a_picture_beside_the_answer_names_every_method_or_every_class_of_every_setup(capsys, tmp_path, question, key):
+def test_a_picture_beside_the_answer_names_every_method_or_setup(capsys, tmp_path, question, key):
     path = tmp_path / "picture.svg"
     assert main([*question, "--picture", str(path)]) == 0
     assert capsys.readouterr().out
@@ -33,15 +33,21 @@ def test_a_picture_beside_the_answer_names_every_method_or_every_class_of_every_
 
 
 def test_each_class_of_operations_has_a_mark_of_its_own():
-    assert list(MARKERS) == list(CLASSES)
-    assert len(set(MARKERS.values())) == len(CLASSES)
+    assert list(MARKERS) == [*CLASSES, "total"]
+    assert len(set(MARKERS.values())) == len(MARKERS)
 
 
 def test_roofs_of_about_one_rate_share_a_label():
-    found = roofs(load_hardware("h100"))
-    assert ["fp8", "int8"] in [names for _, names in found]
-    assert ["fp32", "vector"] in [sorted(names) for _, names in found]
-    assert all(high[0] > 1.3 * low[0] for high, low in itertools.pairwise(found))
+    labels = roofs(load_hardware("h100"))
+    assert "vector 66.9, fp32 53.52" in [label for _, label in labels]
+    assert all(high[0] > 1.4 * low[0] for high, low in itertools.pairwise(labels))
+
+
+def test_labels_of_setups_cover_neither_one_another_nor_a_roof():
+    heights = spread([100, 99, 30], [95, 20])
+    assert all(high >= 1.49 * low for high, low in itertools.pairwise(heights))
+    assert not any(roof / 1.25 < height < roof * 1.75 for height in heights for roof in (95, 20))
+    assert all(height <= rate for height, rate in zip(heights, [100, 99, 30], strict=True))
 
 
 def test_nothing_beats_a_method_of_the_front_in_both_time_and_memory():
