@@ -143,6 +143,11 @@ class Format:
         return self.significand_bits
 
     @property
+    def unit_name(self) -> str:
+        """Return what hardware files call the units that multiply it."""
+        return self.name
+
+    @property
     def exact_in_bfloat16(self) -> bool:
         """Return whether bfloat16, whose significand has 8 bits, holds every value (subnormal ones aside)."""
         return self.packs and self.significand_bits <= 8
@@ -504,6 +509,12 @@ class GridFormat(Format):
 
     def unit_significand(self, floats: bool) -> int:
         return self.grid.significand_bits if floats else self.grid.integer_bits - 1
+
+    @property
+    def unit_name(self) -> str:
+        """Return the name of these elements, scales and runs along the contraction: how scales come about does not
+        matter to a unit, nor do the rows of a block."""
+        return str(replace(self, block=(1, self.block[1]), rule="", prescale=1.0))
 
     def matrix(self, layout: Layout) -> tuple[int, int, int]:
         """Return the tensor as (outer, rows, columns) whose columns run along the contraction."""

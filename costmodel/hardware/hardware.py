@@ -4,10 +4,11 @@ fields stand in docs/cost-model.md ("A hardware file").
 A stated figure is multiplied by its `efficiency`, the share that programs reach.
 
 `holds` says the widest operand of each format that the datatype multiplies exactly, or the wider operand and the other.
-A format that it does not name is held where its significands are: those of a format with blocks as bfp's, others as
-fixed point's. Wider codes are split: a product takes as many passes as the parts of one operand times those of the
-other (16 x 2 bits on bf16 units: two), each exact, summed in fp32. Floats, and widths above 16 bits, which are kept as
-floats, are not split. A measured peak is a kernel: it does not split, and the first that holds a product counts.
+A format by name (mxfp8, nvfp4) is held whatever its scale rule and the rows of its blocks. A format that it does not
+name is held where its significands are: those of a format with blocks as bfp's, others as fixed point's. Wider codes
+are split: a product takes as many passes as the parts of one operand times those of the other (16 x 2 bits on bf16
+units: two), each exact, summed in fp32. Floats, and widths above 16 bits, which are kept as floats, are not split. A
+measured peak is a kernel: it does not split, and the first that holds a product counts.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from typing import Any
 
 from dsq.command import read_toml
 from dsq.costmodel.names import completed, suggestion
-from dsq.formats import BFP, FORMATS, WIDEST, FixedPoint, Format, Identity
+from dsq.formats import BFP, FORMATS, NAMED, WIDEST, FixedPoint, Format, Identity
 
 DEFAULT_HARDWARE = "a100-80gb"
 _PROFILES = Path(__file__).with_name("profiles")
@@ -87,7 +88,7 @@ class Peak:
 
         A code splits into its significand's higher and lower bits, as 15 bits into 8 and 7; a float does not.
         """
-        names = (operand.name, BFP.name if operand.block_size else FixedPoint.name)
+        names = (operand.unit_name, BFP.name if operand.block_size else FixedPoint.name)
         own, alike = (self.holds.get(name, (0, 0))[side] for name in names)
         if own >= operand.bits:
             return 1
@@ -304,13 +305,13 @@ def _fused_unit(data: Any, dotted: str) -> FusedUnit:
 
 
 def _holds(held: dict[str, Any], label: str) -> dict[str, tuple[int, int]]:
-    known, found = (*FORMATS, Identity.name), {}
+    known, found = (*FORMATS, Identity.name, *NAMED), {}
     for name, bits in held.items():
         pair = bits if isinstance(bits, list) else [bits, bits]
         if name not in known or len(pair) != 2 or any(type(m) is not int or not 1 <= m <= WIDEST for m in pair):
             text = f"must be bits from 1 to {WIDEST}, or those of the wider operand and the other,"
             raise ValueError(f"{label}.holds.{name} {text} for one of {', '.join(known)}")
-        found[name] = (max(pair), min(pair))
+        found[NAMED[name].unit_name if name in NAMED else name] = (max(pair), min(pair))
     return found
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dsq import costmodel
 from dsq.costmodel.hardware.hardware import FusedUnit, load_hardware, profile_names
-from dsq.formats import BFP, FixedPoint, Identity
+from dsq.formats import BFP, FixedPoint, Identity, parse_format
 
 MACHINE = """
 name = "mine"
@@ -87,6 +87,24 @@ def test_split_passes_on_each_accelerator():
         assert str(rate) == way
         assert rate.peak.stated / rate.passes == pytest.approx(tera * 1e12)
     assert h100.rate(BFP(16), BFP(2)).flops == 0.80 * 989.4e12 / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "products"),
+    [
+        ("h100", {"fp8_tensor fp8_e5m2_tensor": "fp8", "fp8_1x128 fp8_128x128": "fp8", "mxfp8 mxfp8": "bf16"}),
+        (
+            "b200",
+            {"mxfp8:rceil mxfp8_e5m2": "fp8", "mxfp6 mxfp6": "fp6", "mxfp4_aws mxfp4": "fp4", "mxfp4 mx9": "bf16"},
+        ),
+        ("b300", {"nvfp4 nvfp4_2d": "nvfp4", "nvfp4 mxfp4": "bf16"}),
+        ("mi355x", {"mxfp4 mxfp4": "fp4", "nvfp4 nvfp4": "bf16", "int8_row int8_tensor": "int8"}),
+    ],
+)
+def test_units_of_a_named_format_multiply_it_whatever_its_scale_rule_and_rows(name, products):
+    hardware = load_hardware(name)
+    ways = {pair: str(hardware.rate(*map(parse_format, pair.split()))) for pair in products}
+    assert ways == products
 
 
 MEASURED = f"""
