@@ -35,7 +35,7 @@ class Flops:
     """FLOPs of matrix products, two to a multiply-accumulate."""
 
     quantized: int
-    floating_point: dict[str, int]  #: the others by operator, such as "aten.bmm"
+    floating_point: dict[str, int]  #: the others by operator, such as "aten.bmm" and "dsq.hadamard"
 
     @property
     def total(self) -> int:
@@ -260,16 +260,13 @@ def _flops(run: Callable[[], Any]) -> tuple[Any, Flops]:
         warnings.filterwarnings("ignore", "Using `torch.compile", UserWarning)  # of the counter's hooks
         result = run()
     counts = {str(op): flops for op, flops in counter.get_flop_counts().get("Global", {}).items()}
-    floating_point = {op: flops for op, flops in counts.items() if not op.startswith("dsq.")}
+    floating_point = {op: flops for op, flops in counts.items() if not op.startswith("dsq.") or op == "dsq.hadamard"}
     return result, Flops(sum(counts.values()) - sum(floating_point.values()), floating_point)
 
 
 def _others(flops: Flops) -> str:
     total = flops.total or 1
-    return (
-        ", ".join(f"{op.removeprefix('aten.')} {n / total:.1%}" for op, n in flops.floating_point.items() if n)
-        or "none"
-    )
+    return ", ".join(f"{op.partition('.')[2]} {n / total:.1%}" for op, n in flops.floating_point.items() if n) or "none"
 
 
 def _loss(result: Any, total: Callable[[Tensor], Tensor]) -> Tensor | None:

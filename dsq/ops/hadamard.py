@@ -9,7 +9,9 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
+from dsq.kernels.dispatch import define, plain, signed
 from dsq.kernels.reference.codec import uniform
 
 #: added to the seed of a product: the signs of both operands are the same, and no operand's rounding draws them
@@ -19,8 +21,15 @@ SIGN_SEED = 7
 def transform(x: Tensor, axis: int, size: int, seed: int | None) -> Tensor:
     """Return the transform of ``x`` in float32 (float64 stays), runs of ``size``, a power of two, along ``axis``.
 
-    ``seed``: of random signs; None: the values keep theirs.
+    ``seed``: of random signs; None: the values keep theirs. Compilers and counters of FLOPs see one operator.
     """
+    if plain(x):
+        return _transform(x, axis, size, seed)
+    result: Tensor = torch.ops.dsq.hadamard(x, axis, size, signed(seed))
+    return result
+
+
+def _transform(x: Tensor, axis: int, size: int, seed: int | None) -> Tensor:
     x = x.to(torch.promote_types(x.dtype, torch.float32)).movedim(axis, -1)
     length, runs, begin = x.shape[-1], [], 0
     if seed is not None and length:
@@ -31,7 +40,7 @@ def transform(x: Tensor, axis: int, size: int, seed: int | None) -> Tensor:
         end = length - (length - begin) % size
         runs.append((x[..., begin:end].unflatten(-1, (-1, size)) @ matrix(size, x.dtype, x.device)).flatten(-2))
         begin = end
-    return (torch.cat(runs, -1) if len(runs) != 1 else runs[0]).movedim(-1, axis)
+    return (torch.cat(runs, -1) if len(runs) != 1 else runs[0]).movedim(-1, axis).contiguous()
 
 
 @lru_cache(maxsize=64)
@@ -41,3 +50,11 @@ def matrix(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     while len(h) < size:
         h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
     return (h / math.sqrt(size)).to(dtype).to(device)
+
+
+define(
+    "hadamard(Tensor x, int axis, int size, SymInt? seed) -> Tensor",
+    _transform,
+    lambda x, axis, size, seed: x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, torch.float32)),
+)
+register_flop_formula(torch.ops.dsq.hadamard)(lambda x, axis, size, *_, **__: 2 * math.prod(x) * min(size, x[axis]))

@@ -170,3 +170,10 @@ def test_layers_that_read_features_of_unlike_scales_are_named(largest, unlike):
     found = dsq.report(net, torch.rand(64, 10) * torch.tensor([1.0] * 9 + [largest]))
     assert found.mixed_scale == unlike
     assert ("mixed scale" in str(found)) == bool(unlike)
+
+
+def test_transforms_of_the_stash_are_named():
+    net = dsq.convert(nn.Linear(64, 32), levels="[8 8 | 8 8 | mxfp4@r16 mxfp4@r16]", stash="linears")
+    found = dsq.report(net, torch.randn(8, 64))
+    assert found.forward.floating_point == {"dsq.hadamard": 2 * 8 * 64 * 8}  # runs of the 8 tokens there are
+    assert "hadamard 20.0%" in str(found)
