@@ -1,4 +1,4 @@
-"""Every number format states its bits, its grid, what it stores and what it costs; and how a tensor lies in memory. No
+"""Every number format states its bits, its grid and what it stores; and how a tensor lies in memory. No
 tensors, no torch: the cost model has them too.
 
 Block formats of floating or whole elements are data: a ``GridFormat`` of three numbers, a block and a scale rule, and a
@@ -71,19 +71,6 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
-    """The cost of one multiply-accumulate: ``K * (m1 * m2)**p``, in fixed-point 32 x 32 multiply-accumulates."""
-
-    K: float
-    p: float
-    source: str
-
-    def cost(self, m1: Any, m2: Any) -> Any:
-        """Return the cost at operand widths ``m1`` and ``m2``: ints, or numpy arrays of them."""
-        return self.K * (1.0 * m1 * m2) ** self.p
-
-
-@dataclass(frozen=True, slots=True)
 class Format:
     """A number format: ``bits`` a code, and a scale shared by the values of a block.
 
@@ -92,8 +79,6 @@ class Format:
 
     #: what configs, flags and dsq-cost call it
     name: ClassVar[str]
-    #: what its multiplications cost
-    law: ClassVar[Law]
     #: bytes stored once a tensor besides codes and scales
     tensor_bytes: ClassVar[int] = 0
     #: widest code at which it gains anything on BFP: ``at`` takes BFP for wider ones
@@ -276,12 +261,6 @@ class BFP(BlockFormat):
     """
 
     name: ClassVar[str] = "bfp"
-    #: from the two all-equal BFP rows of the paper's table 1
-    law: ClassVar[Law] = Law(
-        0.56 / 32 ** (2 * 0.82),
-        0.82,
-        "table 1's BFP [32,32,32,32] 0.56x and [16,16,16,16] 0.18x; p = ln(0.56/0.18)/ln 4 to two digits",
-    )
 
     @property
     def quantizes(self) -> bool:
@@ -308,7 +287,6 @@ class SignedNVInt(BlockFormat):
     """
 
     name: ClassVar[str] = "snvint"
-    law: ClassVar[Law] = BFP.law
     tensor_bytes: ClassVar[int] = 1
     #: the tensor's exponent is clipped to these, so that no step is subnormal, nor the inverse of one
     exponents: ClassVar[tuple[int, int]] = (-90, 120)
@@ -341,11 +319,6 @@ class FixedPoint(Format):
     """
 
     name: ClassVar[str] = "fixed"
-    law: ClassVar[Law] = Law(
-        1 / 32**2,
-        1.0,
-        "array multiplier: one cell for each pair of operand bits; table 1's 16x16 row, 0.25 = (16*16)/(32*32)",
-    )
 
     fraction_bits: int | None = None  #: the static binary point; None: placed by the largest value
 
@@ -366,7 +339,6 @@ class Identity(Format):
     """Values as they are, in a floating type of ``bits`` bits."""
 
     name: ClassVar[str] = "float"
-    law: ClassVar[Law] = FixedPoint.law  #: of the significands
 
     bits: int = field(default=WIDEST, repr=False)  #: 16 or 32, as of the types float16 and float32
 
@@ -468,7 +440,6 @@ class GridFormat(Format):
     """
 
     name: ClassVar[str] = "grid"
-    law: ClassVar[Law] = BFP.law
 
     bits: int = field(init=False, repr=False)
     grid: Grid

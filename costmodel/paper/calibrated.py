@@ -2,7 +2,7 @@
 (calibrated.toml).
 
 DRAM: every linear layer moves the eight tensors of TENSORS, each stored at stored_bits a value. Arithmetic: its three
-matrix products cost K * (m1 * m2)^p (the law of the format) at the widths of MATMULS. Both are relative to fixed-point
+matrix products cost mac_cost at the widths of MATMULS. Both are relative to fixed-point
 32. No attention, norms, caches or optimizer: figure 2 draws a linear layer, and the published ratios leave no room.
 """
 
@@ -14,6 +14,7 @@ from dsq.arguments import whole_number
 from dsq.command import read_toml
 from dsq.costmodel.model.methods import Setup, at_width
 from dsq.costmodel.model.operations import Gemm, Workload
+from dsq.costmodel.model.traffic import mac_cost
 from dsq.formats import SCALE_BITS, WIDEST, FixedPoint, Format
 
 #: a block (values and exponent) is stored in whole words of this many bits; it makes BFP 32 cost 36 bits a value
@@ -48,9 +49,8 @@ def dram(workload: Workload, setup: Setup) -> float:
 def arithmetic(setup: Setup) -> float:
     """Cost of a multiply-accumulate, the mean of the three matrix products, relative to a fixed-point 32 x 32 one."""
     formats = {f"q{i}": at_width(setup.format, bits) for i, bits in enumerate(setup.precision)}
-    pairs = ([formats[width].multiplier_bits for width in widths] for widths in MATMULS)
-    costs = sum((setup.format.law.cost(*pair) for pair in pairs), start=0.0)
-    return float(costs / len(MATMULS) / FixedPoint.law.cost(WIDEST, WIDEST))
+    costs = [mac_cost(formats[first], formats[second]) for first, second in MATMULS]
+    return sum(costs) / len(costs) / mac_cost(FixedPoint(WIDEST), FixedPoint(WIDEST))
 
 
 def _values(gemm: Gemm, shape: str) -> int:

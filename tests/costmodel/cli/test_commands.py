@@ -21,7 +21,7 @@ from dsq.costmodel.hardware.hardware import load_hardware
 from dsq.costmodel.model.methods import DSQ, Setup
 from dsq.costmodel.model.roofline import evaluate
 from dsq.costmodel.workloads.named import load_workload
-from dsq.formats import FORMATS, Format, Law, register
+from dsq.formats import FORMATS, Format, register
 from dsq.precision import Precision
 from tests.costmodel.workloads.models import small_gpt2
 
@@ -258,13 +258,12 @@ def test_an_answer_is_the_pages(question, stated):
 @pytest.fixture
 def ask(capsys, tmp_path):
     """The first record of the answer about one layer of 64 tokens, 64 in, 64 out, while there is a format with blocks
-    of 32, four bytes a tensor, a law of its own, a magnitude one bit under BFP's."""
+    of 32, four bytes a tensor, a magnitude one bit under BFP's."""
 
     @register
     @dataclass(frozen=True, slots=True)
     class Boxed(Format):
         name: ClassVar[str] = "boxed4"
-        law: ClassVar[Law] = Law(1 / 2048, 1.0, "half of fixed point's")
         tensor_bytes: ClassVar[int] = 4
 
         block_size: int = 32

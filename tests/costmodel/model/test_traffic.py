@@ -6,7 +6,7 @@ import pytest
 
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
-from dsq.costmodel.model.traffic import arithmetic_cost, matmuls, stash_bytes, total_stash_bytes, transfers
+from dsq.costmodel.model.traffic import arithmetic_cost, mac_cost, matmuls, stash_bytes, total_stash_bytes, transfers
 from dsq.formats import BFP, FixedPoint, Identity
 from dsq.precision import Precision
 from tests.costmodel.workloads.models import quantizing_attention
@@ -119,7 +119,7 @@ def test_arithmetic_counts_each_product_at_its_widths():
     assert [p.second.bits for p in matmuls(workload, replace(FIXED, min_weight_bits=0))] == [8, 4, 4]
     assert arithmetic_cost(found) == pytest.approx(105 * (64 + 30 + 64) / 1024)
     assert arithmetic_cost(matmuls(workload, SETUP)) == pytest.approx(
-        105 * sum(BFP.law.cost(*pair) for pair in ((8, 8), (6, 5), (16, 4)))
+        105 * sum(mac_cost(BFP(a), BFP(b)) for a, b in ((8, 8), (6, 5), (16, 4)))
     )
     assert [p.name for p in matmuls(of(Gemm("l", 3, 5, 7, x_grad=False)), SETUP)] == ["forward", "dw"]
 

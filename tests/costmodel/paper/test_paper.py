@@ -9,11 +9,12 @@ import pytest
 import dsq
 from dsq.costmodel import predicted
 from dsq.costmodel.hardware.hardware import load_hardware
+from dsq.costmodel.model import traffic
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Workload
 from dsq.costmodel.paper import calibrated, tables
 from dsq.costmodel.workloads.named import load_workload
-from dsq.formats import BFP, FixedPoint, Law
+from dsq.formats import BFP, FixedPoint
 from dsq.precision import Precision
 from tests.costmodel.workloads.models import dump
 
@@ -85,10 +86,10 @@ def test_every_expert_s_weight_is_read():
 
 def test_arithmetic_is_the_stated_law_at_the_stated_widths(monkeypatch):
     assert calibrated.arithmetic(STASHING_FIXED) == pytest.approx((16 * 16 + 4 * 16 + 16 * 4) / 3 / 1024)
-    monkeypatch.setattr(BFP, "law", Law(0.5 / 1024, 1.0, "a linear law"))
+    monkeypatch.setattr(traffic, "BLOCKS", (0.5 / 1024, 1.0))
     assert calibrated.arithmetic(STASHING_BFP) == pytest.approx(0.5 * 0.125)
-    monkeypatch.setattr(BFP, "law", Law(1.0, 0.0, "a flat law"))
-    assert calibrated.arithmetic(STASHING_BFP) == pytest.approx(1.0 / FixedPoint.law.cost(32, 32))
+    monkeypatch.setattr(traffic, "BLOCKS", (1.0, 0.0))
+    assert calibrated.arithmetic(STASHING_BFP) == pytest.approx(1)
 
 
 def test_a_known_share_is_found():
