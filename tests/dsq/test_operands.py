@@ -142,6 +142,17 @@ def test_transforms_of_any_length_are_orthogonal():
             assert torch.allclose(h @ h.t(), torch.eye(length, dtype=torch.float64))
 
 
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((70, 33), 0), ((3, 44, 5), 1), ((2, 3, 16, 7), -2), ((37,), 0), ((0, 4), 0)]
+)
+def test_a_transform_along_any_axis_is_that_along_the_last(shape, axis):
+    x = torch.randn(shape, dtype=torch.float64)
+    for seed in (None, 3):
+        y = transform(x, axis, 16, seed)
+        assert torch.allclose(y.movedim(axis, -1), transform(x.movedim(axis, -1), -1, 16, seed))
+        assert y.is_contiguous()
+
+
 def test_a_tilde_rounds_that_operand_alone_stochastically():
     x, w, dy = tensors()
     first, second = (passes("[mxfp4 mxfp4 | mxfp4~ mxfp4 | mxfp4 mxfp4]", x, w, dy) for _ in range(2))
