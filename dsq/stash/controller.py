@@ -151,10 +151,13 @@ class Controller:
 class Running(threading.local):
     """The policies and stashes that this thread is in; nn.DataParallel has a thread a replica."""
 
+    #: number of contexts in which models run as if they were under no policy; of all threads, as autograd recomputes a
+    #: checkpoint's segment in a thread of its own for a GPU
+    suspended: ClassVar[int] = 0
+
     def __init__(self) -> None:
         self.entered: dict[Controller, nn.Module] = {}  #: policies and the models whose forwards they are in
         self.stashes: list[Any] = []  #: those of the table's policies
-        self.suspended = False  #: models run as if they were under no policy
 
 
 RUNNING = Running()
@@ -233,7 +236,7 @@ def _check_entered(controller: Controller, model: nn.Module, args: Any) -> None:
         modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
         under_policy = any(getattr(mode, "stash", None) is not None for mode in modes)
     else:
-        under_policy = controller in RUNNING.entered or RUNNING.suspended or not torch.is_grad_enabled()
+        under_policy = controller in RUNNING.entered or RUNNING.suspended > 0 or not torch.is_grad_enabled()
     if not under_policy:
         raise RuntimeError(COMPILE_BEFORE)
 
@@ -305,8 +308,8 @@ def suspend() -> Iterator[None]:
     Segments of the policy "checkpoint" go on being recomputed, which changes no number. Compiled blocks are called
     eagerly by whoever needs it (``dsq.stash.policy.run_eagerly``).
     """
-    RUNNING.suspended = True
+    Running.suspended += 1
     try:
         yield
     finally:
-        RUNNING.suspended = False
+        Running.suspended -= 1

@@ -10,8 +10,9 @@ import torch
 from torch.overrides import _get_current_function_mode
 
 from dsq.stash import apply, measure
-from dsq.stash.controller import RUNNING, applied, run_under
+from dsq.stash.controller import RUNNING, applied, run_under, suspend
 from dsq.stash.interception import innermost_hooks
+from tests.dsq.gradients import saving
 from tests.dsq.stash.every_policy import NAMES, PAIRS, small, snapshot, train
 
 
@@ -115,3 +116,19 @@ def test_threads_do_not_see_each_other():
 
     with ThreadPoolExecutor(3) as threads:
         assert list(threads.map(work, range(3))) == [()] * 3
+
+
+def test_a_suspension_is_of_all_threads_and_lasts_until_the_outermost_ends():
+    """Autograd recomputes a checkpoint's segment in a thread of its own for a GPU."""
+    model = small()
+    apply(model, "bfp")
+
+    def packs():
+        return any(t.dtype == torch.uint8 for t in saving(model, torch.randn(2, 16, 32))[1])
+
+    with suspend():
+        with suspend():
+            pass
+        with ThreadPoolExecutor(1) as pool:
+            assert not pool.submit(packs).result()
+    assert packs()
