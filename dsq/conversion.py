@@ -22,13 +22,13 @@ from dsq.layers import mixed
 from dsq.layers.attention import MultiheadAttention, OutProjection
 from dsq.layers.blocks import plain_at_ends
 from dsq.layers.experts_and_patches import Experts, PatchConv2d, cuts_patches, is_experts
-from dsq.layers.forwards import bound_forwards, free_forwards
+from dsq.layers.forwards import bound_forwards
 from dsq.layers.own_products import OwnAttention, OwnProducts, attends, may_multiply
 from dsq.linear import Linear, of_another_quantization
 from dsq.process_memory import suit_a_packed_stash
 from dsq.quantizers import Quantized
 from dsq.skipped import embedded, matrices, quantized_parameters, skipped_modules
-from dsq.stash.controller import applied
+from dsq.stash.controller import applied, intercept
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -80,32 +80,40 @@ def convert(model: Model, config: DSQConfig | str | None = None, **options: Any)
         raise ValueError(f"model has been converted before; {cure}")
     if config.stash == "all":
         suit_a_packed_stash()
-    excluded, others = change_classes(model, config)
+    try:
+        excluded_values, other_values = _change(model, config)
+    except BaseException:  # such as another policy of the model, or Ctrl-C
+        _undo(model)
+        raise
+    if converted(model):
+        _warn_of_little(model, excluded_values + other_values)
+    else:
+        _warn_of_none(model, packed=config.stash == "all")
+    if config.exclude is not None and not excluded_values:
+        warnings.warn(f"exclude={config.exclude!r} matches no layer of the model", stacklevel=2)
+    return model
+
+
+def _change(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
+    """Make all changes of a conversion; return what ``change_classes`` does."""
+    skipped_values = change_classes(model, config)
     layers = converted(model)
     for layer in layers.values():
         layer.eval_full_precision = config.eval_full_precision
         layer.conversion = {name: getattr(config, name) for name in _OPTIONS}
+    if not layers and config.stash != "all":
+        _undo(model)  # fused paths may run again
+        return skipped_values
     if layers:
         set_level(model, config, 0)
-        bound_forwards(model)
         if config.attention:
             quantize_attention(model)
-    if config.stash == "all":
-        try:
-            change(model, partial(_add_stash, q1=None if layers else config.at(0).q1))
-        except ValueError:  # the model has another policy
-            if layers:
-                unconvert(model)
-            raise
-    if layers or config.stash == "all":
-        change(model, partial(_set, name=_ROOT, value=config.stash))
-    if layers:
-        _warn_of_little(model, excluded + others)
-    else:
-        _warn_of_none(model, packed=config.stash == "all")
-    if config.exclude is not None and not excluded:
-        warnings.warn(f"exclude={config.exclude!r} matches no layer of the model", stacklevel=2)
-    return model
+    if config.stash == "linears":
+        change(model, bound_forwards)
+    else:  # the policy bounds a forward
+        change(model, partial(_add_stash, q1=None if layers else config.at(0).q1))
+    change(model, partial(_set, name=_ROOT, value=config.stash))
+    return skipped_values
 
 
 def unconvert(model: Model) -> Model:
@@ -134,18 +142,16 @@ def as_plain(model: nn.Module) -> Iterator[None]:
         for layer, kind, fields in layers:
             layer.__class__ = kind
             vars(layer).update({name: fields[name] for name in _LAYER_FIELDS if name in fields})
-        bound_forwards(model)
         for module, redo in changes:
             change(module, redo)
 
 
 def _undo(model: nn.Module) -> list[tuple[nn.Module, Change]]:
-    """Undo the conversion of ``model``; return the changes that would redo it, layers and hooks apart, in order."""
+    """Undo the conversion of ``model``; return the changes that would redo it, layers apart, in order."""
     for layer in converted(model).values():
         for name in _LAYER_FIELDS:
             vars(layer).pop(name, None)
         set_class(layer, layer.plain)
-    free_forwards(model)
     changes = [
         (module, undo(module)) for module in list(model.modules()) for undo in reversed(vars(module).pop(_UNDO, []))
     ]
@@ -342,7 +348,13 @@ def _add_stash(model: nn.Module, q1: Format | None) -> Change:
 def _remove_stash(model: nn.Module) -> Change:
     policy: Any = applied(model)["bfp"]
     policy.remove(model)  # of this model alone: a deep copy shares the policy
-    return partial(_add_stash, q1=policy.q1)
+    return partial(_restore_stash, policy=policy)
+
+
+def _restore_stash(model: nn.Module, policy: Any) -> Change:
+    """Give the model its policy again, with what it knows of the model's graphs and of its latest forward."""
+    intercept(policy, model)
+    return _remove_stash
 
 
 def class_of(module: nn.Module) -> type[nn.Module]:

@@ -1,5 +1,6 @@
 """Two hooks that bound a forward, in which layers share the codes of their inputs (dsq/ops/shared_inputs.py)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,27 +11,34 @@ from dsq.ops.shared_inputs import begin_forward, end_forward
 from dsq.quantizers import Quantized
 
 
-def bound_forwards(model: nn.Module) -> None:
-    """Let a call of ``model``, or of a part of it with several converted layers, bound a forward.
-
-    Under ``stash="all"`` the policy bounds it.
-    """
-    free_forwards(model)
-    for module in model.modules():
-        layers = [layer for layer in module.modules() if isinstance(layer, Quantized)]
-        several = len(layers) > 1 or (module is model and layers[:1] != [model])
-        if layers and several and layers[0].conversion.get("stash") != "all":
+def bound_forwards(model: nn.Module) -> Callable[[nn.Module], Any]:
+    """Let calls of ``model``, and of its parts with several converted layers, bound a forward; return the inverse."""
+    layers: dict[nn.Module, int] = {}
+    _count_layers(model, layers)
+    for module, count in layers.items():
+        if count > 1 or (module is model and not isinstance(model, Quantized)):
             module.register_forward_pre_hook(_begin, prepend=True)
             module.register_forward_hook(_end, always_call=True)
+    return free_forwards
 
 
-def free_forwards(model: nn.Module) -> None:
-    """Remove the hooks of ``bound_forwards`` from ``model`` and its parts."""
+def _count_layers(module: nn.Module, layers: dict[nn.Module, int]) -> int:
+    """Enter in ``layers`` the number of converted layers of ``module``, itself included, and of each of its parts."""
+    if module not in layers:
+        layers[module] = isinstance(module, Quantized) + sum(
+            _count_layers(child, layers) for child in module.children()
+        )
+    return layers[module]
+
+
+def free_forwards(model: nn.Module) -> Callable[[nn.Module], Any]:
+    """Remove the hooks of ``bound_forwards`` from ``model`` and its parts; return the inverse."""
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for number in [number for number, hook in hooks.items() if hook in (_begin, _end)]:
                 del hooks[number]
                 module._forward_hooks_always_called.pop(number, None)
+    return bound_forwards
 
 
 @not_compiled_alone

@@ -1,4 +1,5 @@
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import dsq
 from dsq.conversion import as_plain
 from dsq.skipped import skipped_modules
+from dsq.stash.controller import applied
 
 
 def model():
@@ -171,6 +173,47 @@ def test_a_model_whose_policy_forbids_the_whole_stash_stays_as_it_was():
         dsq.convert(model, dsq.DSQConfig(stash="all"))
     assert type(model[0]) is nn.Linear
     assert list(dsq.converted(dsq.convert(model, stash="linears"))) == ["0"]
+
+
+class Refusing(nn.Sequential):
+    config = SimpleNamespace(_attn_implementation="eager")
+
+    def set_attn_implementation(self, name):
+        raise ValueError("no such attention")
+
+
+@pytest.mark.parametrize("stash", ["linears", "all"])
+def test_a_conversion_that_fails_changes_nothing(stash):
+    model = Refusing(nn.TransformerEncoderLayer(32, 2, 64))
+    before = [type(module) for module in model.modules()]
+    with pytest.raises(ValueError, match="no such attention"):
+        dsq.convert(model, attention=True, stash=stash)
+    assert [type(module) for module in model.modules()] == before
+    assert not [name for module in model.modules() for name in vars(module) if name.startswith("_dsq")]
+
+
+def test_where_no_layer_is_converted_nothing_else_changes():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 2, 64, batch_first=True), 1)
+    with pytest.warns(UserWarning, match="nothing changes"):
+        dsq.convert(encoder, exclude=".*", stash="linears")
+    assert encoder.layers[0].activation_relu_or_gelu == 1
+    assert encoder.use_nested_tensor
+
+
+@pytest.mark.parametrize("stash", ["linears", "all"])
+def test_a_wrapper_of_a_converted_model_is_left_as_it_was(stash):
+    """Also the policy stays the same object: it knows what was compiled, and its latest forward."""
+    net = dsq.convert(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), stash=stash)
+    wrapper, policies = nn.Sequential(net), dict(applied(net))
+    with as_plain(wrapper):
+        assert not dsq.converted(wrapper)
+        assert not applied(net)
+    assert applied(net) == policies
+    assert not wrapper._forward_hooks
+    assert not wrapper._forward_pre_hooks
+    dsq.unconvert(net)
+    assert not net._forward_hooks
+    assert not net._forward_pre_hooks
 
 
 def test_a_conversion_is_undone_and_redone_also_in_a_pickled_copy():
