@@ -24,7 +24,7 @@ from torch.overrides import handle_torch_function
 from dsq.kernels.backend import Codes, LinearMatMuls
 from dsq.ops import linear_passes
 from dsq.ops.call_count import count_call
-from dsq.ops.shared_inputs import RUNNING, InputCodes, input_codes, input_key
+from dsq.ops.shared_inputs import codes_of_forward, input_codes, input_key
 from dsq.ops.torch_checkpoint import (
     KNOWN,
     innermost_hooks,
@@ -76,8 +76,9 @@ def multiply(layer: Quantized, x: Tensor, weight: Tensor, bias: Tensor | None) -
     """Return ``linear`` at the level of ``layer``, or ``F.linear`` if the layer evaluates in floating point."""
     if layer.eval_full_precision and not layer.training:
         return F.linear(x, weight, bias)
-    if RUNNING.forward is not None and not torch.compiler.is_compiling():
-        _note_call(RUNNING.forward, layer, weight)
+    if not torch.compiler.is_compiling() and (forward := codes_of_forward()) is not None and forward.calls is not None:
+        count_call(forward.calls, weight)
+        _hold_level(layer)
     if type(weight) not in (nn.Parameter, Tensor) and isinstance(weight, Tensor):
         if of_another_quantization(weight):  # since the conversion
             return F.linear(x, weight, bias)
@@ -88,12 +89,11 @@ def multiply(layer: Quantized, x: Tensor, weight: Tensor, bias: Tensor | None) -
     return linear(x, weight, bias, layer.quantizers)
 
 
-def _note_call(forward: InputCodes, layer: Quantized, weight: Tensor) -> None:
-    """Count the call, and let a segment of torch.utils.checkpoint that makes it be recomputed at the layer's present
-    level alone. Under a stash policy the policy's mode does the latter."""
-    if forward.calls is None:
-        return
-    count_call(forward.calls, weight)
+def _hold_level(layer: Quantized) -> None:
+    """Let the segment of torch.utils.checkpoint that calls ``layer`` be recomputed at the layer's present level alone.
+
+    Under a stash policy the policy's mode does it.
+    """
     segment = segment_now() if innermost_hooks() is not None and KNOWN and not _function_mode() else None
     if segment is not None and not is_wrapped(segment, _recompute_at_level):
         recompute_under(segment, _recompute_at_level, layer, layer.formats)
@@ -118,16 +118,16 @@ class _Linear(torch.autograd.Function):
         plan = ctx.plan = linear_passes.plan(matmuls, x, w_NK, bias, seed)
         ctx.seed = seed
         # a compiler, which sees products, removes duplicate packing by itself; random signs are those of one call
-        packs = needs_dw and plan.fused is not None and plan.stash.packs and not plan.stash.random_signs
-        shared_inputs = input_codes() if packs else None
-        shared_codes = None
+        may_share = needs_dw and plan.fused is not None and plan.stash.packs and not plan.stash.random_signs
+        ctx.shared_inputs = shared_inputs = input_codes() if may_share else None
+        shared_x1 = None
         if shared_inputs is not None:
             key = input_key(x, plan.stash, seed is None)
-            shared_codes = shared_inputs.find(key)
-        y, x1 = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=needs_dw and shared_codes is None)
+            shared_x1 = shared_inputs.find(key)
+        y, x1 = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=needs_dw and shared_x1 is None)
         if shared_inputs is not None and isinstance(x1, Codes):
             shared_inputs.put(key, x, x1)
-        x1 = shared_codes or x1
+        x1 = shared_x1 or x1
         w = w_NK if needs_dx else None
         ctx.save_for_backward(w, *((None, x1.codes, x1.scales) if isinstance(x1, Codes) else (x1, None, None)))
         return y
@@ -137,6 +137,8 @@ class _Linear(torch.autograd.Function):
         if torch.is_grad_enabled():
             once = "dsq.functional.linear is differentiable once: create_graph=True is not supported"
             raise RuntimeError(f"{once}; leave the layers plain by DSQConfig(exclude=...) or dsq.unconvert(model)")
+        if ctx.shared_inputs is not None:
+            ctx.shared_inputs.open = False
         w_NK, x1, codes, scales = ctx.saved_tensors
         if codes is not None:
             x1 = Codes(codes, scales, ctx.plan.x_matrix)

@@ -30,6 +30,8 @@ class _Entry(NamedTuple):
 class InputCodes:
     """The codes that layers made of their inputs in one forward."""
 
+    open = True  #: until the forward's backward: Ctrl-C leaves a forward without its end
+
     def __init__(self) -> None:
         self._entries: dict[Any, _Entry] = {}
         self.calls: Calls | None = {} if torch.is_grad_enabled() else None  #: None in an evaluation
@@ -61,37 +63,47 @@ def _tensor(storage: torch.UntypedStorage, shape: torch.Size) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).view(shape)
 
 
-class _Running(threading.local):
+class _Sharing(threading.local):
     """The forward, and the backward, that this thread is in."""
 
-    owner: object = None  #: the model or module whose call bounds the forward
+    owner: ref[object] | None = None  #: the model or module whose call bounds the forward
     forward: InputCodes | None = None
     task: int = -1  #: number of the backward
     backward: InputCodes | None = None
 
 
-RUNNING = _Running()
+_SHARING = _Sharing()
+
+
+def codes_of_forward() -> InputCodes | None:
+    """Return the codes of the forward that this thread is in."""
+    forward = _SHARING.forward
+    return forward if forward is not None and forward.open else None
 
 
 def input_codes() -> InputCodes | None:
     """Return the codes of the forward that this thread is in, or of the backward that recomputes a part of one."""
-    if RUNNING.forward is not None:
-        return RUNNING.forward
+    if (forward := codes_of_forward()) is not None:
+        return forward
     task = torch._C._current_graph_task_id()
     if task == -1:
         return None
-    if task != RUNNING.task:
-        RUNNING.task, RUNNING.backward = task, InputCodes()
-    return RUNNING.backward
+    if task != _SHARING.task:
+        _SHARING.task, _SHARING.backward = task, InputCodes()
+    return _SHARING.backward
 
 
 def begin_forward(owner: object) -> None:
-    """Begin the forward of ``owner``, if this thread is in none. (In one of its own, it was interrupted before.)"""
-    if RUNNING.forward is None or RUNNING.owner is owner:
-        RUNNING.owner, RUNNING.forward = owner, InputCodes()
+    """Begin the forward of ``owner`` if this thread is in none, or in one of its own that Ctrl-C left open."""
+    if codes_of_forward() is None or _owns(owner):
+        _SHARING.owner, _SHARING.forward = ref(owner), InputCodes()
 
 
 def end_forward(owner: object) -> None:
     """End the forward of ``owner``, if it is the one that this thread is in."""
-    if RUNNING.owner is owner:
-        RUNNING.owner = RUNNING.forward = None
+    if _owns(owner):
+        _SHARING.owner = _SHARING.forward = None
+
+
+def _owns(owner: object) -> bool:
+    return _SHARING.owner is not None and _SHARING.owner() is owner

@@ -150,3 +150,18 @@ def test_a_forward_that_breaks_off_ends():
     with pytest.raises(ZeroDivisionError):
         model(x)
     assert code_bytes(lambda: model.q(x) + model.k(x)) == 2 * CODES
+
+
+def test_an_interrupted_forward_ends_with_the_next_backward():
+    def interrupt(x):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # after which PyTorch runs no hook
+        converted(Attention(interrupt))(torch.randn(64, 32))
+    net, x, alive = converted(Attention(), levels=LEVELS), torch.randn(64, 32), []
+    for _ in range(3):
+        y = net(x)
+        dw = torch.autograd.grad(y.sum(), net.q.weight, retain_graph=True)[0]
+        torch.testing.assert_close(dw[0], x.sum(0), rtol=1e-3, atol=1e-3)
+        alive.append(y)
+        refilled(x.mul_(1))
