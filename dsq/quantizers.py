@@ -50,13 +50,14 @@ class Quantizers:
         for q in (self.q0, self.q1, self.q2, self.q3):
             if not isinstance(q, Format):
                 raise TypeError(f"q0, q1, q2 and q3 must be formats, as dsq.BFP(4), got {q!r}")
-        words = *map(str, (self.q0, self.q1, self.q2, self.q3)), self.rounding, self.gemm, str(self.min_weight_bits)
+        formats = map(str, (self.q0, self.q1, self.q2, self.q3))
+        words = *formats, self.rounding, self.gemm, str(self.min_weight_bits), str(int(self.always_draws))
         if self.operands is None:
             matmuls, products, drawn = self._of_widths(), product_matmuls(self.q0, self.q1, self.q2), False
         else:
             matmuls, products = self._of_operands(self.operands)
             drawn = any(operand.stochastic or operand.random_signs for operand in self.operands)
-            words += (str(int(self.always_draws)), str(self.operands))
+            words += (str(self.operands),)
         object.__setattr__(self, "matmuls", matmuls)
         object.__setattr__(self, "products", products)
         object.__setattr__(self, "text", " ".join(words))
@@ -130,10 +131,9 @@ class Quantizers:
         """Return the quantizers whose ``text`` this is."""
         words: list[Any] = text.split(maxsplit=8)
         words[:4] = map(parse_format, words[:4])
-        words[6] = int(words[6])
-        if len(words) > 7:
-            words[7:] = parse_operands(words[8]), words[7] == "1"
-        return Quantizers(*words)
+        q0, q1, q2, q3, rounding, gemm, min_weight_bits, always_draws = words[:8]
+        operands = parse_operands(words[8]) if len(words) > 8 else None
+        return Quantizers(q0, q1, q2, q3, rounding, gemm, int(min_weight_bits), operands, always_draws == "1")
 
     def unquantized(self, but_stash: bool = False) -> "Quantizers":
         """Return quantizers that multiply in floating point, on stashes as they are or, ``but_stash``, at q1; they draw

@@ -149,8 +149,12 @@ class PrecisionScheduler:
         check_keys("state of the scheduler", state, expected)
         if parse_levels(state["levels"]) != self.levels:
             raise ValueError(f"levels must be those of the checkpoint, {state['levels']}, got {expected['levels']}")
-        self.level = whole_number("level", state["level"], 0, len(self.levels) - 1)
-        self.validations_without_improvement = state["validations_without_improvement"]
+        if len(state["work"]) != len(self.levels):
+            raise ValueError(f"work must be one entry per level, {len(self.levels)}, got {len(state['work'])}")
+        level = whole_number("level", state["level"], 0, len(self.levels) - 1)
+        without = state["validations_without_improvement"]
+        self.validations_without_improvement = whole_number("validations_without_improvement", without, 0)
+        self.level = level
         self.work = [Work(*counts) for counts in state["work"]]
         self.best = math.inf if state["best"] is None else state["best"]
 

@@ -30,26 +30,17 @@ def transform(x: Tensor, axis: int, size: int, seed: int | None) -> Tensor:
 
 
 def _transform(x: Tensor, axis: int, size: int, seed: int | None) -> Tensor:
-    x, axis = x.to(torch.promote_types(x.dtype, torch.float32)), axis % x.dim()
-    length, runs, begin = x.shape[axis], [], 0
+    x = x.to(torch.promote_types(x.dtype, torch.float32)).movedim(axis, -1)
+    length, runs, begin = x.shape[-1], [], 0
     if seed is not None and length:
         signs = uniform(1, length, seed + SIGN_SEED, x.device)[0].round().mul(2).sub(1)
-        x = x * signs.to(x.dtype).view(-1, *(1,) * (x.dim() - axis - 1))
+        x = x * signs.to(x.dtype)
     while begin < length:
         size = min(size, 1 << ((length - begin).bit_length() - 1))
         end = length - (length - begin) % size
-        runs.append(_transformed_runs(x.narrow(axis, begin, end - begin).unflatten(axis, (-1, size)), axis + 1))
+        runs.append((x[..., begin:end].unflatten(-1, (-1, size)) @ matrix(size, x.dtype, x.device)).flatten(-2))
         begin = end
-    return runs[0] if len(runs) == 1 else torch.cat(runs, axis) if runs else x.clone()
-
-
-def _transformed_runs(x: Tensor, axis: int) -> Tensor:
-    """Return the product of runs along ``axis`` with their matrix, the runs one after another. The matrix is symmetric:
-    it multiplies from the side on which the tensor need not be copied."""
-    h = matrix(x.shape[axis], x.dtype, x.device)
-    last = axis == x.dim() - 1
-    product = x @ h if last else (h @ x.flatten(axis + 1)).view(x.shape)
-    return product.flatten(axis - 1, axis)
+    return (torch.cat(runs, -1) if len(runs) != 1 else runs[0]).movedim(-1, axis).contiguous()
 
 
 @lru_cache(maxsize=64)

@@ -1,6 +1,7 @@
 """Levels that name each operand: their grammar, their equations, what they save, and every way into the library."""
 
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -142,17 +143,6 @@ def test_transforms_of_any_length_are_orthogonal():
             assert torch.allclose(h @ h.t(), torch.eye(length, dtype=torch.float64))
 
 
-@pytest.mark.parametrize(
-    ("shape", "axis"), [((70, 33), 0), ((3, 44, 5), 1), ((2, 3, 16, 7), -2), ((37,), 0), ((0, 4), 0)]
-)
-def test_a_transform_along_any_axis_is_that_along_the_last(shape, axis):
-    x = torch.randn(shape, dtype=torch.float64)
-    for seed in (None, 3):
-        y = transform(x, axis, 16, seed)
-        assert torch.allclose(y.movedim(axis, -1), transform(x.movedim(axis, -1), -1, 16, seed))
-        assert y.is_contiguous()
-
-
 def test_a_tilde_rounds_that_operand_alone_stochastically():
     x, w, dy = tensors()
     first, second = (passes("[mxfp4 mxfp4 | mxfp4~ mxfp4 | mxfp4 mxfp4]", x, w, dy) for _ in range(2))
@@ -263,6 +253,12 @@ def test_every_recipe_is_a_level_of_its_own():
         again = Quantizers.parse(quantizers.text)
         assert again == quantizers
         assert [it.text for it in again.matmuls] == [it.text for it in quantizers.matmuls]
+
+
+def test_the_text_of_quantizers_has_all_of_them():
+    for quantizers in (dsq.DSQConfig("[8,4,8,8]").at(0), dsq.DSQConfig("mxfp4").at(0)):
+        drawing = replace(quantizers, always_draws=True)
+        assert Quantizers.parse(drawing.text) == drawing != quantizers
 
 
 def test_a_config_of_a_recipe_goes_through_json_and_pickle():

@@ -19,7 +19,13 @@ def test_counts_may_be_tensors():
     assert history == {"levels": [{"precision": [2, 2, 2, 16], "updates": 2, "tokens": 150}]}
 
 
-@pytest.mark.parametrize(("key", "values"), [("levels", [None, [[2, 2]], 3]), ("level", [7, -1, 1.0, None])])
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        *(("levels", [None, [[2, 2]], 3]), ("level", [7, -1, 1.0, None])),
+        *(("work", [[]]), ("validations_without_improvement", [-1, None])),
+    ],
+)
 def test_a_bad_state_is_refused_and_none_of_it_taken(key, values):
     scheduler = dsq.PrecisionScheduler(LEVELS)
     before = scheduler.state_dict()
