@@ -74,7 +74,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
 
 def multiply(layer: Quantized, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return ``linear`` at the level of ``layer``, or ``F.linear`` if the layer evaluates in floating point."""
-    if layer.eval_full_precision and not layer.training:
+    if layer.evaluates_plain:
         return F.linear(x, weight, bias)
     if not torch.compiler.is_compiling() and (forward := codes_of_forward()) is not None and forward.calls is not None:
         count_call(forward.calls, weight)
@@ -96,11 +96,11 @@ def _hold_level(layer: Quantized) -> None:
     """
     segment = segment_now() if innermost_hooks() is not None and KNOWN and not _function_mode() else None
     if segment is not None and not is_wrapped(segment, _recompute_at_level):
-        recompute_under(segment, _recompute_at_level, layer, layer.formats)
+        recompute_under(segment, _recompute_at_level, layer, layer.quantizers_text)
 
 
-def _recompute_at_level(layer: Quantized, formats: str, run: Callable[..., Any], *inputs: Any) -> Any:
-    refuse_other_level(layer.formats, formats)
+def _recompute_at_level(layer: Quantized, text: str, run: Callable[..., Any], *inputs: Any) -> Any:
+    refuse_other_level(layer.quantizers_text, text)
     return run(*inputs)
 
 

@@ -194,7 +194,7 @@ class Quantized:
     """The mixin of every converted layer, before the class that the layer had."""
 
     plain: ClassVar[type[nn.Module]]  #: the class before conversion: ``dsq.unconvert`` goes back to it
-    formats: str  #: the text of ``quantizers``
+    quantizers_text: str  #: from which ``quantizers`` are read
     eval_full_precision: bool = False
     conversion: Mapping[str, Any] = MappingProxyType({})  #: the options of ``dsq.convert`` that it alone acts on
     training: bool
@@ -206,13 +206,13 @@ class Quantized:
         A layer holds their text: of an object that it held, and that changed, a compiler would take the widths for
         symbols where FSDP2 shards the layer, and no format can be made of symbols.
         """
-        if self.formats not in _PARSED:  # unpickled in another process
-            _PARSED[self.formats] = Quantizers.parse(self.formats)
-        return _PARSED[self.formats]
+        if self.quantizers_text not in _PARSED:  # unpickled in another process
+            _PARSED[self.quantizers_text] = Quantizers.parse(self.quantizers_text)
+        return _PARSED[self.quantizers_text]
 
     @quantizers.setter
     def quantizers(self, value: Quantizers) -> None:
-        self.formats = value.text
+        self.quantizers_text = value.text
         _PARSED.setdefault(value.text, value)
 
     @property

@@ -8,7 +8,8 @@
 
 Tier 0: three translations and a language model, fp32, bf16 autocast and [8,4,8,8]; tier 1: a task of each kind; tier 2:
 all tasks; tier 3: all methods; tier 4: few bits on one task, from which dsq.DSQConfig warns; tiers 5 to 7: what the
-papers of GACT, Mesa and WTA-CRS compare; tier 8: published recipes; tier 9: which product breaks in MXFP4. A tier includes those below it. What is in the ledger is not run again.
+papers of GACT, Mesa and WTA-CRS compare; tier 8: published recipes; tier 9: which product breaks in MXFP4. A tier
+includes those below it. What is in the ledger is not run again.
 """
 
 import json

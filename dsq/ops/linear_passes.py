@@ -41,7 +41,7 @@ class Fused:
 
     backend: Backend
     layer: Layer  #: its products and weight as the weight lies in memory
-    transposed: bool  #: the weight lies in memory as (K, N)
+    stored_as_KN: bool  #: the weight lies in memory as (K, N)
     saved_shapes: Any  #: shape and dtype of codes, and of scales
     forward: ForwardCall | None
     #: by whether dx and dw are needed; made at the first backward
@@ -74,28 +74,28 @@ def plan(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | None,
         dtypes = Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype)
         return LinearPlan(matmuls, matmuls.stash, dtypes, matrix(x).shape, None)
     # stochastic rounding draws by the place in (N, K)
-    transposed = seed is None and not w_NK.is_contiguous() and w_NK.dim() == 2 and w_NK.t().is_contiguous()
+    stored_as_KN = seed is None and not w_NK.is_contiguous() and w_NK.dim() == 2 and w_NK.t().is_contiguous()
     bias = None if bias_N is None else (bias_N.shape, bias_N.dtype, bias_N.device)
     backend = backend_for(x.device)
-    of_tensors = (x.shape, x.dtype, x.device, w_NK.shape, w_NK.dtype, w_NK.device, transposed, bias, autocast)
+    of_tensors = (x.shape, x.dtype, x.device, w_NK.shape, w_NK.dtype, w_NK.device, stored_as_KN, bias, autocast)
     key = (matmuls, backend, seed is None, of_tensors)
     cached = _plans.get(key)
     if cached is None:
         _check(x, w_NK, bias_N, autocast is not None)
         dtypes = Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype)
-        layer = Layer(matmuls, dtypes, x.shape, w_NK.t().shape if transposed else w_NK.shape, seed is not None)
-        cached = _cached(key, _new_plan(layer, transposed, backend))
+        layer = Layer(matmuls, dtypes, x.shape, w_NK.t().shape if stored_as_KN else w_NK.shape, seed is not None)
+        cached = _cached(key, _new_plan(layer, stored_as_KN, backend))
     return cached
 
 
-def other_formats(plan: LinearPlan, matmuls: LinearMatMuls) -> LinearPlan:
+def with_matmuls(plan: LinearPlan, matmuls: LinearMatMuls) -> LinearPlan:
     """Return the plan of the same layer with other products."""
     fused = plan.fused
     if fused is None:
         return plan._replace(matmuls=matmuls, stash=matmuls.stash)
     key = fused, matmuls
     return _plans.get(key) or _cached(
-        key, _new_plan(fused.layer._replace(matmuls=matmuls), fused.transposed, fused.backend)
+        key, _new_plan(fused.layer._replace(matmuls=matmuls), fused.stored_as_KN, fused.backend)
     )
 
 
@@ -106,7 +106,7 @@ def forward(
     matmuls, fused = plan.matmuls, plan.fused
     packing = stashing and plan.stash.packs
     if fused is not None and fused.forward is not None:
-        y, codes = fused.forward(x, w_NK.t() if fused.transposed else w_NK, bias_N, seed, packing)
+        y, codes = fused.forward(x, w_NK.t() if fused.stored_as_KN else w_NK, bias_N, seed, packing)
     else:
         x_TK = matrix(x)
         y = multiply(matmuls.output, x_TK, w_NK, bias_N, seed, plan.dtypes.y)
@@ -134,7 +134,7 @@ def backward(
             fused.backward[gradients] = _backward_call(fused, *gradients)
         call = fused.backward[gradients]
         if call is not None:
-            return call(dy, w_NK.t() if w_NK is not None and fused.transposed else w_NK, x1, seed)
+            return call(dy, w_NK.t() if w_NK is not None and fused.stored_as_KN else w_NK, x1, seed)
     dy_TN, dx, dw_NK = matrix(dy), None, None
     if w_NK is not None:
         dx = multiply(plan.matmuls.input_gradient, dy_TN, w_NK, None, seed, plan.dtypes.x)
@@ -172,21 +172,21 @@ def check_callers(x: Any, weight: Any, bias: Any) -> None:
         refuse_transforms()
 
 
-def _new_plan(layer: Layer, transposed: bool, backend: Backend) -> LinearPlan:
+def _new_plan(layer: Layer, stored_as_KN: bool, backend: Backend) -> LinearPlan:
     """Return the plan of a layer whose products are those of w (N, K), its shapes those that lie in memory."""
     matmuls, dtypes = layer.matmuls, layer.dtypes
-    stored = layer._replace(matmuls=of_stored_transpose(matmuls)) if transposed else layer
+    stored = layer._replace(matmuls=of_stored_transpose(matmuls)) if stored_as_KN else layer
     shape_TK, fmt = stored.x_matrix, matmuls.stash.format
     saved_shapes = call = None
     if fmt is not None and fmt.packs:
         layout = layout_of(shape_TK, matmuls.stash.axis)
         saved_shapes = (layout.code_shape(fmt.bits), torch.uint8, fmt.scale_shape(layout), torch.uint8)
     output = stored.matmuls.output
-    if backend.linear is not None and _runs(backend, stored, output, stored.matmuls.weight_gradient):
+    if backend.linear is not None and _fusable(backend, stored, output, stored.matmuls.weight_gradient):
         gemm = gemm_for(output, dtypes.y, output.sizes(shape_TK, stored.w_shape), backend).name
         call = backend.linear.forward(stored, gemm)
     return LinearPlan(
-        matmuls, matmuls.stash, dtypes, shape_TK, Fused(backend, stored, transposed, saved_shapes, call, {})
+        matmuls, matmuls.stash, dtypes, shape_TK, Fused(backend, stored, stored_as_KN, saved_shapes, call, {})
     )
 
 
@@ -195,7 +195,7 @@ def _backward_call(fused: Fused, needs_dx: bool, needs_dw: bool) -> BackwardCall
     layer, backend = fused.layer, fused.backend
     dx, dw = layer.matmuls.input_gradient, layer.matmuls.weight_gradient
     each = (dx, layer.w_shape, needs_dx), (dw, layer.x_matrix, needs_dw)
-    if backend.linear is None or not _runs(backend, layer, *(matmul for matmul, _, needed in each if needed)):
+    if backend.linear is None or not _fusable(backend, layer, *(matmul for matmul, _, needed in each if needed)):
         return None
     dx_gemm, dw_gemm = (
         gemm_for(matmul, layer.dtypes.y, matmul.sizes(layer.y_matrix, shape), backend).name if needed else None
@@ -204,8 +204,8 @@ def _backward_call(fused: Fused, needs_dx: bool, needs_dw: bool) -> BackwardCall
     return backend.linear.backward(layer, (dx_gemm, dw_gemm))
 
 
-def _runs(backend: Backend, layer: Layer, *matmuls: MatMul) -> bool:
-    """Return whether the backend may have one call for these products: their operands, and results that have a format,
+def _fusable(backend: Backend, layer: Layer, *matmuls: MatMul) -> bool:
+    """Return whether the backend can have one call for these products: their operands, and results that have a format,
     are packed in formats of its own."""
     if torch.float64 in layer.dtypes or 0 in (*layer.x_shape, *layer.w_shape):
         return False

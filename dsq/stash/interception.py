@@ -184,7 +184,7 @@ class RulePolicy(Controller):
             stash.end_forward()
 
     def level(self, module: nn.Module) -> str:
-        return next((layer.formats for layer in module.modules() if isinstance(layer, Quantized)), "")
+        return next((layer.quantizers_text for layer in module.modules() if isinstance(layer, Quantized)), "")
 
     def graph_bits(self) -> int | None:
         """Return the bits in which a partitioner packs in graphs, 0 for exact; None: graphs trace the policy's mode."""

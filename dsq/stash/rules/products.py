@@ -95,7 +95,7 @@ class QuantizedLinear(torch.autograd.Function):
         w_NK, *x1 = saved(ctx)
         plan = ctx.plan
         if not ctx.as_codes:
-            plan = linear_passes.other_formats(plan, _read_wide(plan.matmuls))
+            plan = linear_passes.with_matmuls(plan, _read_wide(plan.matmuls))
             assert plan.stash.format is not None
             # the product could quantize the values itself, but would hold them until its end: 16 of a GPT's 260 MiB
             x1 = [*pack(linear_passes.matrix(*x1), plan.stash.format, plan.stash.axis)]
