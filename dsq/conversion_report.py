@@ -64,6 +64,7 @@ class ConversionReport:
     seconds_spread: float  #: the slowest over the fastest of equal runs, the larger of the two models'
     gradient: GradientCheck | None  #: against the unquantized one; None if no parameter needs one
     small_flops: int = 0  #: FLOPs of the forward in products of several small matrices, which are faster unquantized
+    graphs: str = ""  #: what compiled graphs save
     unpacked_bytes: dict[str, int] = field(default_factory=dict)  #: saved under a policy without a rule, by operation
     process: dict[str, int] = field(default_factory=resident)  #: "resident" and "peak" bytes after the report; on Linux
 
@@ -85,6 +86,7 @@ class ConversionReport:
             shares = {op: nbytes / self.stash_bytes for op, nbytes in self.unpacked_bytes.items()}
             if large := [f"{op} {share:.0%}" for op, share in shares.items() if share > 0.1]:
                 lines.append(f"  of it unpacked, by operations without a rule in dsq/stash/rules: {', '.join(large)}")
+        lines += [f"  {self.graphs}"] if self.graphs else []
         if self.process:
             resident_mib, peak = (self.process[name] / 2**20 for name in ("resident", "peak"))
             lines.append(
@@ -176,6 +178,7 @@ def report(
         *(forward, backward, len(layers), uncalled, mixed_scale, skipped_modules(model)),
         *(stash_bytes, unconverted_bytes, *_best_seconds(model, run), gradient),
         small_flops=sum(getattr(layer, "small_flops", 0) for layer in layers.values()),
+        graphs=getattr(applied(model).get("bfp"), "graph_summary", str)(),
         unpacked_bytes=unpacked_bytes,
     )
 

@@ -9,7 +9,7 @@ attention is where few bits hurt most, the more the longer a model has trained; 
 behind it too.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, get_args
 
@@ -20,11 +20,10 @@ from dsq.arguments import choice
 from dsq.formats import DEFAULT, FORMATS, MAX_PACKED_BITS, Format, named
 from dsq.quantizers import Quantized
 from dsq.stash.controller import Controller
-from dsq.stash.interception import Interception, RulePolicy
+from dsq.stash.interception import RulePolicy, note_exact_graph
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 from dsq.stash.saved_forms import Encoded, encode_blocks
-from dsq.stash.stash import Stash
 from dsq.stash_bits import EXTRA_BITS, GRAPH_EXTRA_BITS, MAX_GRAPH_BITS, MIN_BITS, Role
 
 
@@ -57,7 +56,6 @@ def attach(
 class Bfp(RulePolicy):
     """The format now."""
 
-    traces = True
     partitioner: Any = None  #: of the graphs that dsq.compile makes of the model (dsq/stash/partitioner.py)
     q1: Format | None = None  #: at the level of a model that dsq.convert found no layers in
 
@@ -76,20 +74,17 @@ class Bfp(RulePolicy):
                 if isinstance(module, Quantized):
                     q1 = module.quantizers.q1
                     break
-        make = _format.__wrapped__ if torch.compiler.is_compiling() else _format  # a graph calls no cache
-        return make(self.bits, self.format_name, self.block_size, q1)
+        return _format(self.bits, self.format_name, self.block_size, q1)
 
     def level(self, module: nn.Module) -> str:
         return super().level(module) or str(self.q1)
 
     def codec(self, module: nn.Module) -> "BlockCodec":
-        self._format = self.format_now()
-        return BlockCodec(_formats(self._format))
+        return BlockCodec(_formats(self.format_now()))
 
-    def traced(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the model under a mode that the compiler traces too."""
-        with Interception(Stash(BlockCodec(_formats.__wrapped__(self.format_now()))), self.rules, self.graph_bits()):
-            return run(*args, **kwargs)
+    def enter_graph(self) -> None:
+        if torch.is_grad_enabled() and self.graph_bits() is None:  # to read the bits makes them a guard
+            note_exact_graph(self)
 
     def graph_bits(self) -> int | None:
         if self.partitioner is None:
@@ -98,8 +93,14 @@ class Bfp(RulePolicy):
         return min(bits + GRAPH_EXTRA_BITS, MAX_GRAPH_BITS) if bits <= MAX_GRAPH_BITS else 0
 
     def details(self) -> tuple[str, ...]:
-        graphs = "" if self.partitioner is None else self.partitioner.summary()
-        return (f"format {self._format}", *([graphs] if graphs else []))
+        graphs = self.graph_summary()
+        return (f"format {self.format_now()}", *([graphs] if graphs else []))
+
+    def graph_summary(self) -> str:
+        """Return a line on what compiled graphs save; "" without any."""
+        if self.partitioner is None:
+            return "graphs save tensors exact: they were compiled without dsq.compile" if self.has_exact_graph else ""
+        return str(self.partitioner.summary())
 
 
 @lru_cache(maxsize=64)  # asked for in each forward

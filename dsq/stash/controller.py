@@ -18,6 +18,8 @@ from torch import nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.nn.utils.parametrize import is_parametrized
 
+from dsq.layers import not_compiled_alone
+
 APPLIED = "_dsq_stash"  #: attribute of a model under policies: {policy name: controller}
 _PART_OF = "_dsq_part_of"  #: attribute of a part of a model: the controllers of the model
 
@@ -48,7 +50,6 @@ class Controller:
     """
 
     by_parts: ClassVar[bool] = False  #: whether it acts on parts of the model that are called by themselves
-    traces: ClassVar[bool] = False  #: whether a compiler may trace the model's calls under it
 
     model: nn.Module
     name: str = ""  # set by apply
@@ -65,21 +66,24 @@ class Controller:
         recomputation of a part of one."""
         return nullcontext()
 
-    def traced(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the model while a compiler traces the call into a graph; RuntimeError for a policy that takes none."""
+    def enter_graph(self) -> None:
+        """Note that a compiler traces a call of the model, or of a block of it, into a graph, in which the policy does
+        nothing. Raise RuntimeError if it does not go with that."""
         raise RuntimeError(COMPILE_BEFORE)
 
     def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the model under the policy; ``run`` is the call without it. Nested calls of one model enter once.
 
-        RuntimeError where the model, or a block of it, was compiled after the policy came, and under torch.func.
+        RuntimeError where the model, or a block of it, was compiled and the policy does not go with that, and under
+        torch.func.
         """
         if torch.compiler.is_compiling():
-            return self.traced(run, *args, **kwargs)
+            self.enter_graph()
+            return run(*args, **kwargs)
         if not torch.is_grad_enabled() or RUNNING.suspended or self in RUNNING.entered:
             return run(*args, **kwargs)
         skipped = get_eval_frame_callback() is not None
-        if (skipped and not self.traces) or not (self.compiles or next(compiled_blocks(module), None) is None):
+        if not self.compiles and (skipped or next(compiled_blocks(module), None) is not None):
             raise RuntimeError(COMPILE_BEFORE)
         self.parts = frozenset()
         # a compiler that skipped this frame (its recompile limit, a stance) would try each frame inside
@@ -163,9 +167,8 @@ class Running(threading.local):
 RUNNING = Running()
 
 COMPILE_BEFORE = (
-    "dsq.stash does not work inside torch.compile: compile first, then stash.apply(compiled, ...) to "
-    "compiled = torch.compile(model) or to a model of which each block was compiled (bfp, mesa); "
-    "dsq.DynamicPrecision(model), dsq.convert(model) and bfp may also come before model.compile()"
+    "this stash policy does not work inside torch.compile: use an eager model, or dsq.DynamicPrecision(model) or bfp "
+    "and then dsq.compile(model)"
 )
 
 
@@ -233,11 +236,8 @@ def intercept(controller: Controller, model: nn.Module) -> None:
 def _check_entered(controller: Controller, model: nn.Module, args: Any) -> None:
     """Raise RuntimeError if a compiler, given the model before the policy came, calls it past ``controller.call``."""
     if torch.compiler.is_compiling():
-        modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
-        under_policy = any(getattr(mode, "stash", None) is not None for mode in modes)
-    else:
-        under_policy = controller in RUNNING.entered or RUNNING.suspended > 0 or not torch.is_grad_enabled()
-    if not under_policy:
+        controller.enter_graph()
+    elif controller not in RUNNING.entered and not RUNNING.suspended and torch.is_grad_enabled():
         raise RuntimeError(COMPILE_BEFORE)
 
 
@@ -280,6 +280,7 @@ def _intercepted(own: type[nn.Module]) -> type[nn.Module]:
     return kind(own.__name__, (own,), names)  # type: ignore[no-any-return]
 
 
+@not_compiled_alone  # of a model whose call the compiler gave back, it would compile this call
 def under_policies(model: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call ``run``, a part of ``model`` that is not its forward, under the policies applied to it."""
     for policy in applied(model).values():

@@ -8,8 +8,6 @@ from torch import Tensor
 from dsq.stash.memory import is_weight
 from dsq.stash.saved_forms import Exact, Saved, SavedForm, Shared, read, split
 
-_compiling = torch.compiler.is_compiling
-
 
 def save(ctx: Any, *forms: Saved | None) -> None:
     """Save ``forms`` for the backward of an autograd function; None saves nothing. Call it once, in the forward."""
@@ -18,7 +16,7 @@ def save(ctx: Any, *forms: Saved | None) -> None:
         if isinstance(form, SavedForm):
             if type(form.decoder) is Shared:
                 form.decoder.add_consumer()
-        elif form is not None and not _compiling() and (form._base is not None or type(form) is not Tensor):
+        elif form is not None and (form._base is not None or type(form) is not Tensor):
             form = SavedForm((form,), Exact(form.shape)) if is_weight(form) else form
         checked.append(form)
     ctx.layout, tensors = split(checked)
@@ -29,9 +27,7 @@ def saved(ctx: Any) -> list[Any]:
     """Return the values of the forms, in order, None for None. Raise RuntimeError under create_graph=True."""
     if torch.is_grad_enabled():
         refuse_create_graph()
-    values, unshared = read(ctx.layout, ctx.saved_tensors)
-    if not _compiling():
-        ctx.unshared = unshared
+    values, ctx.unshared = read(ctx.layout, ctx.saved_tensors)
     return values
 
 
@@ -41,14 +37,13 @@ def reusable_buffers(ctx: Any, dy: Tensor, *values: Tensor) -> list[Tensor | Non
     None stands for those that other operations read, and for expanded ones, which have no place for each value.
     """
     # vmap, and the mode of allow_mutation_on_saved_tensors, have no rule for functions that write
-    # asked after _compiling: a compiler does not know them
-    if _compiling() or torch._C._functorch.is_legacy_batchedtensor(dy) or torch._C._len_torch_dispatch_stack() > 0:
+    if torch._C._functorch.is_legacy_batchedtensor(dy) or torch._C._len_torch_dispatch_stack() > 0:
         return [None] * len(values)
     return [x if alone and 0 not in x.stride() else None for x, alone in zip(values, ctx.unshared, strict=True)]
 
 
 def refuse_create_graph() -> None:
     """Raise RuntimeError under create_graph=True: a second derivative of rounded or sampled values is wrong."""
-    if torch.is_grad_enabled() and not _compiling():
+    if torch.is_grad_enabled():
         text = "activations in a packed stash are differentiable once: create_graph=True is not supported"
         raise RuntimeError(f"{text}; take the policies away (dsq.unconvert(model), controller.remove())")

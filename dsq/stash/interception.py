@@ -1,10 +1,11 @@
 """The one place where a policy sees a model's operations: a function mode, entered around each call of the model.
 
-The mode looks each function up in the table (dsq/stash/rules): a rule runs in its stead, all else runs as it is.
-torch.compile traces the mode into the graphs of a model, or of blocks, that were compiled before.
+The mode looks each function up in the table (dsq/stash/rules): a rule runs in its stead, all else runs as it is. In
+graphs of torch.compile it does nothing: a partitioner packs there (dsq/stash/compiled.py).
 """
 
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType
@@ -71,21 +72,17 @@ class Interception(TorchFunctionMode):
     """The rules in place of the functions, for one forward."""
 
     def __init__(
-        self, stash: Stash, rules: Mapping[Callable[..., Any], Rule] = RULES, graph_bits: int | None = None
+        self, stash: Stash, rules: Mapping[Callable[..., Any], Rule] = RULES, policy: "RulePolicy | None" = None
     ) -> None:
         super().__init__()
-        self.stash, self.rules = stash, rules
-        #: bits in which a partitioner packs in graphs, where this mode then does nothing; None: it is traced into them
-        self.graph_bits = graph_bits
+        self.stash, self.rules, self.policy = stash, rules, policy
+        self.graph_bits = None if policy is None else policy.graph_bits()
         self.levels: tuple[str, ...] = ()  #: of the policies that are entered; () before a checkpoint
         self.segments: list[tuple[Any, list[Any]]] = []  #: of checkpoints that run, outer first, and exact inputs
 
     @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.multi_head_attention_forward:  # one call to a mode: its body makes calls with rules
-            with self:
-                return multi_head_attention_forward(*args, **kwargs)
         if func is Tensor.unflatten:  # Python's methods, which a compiler does not find in a dict, or trace here
             func = torch.unflatten
         elif func is Tensor.__pow__:
@@ -94,11 +91,16 @@ class Interception(TorchFunctionMode):
             func = torch.rsub
         elif func is Tensor.norm:
             func = torch.norm
-        # reading the bits makes them a guard: a rise compiles anew
-        if self.graph_bits is not None and torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            # to read the bits makes them a guard: a rise compiles anew
+            if self.graph_bits is None and self.policy is not None:
+                note_exact_graph(self.policy)
             return func(*args, **kwargs)
+        if func is F.multi_head_attention_forward:  # one call to a mode: its body makes calls with rules
+            with self:
+                return multi_head_attention_forward(*args, **kwargs)
         rule = self.rules.get(func)
-        if not torch.compiler.is_compiling() and rule is None and func in _OPENING:
+        if rule is None and func in _OPENING:
             for x in tree_leaves((args, kwargs)):
                 if type(x) in _PLAIN:
                     self.stash.never_cache(x)
@@ -106,7 +108,7 @@ class Interception(TorchFunctionMode):
             self._follow_checkpoint()
             for segment, inputs in self.segments:
                 set_inputs(segment, inputs)
-        if func is linear and not torch.compiler.is_compiling():
+        if func is linear:
             count_call(self.stash.calls, args[1])
         if rule is None or not torch.is_grad_enabled() or kwargs.get("out") is not None:
             return func(*args, **kwargs)
@@ -125,7 +127,7 @@ class Interception(TorchFunctionMode):
 
     def _follow_checkpoint(self) -> None:
         """Let a segment of torch.utils.checkpoint be recomputed under the policies that it runs under now."""
-        if torch.compiler.is_compiling() or (innermost_hooks() is None and self.stash.segment is None):
+        if innermost_hooks() is None and self.stash.segment is None:
             return
         segment = segment_now()
         if segment is self.stash.segment:
@@ -157,12 +159,25 @@ def recompute_at_level(
     return run_under(entered, run, *args)
 
 
+def note_exact_graph(policy: "RulePolicy") -> None:
+    """Warn, once for a policy, of a graph that has no partitioner of dsq."""
+    if not policy.has_exact_graph:
+        policy.has_exact_graph = True
+        text = "compiled graphs save their tensors exact: call dsq.compile(model) in place of torch.compile(model), or "
+        warnings.warn(f"{text}torch.compile(model, options=dsq.inductor_options(model))", stacklevel=2)
+
+
+# torch.compiler.assume_constant_result without its import: a compiler calls the function while it traces
+note_exact_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 class RulePolicy(Controller):
     """A policy that codes what the table lets it. Subclasses give the codec of a forward."""
 
     by_parts = True
     latest: Stash | None = None  #: of the latest training forward
     rules: Mapping[Callable[..., Any], Rule] = RULES  #: of the operations that it acts on
+    has_exact_graph = False  #: a graph of the model was compiled without a partitioner
 
     def codec(self, module: nn.Module) -> Codec:
         """Return the codec of the forward that begins."""
@@ -177,7 +192,7 @@ class RulePolicy(Controller):
             self.latest = stash
         RUNNING.stashes.append(stash)
         try:
-            with Interception(stash, self.rules, self.graph_bits()):
+            with Interception(stash, self.rules, self):
                 yield
         finally:
             RUNNING.stashes.pop()
@@ -187,13 +202,12 @@ class RulePolicy(Controller):
         return next((layer.quantizers_text for layer in module.modules() if isinstance(layer, Quantized)), "")
 
     def graph_bits(self) -> int | None:
-        """Return the bits in which a partitioner packs in graphs, 0 for exact; None: graphs trace the policy's mode."""
+        """Return the bits in which a partitioner packs in graphs; None: without one they save tensors exact."""
         return None
 
     def report(self) -> PolicyStatus:
-        if self.latest is None:
-            return PolicyStatus(self.name)
-        return PolicyStatus(self.name, (), self.latest.bytes.raw, self.latest.bytes.saved, self.details())
+        raw, saved = (self.latest.bytes.raw, self.latest.bytes.saved) if self.latest else (0, 0)
+        return PolicyStatus(self.name, (), raw, saved, self.details())
 
     def details(self) -> tuple[str, ...]:
         """Return the lines of the policy's own in its report."""
@@ -202,5 +216,5 @@ class RulePolicy(Controller):
 
 def stash_now() -> Stash:
     """Return the stash of the policy of the table in whose forward this thread is; one that codes nothing without one.
-    For autograd functions of other policies, and operators of compiled graphs."""
+    For autograd functions of other policies."""
     return RUNNING.stashes[-1] if RUNNING.stashes else Stash(EXACT_CODEC)

@@ -18,7 +18,7 @@ def is_weight(x: Tensor) -> bool:
     """Return whether ``x`` is a parameter, or a view of one."""
     if isinstance(x, nn.Parameter):
         return True
-    return not torch.compiler.is_compiling() and x._is_view() and isinstance(x._base, nn.Parameter)
+    return x._is_view() and isinstance(x._base, nn.Parameter)
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,8 @@ class MemoryOrder:
 def place(x: Tensor) -> tuple[tuple[object, ...], MemoryOrder, Tensor]:
     """Return (key, order, values): the values of ``x``, detached, in memory order, contiguous where ``x`` has no gaps.
 
-    The key is equal for two live tensors exactly when they cover the same memory, in the same state and order. Under a
-    compiler it tells nothing, and what is not contiguous is copied.
+    The key is equal for two live tensors exactly when they cover the same memory, in the same state and order.
     """
-    if torch.compiler.is_compiling():
-        return (), MemoryOrder(tuple(x.shape), tuple(range(x.dim())), x.shape, True), x.detach().contiguous()
     # the imaginary part of a conjugate is the memory of the number's, to be read with the other sign
     state = x.untyped_storage()._cdata, x._version, x.storage_offset(), x.dtype, x.is_neg()
     if x.is_contiguous():

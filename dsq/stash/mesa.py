@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from dsq.arguments import choice, number, whole_number
 from dsq.kernels.backend import AffineCodes, Groups, MovingRanges
-from dsq.kernels.dispatch import affine_pack, affine_unpack, define
+from dsq.kernels.dispatch import affine_pack, affine_unpack
 from dsq.packing import Rounding
 from dsq.stash.controller import Controller
-from dsq.stash.interception import RulePolicy, stash_now
+from dsq.stash.interception import RulePolicy
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 from dsq.stash.saved_forms import Encoded
@@ -48,7 +48,7 @@ _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "hea
 _DEFAULT_GROUPS = 8  #: of a model in which no module names its heads
 
 
-@register("mesa", composes_with=("checkpoint",), compiles=True)
+@register("mesa", composes_with=("checkpoint",))
 def attach(
     model: nn.Module,
     *,
@@ -129,9 +129,6 @@ class RangeCodec:
             return None
         groups, width = self._groups(order, axis)
         count, key = values.numel(), f"{kind}:{width}"
-        if torch.compiler.is_compiling():
-            codes, ranges = torch.ops.dsq.pack_in_range(values, *groups, key)
-            return (codes, ranges), lambda saved, dtype: torch.ops.dsq.unpack_in_range(*saved, *groups, count, dtype)
         packed = self.pack(key, values.contiguous(), groups)
         return tuple(packed), lambda saved, dtype: affine_unpack(AffineCodes(*saved), MESA_BITS, groups, count, dtype)
 
@@ -158,28 +155,3 @@ class RangeCodec:
         number = size if by_head and dims > 3 else math.gcd(size, self.mesa.heads)
         width = number if by_head else size
         return Groups(width // number * math.prod(order.sizes[position + 1 :]), number), width
-
-
-def _pack(values: Tensor, run: int, number: int, key: str) -> tuple[Tensor, Tensor]:
-    codec, values, groups = stash_now().codec, values.contiguous(), Groups(run, number)
-    if isinstance(codec, RangeCodec):
-        packed = codec.pack(key, values, groups)
-    else:  # a block called by itself: a tensor's own range serves
-        packed = affine_pack(values, MESA_BITS, groups, MovingRanges(_unseen(values, groups), 0.0), None)
-    return packed.codes, packed.ranges
-
-
-def _fake_pack(values: Tensor, run: int, number: int, key: str) -> tuple[Tensor, Tensor]:
-    wide = torch.promote_types(values.dtype, torch.float32)
-    return values.new_empty(values.numel(), dtype=torch.uint8), values.new_empty((2, number), dtype=wide)
-
-
-# an operator asks the codec of the forward that runs: ranges are no part of a graph
-define("pack_in_range(Tensor values, SymInt run, int number, str key) -> (Tensor, Tensor)", _pack, _fake_pack)
-define(
-    "unpack_in_range(Tensor codes, Tensor ranges, SymInt run, int number, SymInt count, ScalarType dtype) -> Tensor",
-    lambda codes, ranges, run, number, *rest: affine_unpack(
-        AffineCodes(codes, ranges), MESA_BITS, Groups(run, number), *rest
-    ),
-    lambda codes, ranges, run, number, count, dtype: codes.new_empty(count, dtype=dtype),
-)

@@ -95,11 +95,10 @@ class PackedPartitioner(CustomPartitionerFn):
         return self  # PyTorch copies its config where it writes a graph down
 
     def summary(self) -> str:
-        """Return a line on what the graphs cut so far save; "" before the first. Graphs from PyTorch's caches on disk
-        are not among them."""
+        """Return a line on what the graphs cut so far save."""
         tensors = [tensor for graph in self.graphs for tensor in graph]
         if not tensors:
-            return ""
+            return "no graph was cut here: none ran, PyTorch has it on disk, or the backend saves tensors exact"
         raw, saved = (sum(getattr(t, name) for t in tensors) / 2**20 for name in ("raw_bytes", "saved_bytes"))
         exact = [f"{tensor.name} {list(tensor.shape)}" for tensor in tensors if not tensor.bits]
         names = ", ".join(exact[:4]) + f" and {len(exact) - 4} more" * (len(exact) > 4)

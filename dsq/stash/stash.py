@@ -30,15 +30,11 @@ _SAVE_THEIR_RESULT = {
 }
 #: values -> the values that are coded in their place
 Prepare = Callable[[Tensor], Tensor]
-_compiling = torch.compiler.is_compiling
 _NBYTES = attrgetter("nbytes")
 
 
 class Stash:
-    """The saved tensors of one forward of a model under a policy.
-
-    Under torch.compile nothing is cached: a compiler finds by itself what is coded twice.
-    """
+    """The saved tensors of one forward of a model under a policy."""
 
     def __init__(self, codec: Codec) -> None:
         self.codec = self._forward_codec = codec
@@ -84,12 +80,12 @@ class Stash:
         anyway, or if it was passed to ``leave_exact``. ``prepare``: its result is coded, and decoded, in place of
         ``x``.
         """
-        if x.dtype not in FLOATS or _is_small(x) or is_weight(x) or self._stays_exact(x):
+        if x.dtype not in FLOATS or x.numel() <= MAX_EXACT_NUMEL or is_weight(x) or self._stays_exact(x):
             return self.exact(x)
         key, order, values = place(x)
         if role == "factor":
             self._recompute_slice(x)
-        if not _compiling() and key in self._cache.forms:
+        if key in self._cache.forms:
             return self._cache.forms[key].seen_as(order)
         values = values if prepare is None else prepare(values)
         encoded = self.codec.encode(values, order, role)
@@ -97,8 +93,6 @@ class Stash:
             return self.exact(x)
         codes, decode = encoded
         coded = Coded(decode, x.dtype, order)
-        if _compiling():
-            return SavedForm(codes, coded)
         self.bytes.add(values.numel() * x.element_size(), codes)
         return self._cached(key, x, codes, coded, order)
 
@@ -114,15 +108,13 @@ class Stash:
 
     def exact(self, x: Tensor) -> Tensor:
         """Return ``x``, which is saved as it is."""
-        if type(x) is not nn.Parameter and not _compiling() and not is_weight(x):
+        if type(x) is not nn.Parameter and not is_weight(x):
             self.bytes.add_exact(x)
         return x
 
     def copy(self, x: Tensor) -> Saved:
         """Return ``x`` in memory of its own, for a tensor that PyTorch does not save: its owner may overwrite it before
         the backward. A bool takes a bit. Operations that read the same ``x`` share the copy."""
-        if _compiling():  # which computes on copies of what is overwritten
-            return x
         key, order, values = place(x)
         if key not in self._copies or key[0] in self._uncacheable:
             if x.dtype == torch.bool:
@@ -138,8 +130,7 @@ class Stash:
 
     def leave_exact(self, x: Tensor) -> None:
         """Note that ``x`` is not to be coded."""
-        if not _compiling():
-            self._cache.exact[x.untyped_storage()._cdata, x._version] = weak(x)
+        self._cache.exact[x.untyped_storage()._cdata, x._version] = weak(x)
 
     def never_cache(self, x: Tensor) -> None:
         """Note that the memory of ``x`` may be written past its version counter from now on: forget its forms, and
@@ -149,8 +140,6 @@ class Stash:
             cache.drop(x)
 
     def _stays_exact(self, x: Tensor) -> bool:
-        if _compiling():
-            return False
         producer = (x if x._base is None else x._base).grad_fn
         saved_anyway = producer is not None and producer.name() in _SAVE_THEIR_RESULT
         return saved_anyway or (x.untyped_storage()._cdata, x._version) in self._cache.exact
@@ -163,8 +152,7 @@ class Stash:
 
     def packed_mask(self, bits: Tensor, order: MemoryOrder, dtype: torch.dtype) -> SavedForm:
         """Return the form of a mask that is packed already."""
-        if not _compiling():
-            self.bytes.add(0, (bits,))
+        self.bytes.add(0, (bits,))
         return SavedForm((bits,), Bitmask(dtype, order))
 
     def find(self, x: Tensor) -> SavedForm | None:
@@ -182,8 +170,6 @@ class Stash:
     def find_linear(self, x: Tensor, operand: Operand | None) -> tuple[tuple[Tensor, ...] | None, SavedForm | None]:
         """Return (codes, form) of ``x``: codes that a layer with the same operand made of the same rows, else a form
         that ``x`` has already."""
-        if _compiling():
-            return None, None
         key, order, _ = place(x)
         cached = self._cache.forms.get(key)
         if cached is None:
@@ -194,8 +180,6 @@ class Stash:
 
     def put_linear(self, x: Tensor, operand: Operand, codes: tuple[Tensor, ...]) -> None:
         """Cache the codes that a quantized linear layer made of the rows of ``x``."""
-        if _compiling():  # sizes may be symbols there
-            return
         self.bytes.add(x.nbytes, codes)
         fmt, axis = operand.format, operand.axis
         if x.is_contiguous() and fmt is not None:  # else no one looks for its rows in memory
@@ -209,7 +193,7 @@ class Stash:
 
         A weight among the sources is copied if it is small beside ``y``; else nothing is cached.
         """
-        if _compiling() or y.numel() <= MAX_EXACT_NUMEL or NoneType in map(type, sources):
+        if y.numel() <= MAX_EXACT_NUMEL or NoneType in map(type, sources):
             return None
         key, order, values = place(y)
         if values.numel() != y.numel():  # an expanded tensor
@@ -231,7 +215,7 @@ class Stash:
         Codes of the view would lose 1 - gate.
         """
         base = x._base
-        if _compiling() or base is None or not base.is_contiguous() or place(x)[0] in self._cache.forms:
+        if base is None or not base.is_contiguous() or place(x)[0] in self._cache.forms:
             return
         sizes, strides, start = x.shape, x.stride(), x.storage_offset() - base.storage_offset()
         form = self.find_recomputed(base)
@@ -245,9 +229,6 @@ class Stash:
         form = self.code(y, role, prepare)
         if isinstance(form, Tensor):
             return form
-        if _compiling():
-            layout, tensors = split((form, *others))
-            return SavedForm(tensors, Recomputed(repair, layout, None))
         return self.recompute(y, (form, *others), repair) or form
 
     def _cached(
@@ -263,16 +244,6 @@ class Stash:
         if key[0] not in self._uncacheable:
             self._cache.forms[key] = CachedForm(form, order, weak(x), linear)
         return form
-
-
-def _is_small(x: Tensor) -> bool:
-    """Return whether ``x`` has at most MAX_EXACT_NUMEL values; False if the size depends on data, as that of experts'
-    tokens in a graph does."""
-    if _compiling():
-        from torch.fx.experimental.symbolic_shapes import guard_or_false
-
-        return guard_or_false(x.numel() <= MAX_EXACT_NUMEL)
-    return x.numel() <= MAX_EXACT_NUMEL
 
 
 def _is_leaf_weight(x: Tensor) -> bool:

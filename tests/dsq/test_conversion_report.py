@@ -154,8 +154,7 @@ def test_blocks_compiled_by_themselves_are_counted_as_eager_ones():
     assert found.forward == eager.forward
     assert found.backward.quantized == eager.backward.quantized
     assert found.backward.floating_point["aten.bmm"] > eager.backward.floating_point["aten.bmm"]
-    assert isinstance(found.stash_bytes, int)
-    assert found.stash_bytes < eager.stash_bytes
+    assert "graphs save tensors exact" in str(found)
     torch.compiler.reset()
 
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
 from dsq.kernels.backend import AttentionOptions
-from dsq.kernels.dispatch import backend_for, define
+from dsq.kernels.dispatch import backend_for
 from dsq.ops.products import autocast_dtype
 from dsq.stash.functions import save, saved
 from dsq.stash.stash import Stash
@@ -82,8 +82,8 @@ def fused(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    options = dropout_p or 0.0, is_causal, scale, enable_gqa  # read here: a compiler takes floats for symbols otherwise
-    copies = not torch.compiler.is_compiling() and _saves_copies(query, key, value, attn_mask, *options)
+    options = dropout_p or 0.0, is_causal, scale, enable_gqa
+    copies = _saves_copies(query, key, value, attn_mask, *options)
     return FusedAttention.apply(stash, query, key, value, attn_mask, options, copies)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -111,9 +111,9 @@ class FusedAttention(torch.autograd.Function):
         forms = [stash.code(x, "attention") for x in (q, k, v)]
         if copies:
             forms = [stash.copy(form) if isinstance(form, Tensor) else form for form in forms]
-        cast = autocast_dtype(q)  # which PyTorch's function asks for, a kernel and an operator do not
-        attend: Any = torch.ops.dsq.attend if torch.compiler.is_compiling() else _attend
-        y, random = attend(*(x.to(cast or x.dtype) for x in (q, k, v)), _cast(mask, cast), *options)
+        cast = autocast_dtype(q)  # which PyTorch's function asks for, a kernel does not
+        q, k, v = (x.to(cast or x.dtype) for x in (q, k, v))
+        y, random = _attend(q, k, v, _cast(mask, cast), *options)
         of_mask = None
         if mask is not None:
             # PyTorch saves a copy of a bool mask, and of one that it casts
@@ -122,13 +122,12 @@ class FusedAttention(torch.autograd.Function):
             of_mask = stash.find_recomputed(mask) or (stash.copy(mask) if copies else stash.exact(mask))
         save(ctx, *forms, of_mask, random if options[0] else None)
         ctx.options, ctx.cast = options, cast
-        return y  # type: ignore[no-any-return]
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (*qkv, mask, random), needed = saved(ctx), ctx.needs_input_grad[1:5]
-        attend_backward: Any = torch.ops.dsq.attend_backward if torch.compiler.is_compiling() else _attend_backward
-        gradients = attend_backward(dy, *qkv, _cast(mask, ctx.cast), random, *ctx.options, needed)
+        gradients = _attend_backward(dy, *qkv, _cast(mask, ctx.cast), random, *ctx.options, needed)
         return None, *(dx if is_needed else None for dx, is_needed in zip(gradients, needed, strict=True)), None, None
 
 
@@ -203,29 +202,3 @@ def _noise(q: Tensor, k: Tensor, dropout: float, random: Tensor | None = None) -
     drawn from the state ``random`` if there is one."""
     with _drawing(random, q.device):
         return torch.empty((*q.shape[:3], k.shape[2]), dtype=torch.uint8, device=q.device).bernoulli_(1 - dropout)
-
-
-def _recorded(*args: Any) -> list[Tensor]:
-    """Run _attend_backward in an operator, in which a dispatch mode may have switched autograd off."""
-    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False):
-        return [x.contiguous() for x in _attend_backward(*args)]
-
-
-_OPTIONS = "float dropout, bool causal, float? scale, bool gqa"
-# a compiler sees operators: PyTorch's own kernel runs in a graph as it does outside of one
-define(
-    f"attend(Tensor q, Tensor k, Tensor v, Tensor? mask, {_OPTIONS}) -> (Tensor, Tensor)",
-    lambda q, *rest: tuple(x.contiguous() for x in _attend(q, *rest)),
-    lambda q, k, v, mask, dropout, *_: (
-        q.new_empty((*q.shape[:-1], v.shape[-1])),
-        q.new_empty(_random_state(q.device).numel() if dropout else 0, dtype=torch.uint8),
-    ),
-)
-define(
-    "attend_backward(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? random, "
-    f"{_OPTIONS}, bool[] needs_gradient) -> Tensor[]",
-    _recorded,
-    lambda dy, q, k, v, mask, random, *rest: [
-        dy.new_empty(x.shape if needed else 0) for x, needed in zip((q, k, v, mask), rest[-1], strict=True)
-    ],
-)

@@ -18,13 +18,10 @@ from dsq.stash.rules.products import as_tuple
 from dsq.stash.stash import Stash
 
 aten = torch.ops.aten
-_compiling = torch.compiler.is_compiling
 
 
 def relu(stash: Stash, input: Tensor, inplace: bool = False) -> Tensor:
     """Run F.relu, torch.relu and their forms in place."""
-    if inplace and _compiling():  # which makes no copy of it
-        return input.copy_(ReLU.apply(stash, input, False))  # type: ignore[no-untyped-call]
     if input.numel() == 0 or (inplace and (input.is_leaf or input._is_view())):
         return torch.relu_(input) if inplace else torch.relu(input)
     return ReLU.apply(stash, input, inplace)  # type: ignore[no-any-return, no-untyped-call]
@@ -39,7 +36,7 @@ class ReLU(torch.autograd.Function):
         source = stash.find(x)
         if in_place:
             ctx.mark_dirty(x)
-        ctx.contiguous = x.is_contiguous() and not _compiling()
+        ctx.contiguous = x.is_contiguous()
         if ctx.contiguous:
             y, bits = masked_relu(x, in_place)
             mask = stash.packed_mask(bits, MemoryOrder.contiguous(y.shape), y.dtype)
@@ -118,7 +115,7 @@ class Dropout(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor, None]:
         (mask,) = saved(ctx)
         scaled = mask.to(dy.dtype).div_(1 - ctx.p)
-        several = not _compiling() and is_legacy_batchedtensor(dy)  # gradients, of is_grads_batched=True
+        several = is_legacy_batchedtensor(dy)  # gradients, of is_grads_batched=True
         return None, scaled * dy if several else scaled.mul_(dy), None
 
 
@@ -175,7 +172,7 @@ class MaxPool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (places,) = saved(ctx)
-        unread = dy.new_empty(1).expand(ctx.shape) if not _compiling() else dy.new_zeros(ctx.shape)
+        unread = dy.new_empty(1).expand(ctx.shape)
         backward = getattr(aten, f"max_pool{ctx.axes}d_with_indices_backward")
         return None, backward(dy, unread, *ctx.options, places.long()), None, *[None] * 5
 

@@ -94,8 +94,7 @@ def threshold_activation(
 
 def _bounded(values: Tensor, infinity: float) -> Tensor:
     """Return ``values`` with ``infinity`` for infinite ones, which no code has."""
-    quick_to_ask = values.device.type == "cpu" and not torch.compiler.is_compiling()
-    if quick_to_ask and math.isfinite(values.sum()):
+    if values.device.type == "cpu" and math.isfinite(values.sum()):
         return values
     return values.nan_to_num(math.nan, infinity, -infinity)
 
@@ -381,7 +380,7 @@ def index_add(
     stash: Stash, input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1, in_place: bool = False
 ) -> Tensor:
     """torch.index_add: nothing but the index."""
-    if in_place and (torch.compiler.is_compiling() or input._is_view() or (input.is_leaf and input.requires_grad)):
+    if in_place and (input._is_view() or (input.is_leaf and input.requires_grad)):
         return input.index_add_(dim, index, source, alpha=alpha)
     if index.dim() == 0 or source.dim() == 0:
         run = Tensor.index_add_ if in_place else torch.index_add

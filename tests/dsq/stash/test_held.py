@@ -119,8 +119,8 @@ SLOW = "gact 4"  # a backward a saved tensor
 COUNTED = ("encoder", "dropout", "autocast", "vit", "resnet", "bert")
 EAGER = [model for model in MODELS if model not in ("compiled", "graph")]
 CASES = [f"{model}/{policies}" for model in EAGER for policies in POLICIES if policies != SLOW]
-CASES += [f"compiled/{policies}" for policies in ("plain", "snvint 4", "snvint 2", "mesa")]
-CASES += [f"graph/{policies}" for policies in ("plain", "snvint 4", "mesa")]
+CASES += [f"compiled/{policies}" for policies in ("plain", "snvint 4", "snvint 2")]
+CASES += [f"graph/{policies}" for policies in ("plain", "snvint 4")]
 CASES += [f"{model}/{SLOW}" for model in ("encoder", "vit", "bert")]
 
 
