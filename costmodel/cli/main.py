@@ -99,14 +99,14 @@ def _of_formats(options: Options) -> Options:
         help_ = f"{field.replace('_', ' ')} (default: {stated})"
         sizes[f"--{field.replace('_', '-')}"] = {"metavar": "N", "help": help_}
     first = {"--format": {"choices": format_names(), **options["--format"]}}
-    return first | sizes | {words: it for words, it in options.items() if words not in first}
+    return first | sizes | {words: option for words, option in options.items() if words not in first}
 
 
 def _add_options(group: argparse._ActionsContainer, options: Options) -> None:
     """Add the options as commands.toml describes them."""
     exclusive: dict[str, argparse._ActionsContainer] = {"": group}
     for words, described in options.items():
-        how: Any = {name: it.format(**_WORDS) if isinstance(it, str) else it for name, it in described.items()}
+        how: Any = {name: text.format(**_WORDS) if isinstance(text, str) else text for name, text in described.items()}
         instead = how.pop("instead", "")
         if instead not in exclusive:
             exclusive[instead] = group.add_mutually_exclusive_group()

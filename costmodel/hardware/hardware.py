@@ -89,10 +89,10 @@ class Peak:
         A code splits into its significand's higher and lower bits, as 15 bits into 8 and 7; a float does not.
         """
         names = (operand.unit_name, BFP.name if operand.block_size else FixedPoint.name)
-        own, alike = (self.holds.get(name, (0, 0))[side] for name in names)
-        if own >= operand.bits:
+        named, similar = (self.holds.get(name, (0, 0))[side] for name in names)
+        if named >= operand.bits:
             return 1
-        significand = max(own, alike) - 1
+        significand = max(named, similar) - 1
         if isinstance(operand, Identity) or significand < 1:
             return 0
         parts = -(-operand.unit_significand(self.multiplies_floats) // significand)
@@ -305,14 +305,14 @@ def _fused_unit(data: Any, dotted: str) -> FusedUnit:
 
 
 def _holds(held: dict[str, Any], label: str) -> dict[str, tuple[int, int]]:
-    known, found = (*FORMATS, Identity.name, *NAMED), {}
+    known, widths = (*FORMATS, Identity.name, *NAMED), {}
     for name, bits in held.items():
         pair = bits if isinstance(bits, list) else [bits, bits]
         if name not in known or len(pair) != 2 or any(type(m) is not int or not 1 <= m <= WIDEST for m in pair):
             text = f"must be bits from 1 to {WIDEST}, or those of the wider operand and the other,"
             raise ValueError(f"{label}.holds.{name} {text} for one of {', '.join(known)}")
-        found[NAMED[name].unit_name if name in NAMED else name] = (max(pair), min(pair))
-    return found
+        widths[NAMED[name].unit_name if name in NAMED else name] = (max(pair), min(pair))
+    return widths
 
 
 def _pass(entry: Any, label: str) -> tuple[tuple[str, int, str], Pass]:

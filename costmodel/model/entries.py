@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cache, lru_cache
 
-from dsq.costmodel.model.ledger import BATCH, BEFORE, MADE_AGAIN, STATE_BITS, Stored
+from dsq.costmodel.model.ledger import BATCH, BEFORE, RECOMPUTED, STATE_BITS, Stored
 from dsq.costmodel.model.methods import CostedPolicy, Setup
 from dsq.costmodel.model.operations import (
     CAST,
@@ -52,14 +52,14 @@ class SizedTensor:
     stored: Stored
     category: Category
     values: float
-    plain: float  #: bytes
-    size: float  #: bytes as the policy saves it
+    nbytes: float  #: bytes
+    saved_nbytes: float  #: as the policy saves it
     is_input: bool = False  #: a product's input, which operations name by their field `input`
     trace: int | None = None  #: its index in the operation's `saves`; None: the ledger has it
 
     @property
     def packed(self) -> bool:
-        return self.size < self.plain
+        return self.saved_nbytes < self.nbytes
 
     @property
     def packed_values(self) -> float:
@@ -95,11 +95,11 @@ class LedgerEntry:
 
     op: Operation
     layer: str  #: see layer_of
-    alike: OpBytes
-    kept: list[float] = field(default_factory=lambda: [0.0] * len(CATEGORIES))
+    op_bytes: OpBytes
+    saved: list[float] = field(default_factory=lambda: [0.0] * len(CATEGORIES))
     entering: float = 0  #: bytes of the layer's inputs that a recomputed layer saves here
     packed: list[float] = field(default_factory=list)  #: values of each tensor that is packed
-    again: list[float] = field(default_factory=list)  #: values of each tensor that the backward recomputes
+    recomputed: list[float] = field(default_factory=list)  #: values of each tensor that the backward recomputes
 
 
 def layer_of(op: Operation) -> str:
@@ -108,7 +108,7 @@ def layer_of(op: Operation) -> str:
     return match[0] if match else ""
 
 
-def results_kept(workload: Workload) -> frozenset[str]:
+def saved_results(workload: Workload) -> frozenset[str]:
     """Return the names of the products whose results selective recomputation saves: in each layer fused attention's,
     and those of the first, third, fifth... linear layer (torchtitan's default)."""
     saved, linear = [], defaultdict[str, int](int)
@@ -121,7 +121,7 @@ def results_kept(workload: Workload) -> frozenset[str]:
 
 def by_policy(workload: Workload, policy: CostedPolicy | None) -> Workload:
     """Return the workload whose attention, where it is one call, is a policy's, which fuses what PyTorch refuses."""
-    fuses = policy and policy.bits and any(gemm.on_chip or gemm.beside for gemm in workload.gemms)
+    fuses = policy and policy.bits and any(gemm.on_chip or gemm.score_bytes for gemm in workload.gemms)
     return workload.fusing_attention() if fuses else workload
 
 
@@ -137,23 +137,23 @@ def entries_of(
         by_index |= dict.fromkeys(group.members, _op_bytes(group, setup, policy, widths, recompute))
     entries = []
     seen: set[tuple[object, ...]] = set() if setup.autocast else {(False, BATCH)}  # the batch is there before the step
-    again = made_again(workload, policy) if policy and policy.bits else frozenset[str]()
+    recomputed = recomputed_inputs(workload, policy) if policy and policy.bits else frozenset[str]()
     # of rounded inputs a router would choose other experts
     choosing = {layer_of(op) for op in workload.operations if op.kind == "expert gate"}
     for index, op in enumerate(workload.operations):
         entry = LedgerEntry(op, layer_of(op), by_index[index])
-        for tensor in entry.alike.saved:
-            size, packed = tensor.size, tensor.packed_values
+        for tensor in entry.op_bytes.saved:
+            size, packed = tensor.saved_nbytes, tensor.packed_values
             # experts save theirs
             stashed = tensor.category is Category.STASH and isinstance(op, Gemm) and op.weights == 1
-            if tensor.is_input and op.input in again and (packed or stashed):
+            if tensor.is_input and op.input in recomputed and (packed or stashed):
                 size, packed = 0.0, tensor.values
-                more = entry.alike.entering * stashed  # x itself, recomputed where else its codes are read
-                entry.alike = replace(entry.alike, temporary=entry.alike.temporary + more)
+                more = entry.op_bytes.entering * stashed  # x itself, recomputed where else its codes are read
+                entry.op_bytes = replace(entry.op_bytes, temporary=entry.op_bytes.temporary + more)
             if _new(op, tensor, size, seen):
-                entry.kept[tensor.category] += size
+                entry.saved[tensor.category] += size
                 if packed and not (recompute and entry.layer):
-                    (entry.packed if size else entry.again).append(packed)
+                    (entry.packed if size else entry.recomputed).append(packed)
         for key, size in _inputs(entry, entry.layer in choosing) if recompute and entry.layer else ():
             if size and key not in seen:
                 seen.add(key)
@@ -162,17 +162,17 @@ def entries_of(
     return entries
 
 
-def _inputs(entry: LedgerEntry, exact: bool) -> Iterator[tuple[tuple[object, ...], float]]:
+def _inputs(entry: LedgerEntry, unrounded: bool) -> Iterator[tuple[tuple[object, ...], float]]:
     """Yield inputs that a recomputed layer saves at this operation, (name, bytes); all layers share some of them."""
-    stack, entering = entry.layer.partition(".")[0], entry.alike.entering if exact else entry.alike.in_codes
+    stack, entering = entry.layer.partition(".")[0], entry.op_bytes.entering if unrounded else entry.op_bytes.in_codes
     yield (entry.layer,), entering
-    yield (stack, "added", entry.alike.added), entry.alike.added
+    yield (stack, "added", entry.op_bytes.added), entry.op_bytes.added
     if entry.op.input == ENCODER_OUT:
         yield (stack, ENCODER_OUT), entering
 
 
-def made_again(workload: Workload, policy: CostedPolicy) -> frozenset[str]:
-    """Return the names of the inputs of products that a policy recomputes of what the operation before saves."""
+def recomputed_inputs(workload: Workload, policy: CostedPolicy) -> frozenset[str]:
+    """Return the names of the inputs of products that a policy recomputes from what the operation before saves."""
     makers = dict[str, str]()
     names, latest, kind = set(), "", ""
     for op in workload.operations:
@@ -180,7 +180,7 @@ def made_again(workload: Workload, policy: CostedPolicy) -> frozenset[str]:
         kind = makers[op.name] = op.kind if "dropout" not in op.kind else kind
         if isinstance(op, Pointwise):
             latest = kind if op.cls != "attention" else latest
-        elif makers.get(op.input.removesuffix(CAST), latest) in MADE_AGAIN and not policy.samples(op):
+        elif makers.get(op.input.removesuffix(CAST), latest) in RECOMPUTED and not policy.samples(op):
             names.add(op.input)
         if isinstance(op, Gemm) and not op.weight:
             latest = ""
@@ -212,10 +212,10 @@ def _op_bytes(
     forward = _forward_bytes(op, tensors, packed)
     backward = _backward_bytes(op, tensors, packed, setup, policy, recompute)
     if not op.backward:  # nothing saves its input, and its temporary tensors exist while y is made
-        forward, backward = forward + (entering.plain if entering else 0.0) + backward, 0.0
+        forward, backward = forward + (entering.nbytes if entering else 0.0) + backward, 0.0
     return OpBytes(
         saved=saved,
-        entering=entering.plain if entering else 0.0,
+        entering=entering.nbytes if entering else 0.0,
         in_codes=_coded_input_bytes(entering, policy),
         added=_shared_bias_bytes(op, tensors),
         made=forward,
@@ -227,7 +227,7 @@ def _op_bytes(
 
 def _entering(tensors: list[SizedTensor]) -> SizedTensor | None:
     """Return the tensor that the operation before made: x."""
-    return next((tensor for tensor in tensors if tensor.stored.written == BEFORE and tensor.plain), None)
+    return next((tensor for tensor in tensors if tensor.stored.written == BEFORE and tensor.nbytes), None)
 
 
 def _coded_input_bytes(entering: SizedTensor | None, policy: CostedPolicy | None) -> float:
@@ -235,35 +235,35 @@ def _coded_input_bytes(entering: SizedTensor | None, policy: CostedPolicy | None
     if not entering:
         return 0.0
     if not policy or entering.values <= MAX_EXACT_NUMEL:
-        return entering.plain
-    return min(entering.plain, entering.values * policy.code_bits("boundary") / 8)
+        return entering.nbytes
+    return min(entering.nbytes, entering.values * policy.code_bits("boundary") / 8)
 
 
 def _shared_bias_bytes(op: Operation, tensors: list[SizedTensor]) -> float:
     """Bytes of a bias of scores, which is made once for all layers; masks exist from step to step."""
-    return sum(tensor.size for tensor in tensors if tensor.stored.shape == "bias" or op.kind == "fused bias")
+    return sum(tensor.saved_nbytes for tensor in tensors if tensor.stored.shape == "bias" or op.kind == "fused bias")
 
 
 def _forward_bytes(op: Operation, tensors: list[SizedTensor], packed: list[SizedTensor]) -> float:
-    """sum(unpacked bytes of packed tensors) + y where nothing saves it + log p + what a fused kernel makes beside."""
+    """sum(unpacked bytes of packed tensors) + y where nothing saves it + log p + a fused kernel's + a chunk's."""
     passing = sum(
-        tensor.plain
+        tensor.nbytes
         for tensor in tensors
-        if tensor.stored.name == "log p" or (tensor.stored.name == "y" and not tensor.stored.kept)
+        if tensor.stored.name == "log p" or (tensor.stored.name == "y" and not tensor.stored.saved)
     )
-    return sum(tensor.plain for tensor in packed) + passing + _kernel_bytes(op) + _chunk_bytes(op, tensors)
+    return sum(tensor.nbytes for tensor in packed) + passing + _kernel_bytes(op) + _chunk_bytes(op, tensors)
 
 
 def _kernel_bytes(op: Operation) -> float:
-    """`beside` bytes for each of the M * K scores of a fused attention."""
-    return op.beside * op.batch * op.M * op.K if isinstance(op, Gemm) and op.on_chip == "x" else 0.0
+    """`score_bytes` for each of the M * K scores of a fused attention."""
+    return op.score_bytes * op.batch * op.M * op.K if isinstance(op, Gemm) and op.on_chip == "x" else 0.0
 
 
 def _chunk_bytes(op: Operation, tensors: list[SizedTensor]) -> float:
     """Bytes of all tensors of a loss made in chunks * min(1, CHUNK / rows)."""
     if not isinstance(op, Pointwise) or op.kind != "chunked loss":
         return 0.0
-    return sum(tensor.plain for tensor in tensors) * min(1, CHUNK / op.rows)
+    return sum(tensor.nbytes for tensor in tensors) * min(1, CHUNK / op.rows)
 
 
 def _backward_bytes(
@@ -277,17 +277,17 @@ def _backward_bytes(
     """dy + dx + 2 log p + gradients of copies + 16-bit operands + unpacked tensors, one at a time."""
     if policy and policy.bits and op.kind == "tied":
         return 0.0  # a row's gradient is a tensor of its own, to which autograd adds the table's in place
-    unpacked = sum(tensor.plain / tensor.stored.times for tensor in packed)
+    unpacked = sum(tensor.nbytes / tensor.stored.times for tensor in packed)
     if op.kind == "activation" and packed and not recompute:  # a recomputed segment does not pack what it makes
-        unpacked -= packed[0].plain  # dx is written over the x that was unpacked
+        unpacked -= packed[0].nbytes  # dx is written over the x that was unpacked
     passing = sum(
-        tensor.plain
+        tensor.nbytes
         for tensor in tensors
         if tensor.stored.name in _BACKWARD_TENSORS
         and (tensor.category is not Category.LOGITS or tensor.stored.name == "their gradient")
     )
     # the gradient of log p, and that of the logits
-    passing += sum(2 * tensor.plain for tensor in tensors if tensor.stored.name == "log p")
+    passing += sum(2 * tensor.nbytes for tensor in tensors if tensor.stored.name == "log p")
     return passing + _cast_gradient_bytes(op, setup) + _operand_bytes(op, setup) + unpacked + _kernel_bytes(op)
 
 
@@ -313,7 +313,7 @@ def _gradient_bytes(op: Operation) -> float:
 
 def _result_bytes(tensors: list[SizedTensor]) -> float:
     """Bytes of y, and of the logarithms of sums that a fused kernel saves."""
-    return sum(tensor.plain for tensor in tensors if tensor.stored.name in ("y", "logsumexp"))
+    return sum(tensor.nbytes for tensor in tensors if tensor.stored.name in ("y", "logsumexp"))
 
 
 # ---- an operation's tensors
@@ -324,18 +324,18 @@ def _ledger_tensors(
 ) -> Iterator[SizedTensor]:
     op = group.operation
     for stored in tensors_of(group, setup):
-        plain = float(stored.times * layout_bytes(group, stored, setup, widths))
-        values = plain * 8 / (widths[stored.width] or 1)
-        tensor = _sized(op, stored, plain, values, policy)
+        nbytes = float(stored.times * layout_bytes(group, stored, setup, widths))
+        values = nbytes * 8 / (widths[stored.width] or 1)
+        tensor = _sized(op, stored, nbytes, values, policy)
         # autocast casts x for each product that reads it
         shared = isinstance(op, Gemm) and stored.name in ("x", "stash") and not (setup.autocast and op.stream)
         yield replace(tensor, is_input=shared)
 
 
-def _sized(op: Operation, stored: Stored, plain: float, values: float, policy: CostedPolicy | None) -> SizedTensor:
+def _sized(op: Operation, stored: Stored, nbytes: float, values: float, policy: CostedPolicy | None) -> SizedTensor:
     category = _category(op, stored)
-    size = policy.keeps(op, stored, plain, values) if policy and category is not Category.STASH else plain
-    return SizedTensor(stored, category, values, plain, size)
+    size = policy.saved_bytes(op, stored, nbytes, values) if policy and category is not Category.STASH else nbytes
+    return SizedTensor(stored, category, values, nbytes, size)
 
 
 def _saved(
@@ -346,7 +346,7 @@ def _saved(
     A trace ran in one dtype without conversion. So the ledger still says which roles are saved at all (a converted
     layer packs x), and adds the copies that this setup makes: stashes, casts, and what a fused kernel saves.
     """
-    saved = [tensor for tensor in tensors if tensor.stored.kept]
+    saved = [tensor for tensor in tensors if tensor.stored.saved]
     if op.saves is None:
         yield from saved
         return
@@ -368,8 +368,8 @@ def _saved(
 def _unknown(op: Operation, trace: SavedTensor) -> Stored:
     """Return a saved tensor for which the operation's ledger has no role. One number a row is never packed."""
     one_a_row = isinstance(op, Pointwise) and trace.values <= op.rows
-    width = op.wide if isinstance(op, Pointwise) and op.wide else "a"
-    return Stored("saved", "values", width, BEFORE, kept=True, coded="" if one_a_row or trace.bits else "factor")
+    width = op.container if isinstance(op, Pointwise) and op.container else "a"
+    return Stored("saved", "values", width, BEFORE, saved=True, coded="" if one_a_row or trace.bits else "factor")
 
 
 def _needed(op: Operation, stored: Stored) -> bool:

@@ -30,8 +30,8 @@ BEFORE, AFTER, BATCH = "before", "after", "batch"  # an earlier operation's y; a
 FOR_GRADIENT = {"dx": "x_grad", "dw": "w_grad"}
 
 #: how a policy of dsq.stash keeps a tensor: in codes, with the bits that it gives to a word of What; in a bit a value;
-#: not at all, since the backward makes it again; as it is
-Coded = Role | Literal["bit", "made again", ""]
+#: not at all, since the backward recomputes it; as it is
+Coded = Role | Literal["bit", "recomputed", ""]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Stored:
     width: str
     written: str  #: FORWARD, BACKWARD or UPDATE: by this operation; else BEFORE, AFTER, BATCH
     reads: tuple[str, ...] = ()  #: a phase, or a key of FOR_GRADIENT, for each reader
-    kept: bool = False  #: from the forward to the backward
+    saved: bool = False  #: from the forward to the backward
     needs: str = ""  #: exists only if this field of the operation is true
     times: int = 1  #: number of such tensors
     coded: Coded = ""  #: how a policy keeps it
@@ -57,18 +57,18 @@ class Stored:
 
 def _tensors(listed: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Stored, ...]]:
     """The tensors of each list of a table of ledger.toml."""
-    found: dict[str, tuple[Stored, ...]] = {}
+    tables: dict[str, tuple[Stored, ...]] = {}
     for name, entries in listed.items():
-        found[name] = ()
+        tables[name] = ()
         for entry in entries:
             if isinstance(entry, str):
-                found[name] += found[entry]
+                tables[name] += tables[entry]
                 continue
-            base = found[entry["like"]][0] if "like" in entry else Stored(name, "values", "a", "")
+            base = tables[entry["like"]][0] if "like" in entry else Stored(name, "values", "a", "")
             fields = {field: value for field, value in entry.items() if field != "like"}
             reads = tuple(entry.get("reads", base.reads))
-            found[name] += (replace(base, **fields | {"reads": reads}),)
-    return found
+            tables[name] += (replace(base, **fields | {"reads": reads}),)
+    return tables
 
 
 def of_width(width: str, tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
@@ -78,7 +78,7 @@ def of_width(width: str, tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
 
 
 _DATA = read_toml(Path(__file__).with_suffix(".toml"))
-MADE_AGAIN: tuple[str, ...] = tuple(_DATA["made_again"])
+RECOMPUTED: tuple[str, ...] = tuple(_DATA["recomputed"])
 TIMED_AS: dict[str, str] = _DATA["timed_as"]
 #: the tensors of matrix products, and the parts of those
 PRODUCTS = _tensors(_DATA["products"])
@@ -98,7 +98,7 @@ def under_autocast(gemm: Gemm, listed: tuple[Stored, ...]) -> tuple[Stored, ...]
     for stored in listed:
         if stored.name == "w":
             cast += PRODUCTS["w_in_fp32"]
-            cast.append(replace(stored, width="a", written=FORWARD, kept=gemm.x_grad))
+            cast.append(replace(stored, width="a", written=FORWARD, saved=gemm.x_grad))
         elif stored.name == "x" and gemm.stream:
             cast += PRODUCTS["x_in_fp32"]
             cast.append(replace(stored, written=FORWARD))
@@ -113,14 +113,14 @@ def of_gemm(gemm: Gemm, packs: bool) -> tuple[Stored, ...]:
     if gemm.weight:
         return PRODUCTS[f"{converted}linear"] + (PRODUCTS["bias"] if gemm.bias else ())
     product, fused = PRODUCTS[f"{converted}product"], PRODUCTS[f"fused_{gemm.on_chip}"]
-    rest = (stored for stored in product if stored.name not in [kept.name for kept in fused])
-    return tuple(replace(it, coded="attention") if fused and it.coded else it for it in rest) + fused
+    rest = (stored for stored in product if stored.name not in [tensor.name for tensor in fused])
+    return tuple(replace(stored, coded="attention") if fused and stored.coded else stored for stored in rest) + fused
 
 
 def forward_alone(listed: tuple[Stored, ...]) -> tuple[Stored, ...]:
-    """The tensors of an operation without a backward: it keeps nothing."""
+    """The tensors of an operation without a backward: it saves nothing."""
     return tuple(
-        replace(stored, reads=tuple(read for read in stored.reads if read in (FORWARD, UPDATE)), kept=False)
+        replace(stored, reads=tuple(read for read in stored.reads if read in (FORWARD, UPDATE)), saved=False)
         for stored in listed
         if stored.written not in (BACKWARD, AFTER)
     )

@@ -1,7 +1,7 @@
 """Memory of a training step: the ledger's tensors over their lifetimes, without rounding, fragments and workspaces.
 
-Each operation of the forward keeps its `kept` tensors; the backward visits the operations in reverse order, holds dy
-and dx, adds its parameters' gradients and frees what was kept; then the optimizer runs.
+Each operation of the forward saves its tensors; the backward visits the operations in reverse order, holds dy
+and dx, adds its parameters' gradients and frees what was saved; then the optimizer runs.
 """
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dsq.costmodel.model.entries import CATEGORIES, Category, LedgerEntry, entries_of, layer_of, results_kept
+from dsq.costmodel.model.entries import CATEGORIES, Category, LedgerEntry, entries_of, layer_of, saved_results
 from dsq.costmodel.model.ledger import STATE_BITS
 from dsq.costmodel.model.methods import BF16, OPTIMIZERS, Method, Setup, Training
 from dsq.costmodel.model.operations import ENCODER_OUT, Gemm, Operation, Workload
@@ -30,7 +30,7 @@ class Memory:
 
     operations: tuple[str, ...]  #: in order; the backward visits them in reverse
     bytes: Bytes  #: a row a moment, a column a category
-    saved: float  #: kept by the whole forward for the backward
+    saved: float  #: by the whole forward for the backward
 
     @cached_property
     def totals(self) -> Bytes:
@@ -117,59 +117,59 @@ def _gathered(workload: Workload, method: Method) -> tuple[float, float]:
 def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Bytes, Bytes]:
     """The operations, the bytes of a micro-batch on one device at each moment, and what its forward leaves."""
     entries = entries_of(workload, method.setup, method.stash, method.recompute)
-    kept = np.array([entry.kept for entry in entries])
-    entering = kept.copy()  # what the forward leaves of each
+    saved = np.array([entry.saved for entry in entries])
+    entering = saved.copy()  # what the forward leaves of each
     starts = np.arange(len(entries))  # of each operation's layer, where the backward runs the layer again
-    results = results_kept(workload) if method.selective else ()
+    results = saved_results(workload) if method.selective else ()
     for index, entry in enumerate(entries):
         if method.recompute and entry.layer:
             entering[index] = 0
-            entering[index, Category.ACTIVATIONS] = entry.entering + entry.alike.result * (entry.op.name in results)
+            entering[index, Category.ACTIVATIONS] = entry.entering + entry.op_bytes.result * (entry.op.name in results)
             if index and entry.layer == entries[index - 1].layer:
                 starts[index] = starts[index - 1]
     none = np.zeros((1, len(CATEGORIES)))
-    left, held = (np.concatenate([none, rows.cumsum(axis=0)]) for rows in (entering, kept))
-    backward = left[starts] + held[1:] - held[starts]
+    left, total = (np.concatenate([none, rows.cumsum(axis=0)]) for rows in (entering, saved))
+    backward = left[starts] + total[1:] - total[starts]
     rows = np.concatenate([left[1:], backward[::-1], none])
-    gradients = sum(entry.alike.gradients for entry in entries) * method.accumulates
+    gradients = sum(entry.op_bytes.gradients for entry in entries) * method.accumulates
     # the 16-bit copy that a weight of few bits is multiplied as
-    wide = np.array([2.0 * entry.op.parameters * is_base(entry.op, method) for entry in entries])
-    sums = [entry.alike.made for entry in entries if entry.op.kind == "residual"] if method.stash else []
+    widened = np.array([2.0 * entry.op.parameters * is_base(entry.op, method) for entry in entries])
+    sums = [entry.op_bytes.made for entry in entries if entry.op.kind == "residual"] if method.stash else []
     frames = FRAMES * max(sums, default=0.0)  # where nothing is packed, the graph holds these anyway
-    extra = [(gradients, entry.alike.made + frames * bool(entry.layer)) for entry in entries]
-    extra += _beside(entries, method, gradients)
+    extra = [(gradients, entry.op_bytes.made + frames * bool(entry.layer)) for entry in entries]
+    extra += _backward_moments(entries, method, gradients)
     rows[:, Category.GRADIENTS], rows[:, Category.TEMPORARY] = np.array([*extra, (extra[-1][0], 0.0)]).T
-    rows[:-1, Category.TEMPORARY] += np.concatenate([wide, wide[::-1]])
+    rows[:-1, Category.TEMPORARY] += np.concatenate([widened, widened[::-1]])
     return tuple(entry.op.name for entry in entries), rows, left[-1]
 
 
-def _beside(entries: list[LedgerEntry], method: Method, gradients: float) -> list[tuple[float, float]]:
+def _backward_moments(entries: list[LedgerEntry], method: Method, gradients: float) -> list[tuple[float, float]]:
     """Gradients of parameters, and what is there for a while, in each backward, the last operation's first."""
-    found = []
+    moments = []
     new = waiting = stream = encoder_gradient = 0.0
     stream_bytes = float(widths_of(method.setup)["r"]) / 8
     for entry in reversed(entries):
-        op, alike = entry.op, entry.alike
+        op, op_bytes = entry.op, entry.op_bytes
         if op.name.startswith("encoder."):
             encoder_gradient = 0.0
         if op.kind == "residual":
-            stream = alike.made  # the gradient that passes by the branch
+            stream = op_bytes.made  # the gradient that passes by the branch
         if op.kind != "tied":  # there the gradient of the table still waits
-            new = alike.gradients if method.accumulates and method.zero < 2 else 0.0  # ZeRO-2 adds shards
-        gradients = (0 if method.in_backward else gradients) + (0 if method.accumulates else alike.gradients)
-        beside = waiting + encoder_gradient + new + (stream if entry.layer else 0.0)
-        found.append((gradients, alike.temporary + beside))
+            new = op_bytes.gradients if method.accumulates and method.zero < 2 else 0.0  # ZeRO-2 adds shards
+        gradients = (0 if method.in_backward else gradients) + (0 if method.accumulates else op_bytes.gradients)
+        concurrent = waiting + encoder_gradient + new + (stream if entry.layer else 0.0)
+        moments.append((gradients, op_bytes.temporary + concurrent))
         if isinstance(op, Gemm) and op.tied:  # waits for the gradient of the embedding
             word = method.setup.container_bits if method.zero == 3 else STATE_BITS  # FSDP's mixed precision
             waiting += op.K * op.N * word / 8
         if isinstance(op, Gemm) and op.input == ENCODER_OUT and not encoder_gradient:
             encoder_gradient = op.M * op.K * stream_bytes  # sums up until the encoder's backward
-    return found
+    return moments
 
 
 def saved_bytes(workload: Workload, setup: Setup) -> float:
     """Bytes that the whole model keeps for the backward, converted layers' stash included."""
-    return sum(sum(entry.kept) for entry in entries_of(workload, setup))
+    return sum(sum(entry.saved) for entry in entries_of(workload, setup))
 
 
 def is_base(op: Operation, method: Method) -> bool:
@@ -186,13 +186,13 @@ def state(workload: Workload, method: Method) -> Bytes:
     there = 0 if method.offload else 1 / method.shared_by(1)
     # the master weights go with the optimizer's state, where there is a working copy
     master = workload.trained * word * has_master(method) * (there if working else 1 / method.shared_by(3))
-    held = np.zeros(len(CATEGORIES))
-    held[Category.PARAMETERS] = master + (workload.trained * working + frozen) / method.shared_by(3)
-    held[Category.OPTIMIZER] = workload.trained * optimizer.state * there
-    return held
+    always = np.zeros(len(CATEGORIES))
+    always[Category.PARAMETERS] = master + (workload.trained * working + frozen) / method.shared_by(3)
+    always[Category.OPTIMIZER] = workload.trained * optimizer.state * there
+    return always
 
 
 def packed_values(workload: Workload, method: Method) -> tuple[list[float], list[float]]:
-    """Values of each tensor that the method's policy packs, and of each that the backward makes again."""
+    """Values of each tensor that the method's policy packs, and of each that the backward recomputes."""
     entries = entries_of(workload, method.setup, method.stash, method.recompute)
-    return [n for entry in entries for n in entry.packed], [n for entry in entries for n in entry.again]
+    return [n for entry in entries for n in entry.packed], [n for entry in entries for n in entry.recomputed]

@@ -74,11 +74,11 @@ def sizes(name: str) -> dict[str, int]:
 
 def all_sizes() -> dict[str, dict[str, int]]:
     """The numeric fields of all formats, each with its default by the format's name."""
-    found: dict[str, dict[str, int]] = {}
+    defaults: dict[str, dict[str, int]] = {}
     for name in format_names():
         for field, default in sizes(name).items():
-            found.setdefault(field, {})[name] = default
-    return found
+            defaults.setdefault(field, {})[name] = default
+    return defaults
 
 
 def template(name: str, described: Mapping[str, Any]) -> Format:
@@ -114,13 +114,13 @@ class CostedPolicy:
     scales: float = 0  #: bits of scales beside a code
     more: bool = False  #: some tensors have more bits (dsq.stash_bits.EXTRA_BITS)
     masks: bool = True  #: relu and dropout keep a bit a value
-    ratio: float = 1  #: part of the rows of a linear layer's input that are kept
+    ratio: float = 1  #: part of the rows of a linear layer's input that are saved
 
-    def keeps(self, op: Operation, stored: Stored, size: float, values: float) -> float:
-        """Bytes that the policy keeps of one tensor, which has ``size`` bytes and so many values."""
+    def saved_bytes(self, op: Operation, stored: Stored, size: float, values: float) -> float:
+        """Bytes that the policy saves of one tensor, which has ``size`` bytes and so many values."""
         coded = stored.copied if stored.copied and size < values * WIDEST / 8 else stored.coded
         if coded == "bit":  # no policy sees what PyTorch's attention writes out
-            return values / 8 if self.masks and op.wide != "state" else size
+            return values / 8 if self.masks and op.container != "state" else size
         if isinstance(op, Gemm) and stored.name == "x" and op.weight:
             if self.samples(op):
                 sampled = round(self.ratio * op.M) * op.K
@@ -128,7 +128,7 @@ class CostedPolicy:
             values = min(values, op.M * op.K)  # of a part of x that is read
         if not self.bits or coded == "" or values <= MAX_EXACT_NUMEL:
             return size
-        return 0.0 if coded == "made again" else min(size, values * self.code_bits(coded) / 8)
+        return 0.0 if coded == "recomputed" else min(size, values * self.code_bits(coded) / 8)
 
     def samples(self, op: Gemm) -> bool:
         """Whether the policy samples rows of the input: of an nn.Linear, which no expert, convolution or Conv1D is."""
@@ -202,14 +202,14 @@ class Training:
 
 @dataclass(frozen=True)
 class Method(Training):
-    """A way to train: at a precision, with what is kept, over so many devices."""
+    """A way to train: at a precision, with what is saved, over so many devices."""
 
     name: str
     setup: Setup
     stash: CostedPolicy | None = None  #: a policy of dsq.stash
-    recompute: bool = False  #: a layer keeps its input alone and runs its forward again
-    selective: bool = False  #: but for the products whose results it keeps too (entries.results_kept)
-    in_flight: int = 1  #: micro-batches whose forward is kept at once, by the first stage of a pipeline
+    recompute: bool = False  #: a layer saves its input alone and runs its forward again
+    selective: bool = False  #: but for the products whose results it keeps too (entries.saved_results)
+    in_flight: int = 1  #: micro-batches whose forward is saved at once, by the first stage of a pipeline
     accumulates: bool = False  #: gradients of earlier micro-batches are there, and each new one beside its sum
     trusted: bool = True  #: trainings support it (docs/evidence.md); else a table shows it, and no advice names it
 
@@ -232,7 +232,7 @@ USUAL = (
     Method("bf16", BF16),
     *(Method(f"dsq {level}", Setup(DSQ, level), trusted=f"dsq {level}" in TRUSTED) for level in LEVELS),
     *(Method(f"dsq {level} all", Setup(DSQ, level), stash=whole_stash(Setup(DSQ, level))) for level in DEFAULT_LEVELS),
-    *(Method(f"bf16, {name}", BF16, stash=it, trusted=name in TRUSTED) for name, it in POLICIES.items()),
+    *(Method(f"bf16, {name}", BF16, stash=policy, trusted=name in TRUSTED) for name, policy in POLICIES.items()),
     Method("bf16, selective recompute", BF16, recompute=True, selective=True),
     Method("bf16, recompute", BF16, recompute=True),
     Method("bf16 autocast, recompute", AUTOCAST, recompute=True),

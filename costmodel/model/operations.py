@@ -19,7 +19,7 @@ CHUNK = 1024
 ENCODER_OUT = "encoder.out"
 CPU_DROPOUT = "cpu dropout"
 #: what fused kernels make of attention's scores, bytes each: the gradient of a learned bias, dropout's draws on a CPU
-_BESIDE = {"bias": 4, CPU_DROPOUT: 1}
+_SCORE_BYTES = {"bias": 4, CPU_DROPOUT: 1}
 #: ends an input that comes in fp32 under autocast, though its maker's output does not
 CAST = " (cast)"
 _LAYER_NAMES: dict[str, list[str]] = read_toml(Path(__file__).with_name("layer_names.toml"))
@@ -64,7 +64,7 @@ class Gemm:
     on_chip: str = ""  #: the one of "x", "y" that never reaches DRAM (fused attention's scores)
     weights: int = 1  #: weights alike, of which a row meets one (experts, the channels of a depthwise convolution)
     transposed: bool = False  #: the weight is stored (in, out), as transformers' Conv1D has it
-    beside: int = 0  #: bytes a score that a fused kernel of this attention makes for a while; see _BESIDE
+    score_bytes: int = 0  #: bytes a score that a fused kernel of this attention makes for a while; see _SCORE_BYTES
     x_values: int = 0  #: values of x as stored, where rows overlap (a convolution) or it is a part; 0: M * K
     saves: tuple[SavedTensor, ...] | None = None  #: saved tensors as traced; None: those of the ledger
 
@@ -76,9 +76,9 @@ class Gemm:
         return self.batch * self.M * self.K * self.N
 
     @property
-    def wide(self) -> str:
+    def container(self) -> str:
         """The width of attention that PyTorch writes out on a CPU, fp32; else empty."""
-        return "state" if self.beside and not self.on_chip else ""
+        return "state" if self.score_bytes and not self.on_chip else ""
 
     @property
     def matmuls(self) -> int:
@@ -119,7 +119,7 @@ class Pointwise:
     upcasts: bool = True  #: of softmax: it computes in fp32 whatever its input has, and keeps that result too
     backward: bool = True  #: there is one: it trains, or something before it does
     #: width that its tensors have in place of the container's: "state" (fp32), "r" (the residual stream's)
-    wide: str = ""
+    container: str = ""
     saves: tuple[SavedTensor, ...] | None = None  #: saved tensors as traced; None: those of the ledger
 
     @property
@@ -177,7 +177,7 @@ class Workload:
 
     def freezing(self, frozen: str) -> "Workload":
         """The workload with weights and biases of layers whose name matches the regex held as they are: no dw product,
-        nothing kept for it, no update; and no backward at all before the first layer that trains. An embedding and the
+        nothing saved for it, no update; and no backward at all before the first layer that trains. An embedding and the
         projection that is tied to it are one weight. Raises ValueError."""
         named, sizes = layers_named("freeze", frozen), {op.K * op.N for op in self.gemms if op.tied}
         chosen = {op.name for op in self.operations if named(op.name)}
@@ -215,8 +215,8 @@ class Workload:
         operations = _from_the_first_that_trains(operations)
         trained = sum(op.parameters for op in operations if op.trains)
         update = [replace(op, rows=trained) for op in operations if isinstance(op, Pointwise) and op.kind == "adam"]
-        kept = [op for op in operations if op.kind != "adam"]
-        return replace(self, operations=(*kept, *(update if trained else [])))
+        others = [op for op in operations if op.kind != "adam"]
+        return replace(self, operations=(*others, *(update if trained else [])))
 
     def chunking_loss(self) -> "Workload":
         """The workload with logits made CHUNK tokens at a time, and their gradient at once (Liger-Kernel)."""
@@ -247,22 +247,22 @@ class Workload:
         return self.changed(masked)
 
     def fusing_attention(self, cpu: bool = False) -> "Workload":
-        """The workload with attention's scores kept on chip and made again in the backward, as fused kernels do.
+        """The workload with attention's scores left on chip and recomputed in the backward, as fused kernels do.
 
         cpu: by PyTorch's kernels for CPUs, which take neither dropout nor a learned bias: with these PyTorch writes
         attention out, in fp32. Its kernels for GPUs, and those of dsq.stash, take both.
         """
         operations: list[Operation] = []
         scores = False  # the last product between activations made scores, which the next one consumes
-        beside = defaultdict[str, int](int)
+        score_bytes = defaultdict[str, int](int)
         for op in self.operations:
-            beside[_module(op)] += _BESIDE.get(op.kind, 0) * (op.cls == "attention")
+            score_bytes[_module(op)] += _SCORE_BYTES.get(op.kind, 0) * (op.cls == "attention")
         for index, op in enumerate(self.operations):
-            if op.cls == "attention" and beside[_module(op)]:
+            if op.cls == "attention" and score_bytes[_module(op)]:
                 if isinstance(op, Gemm):
-                    op = replace(op, beside=beside[_module(op)])
+                    op = replace(op, score_bytes=score_bytes[_module(op)])
                 if cpu:
-                    operations.append(op if isinstance(op, Gemm) else replace(op, wide="state"))
+                    operations.append(op if isinstance(op, Gemm) else replace(op, container="state"))
                     continue
             if not isinstance(op, Gemm) and op.kind in ("heads", "transposed", "mask"):
                 continue  # a fused kernel takes heads wherever they lie, and needs no mask but its kind
@@ -290,7 +290,7 @@ class Workload:
     def groups(self) -> list["Group"]:
         """The operations with equal ones merged. A converted GEMM owns its stash if it is the first of its input."""
         inputs: set[tuple[str, int, int]] = set()
-        found: dict[tuple[Any, ...], tuple[type[Operation], dict[str, Any], list[int]]] = {}
+        grouped: dict[tuple[Any, ...], tuple[type[Operation], dict[str, Any], list[int]]] = {}
         for index, op in enumerate(self.operations):
             owner, facts = True, {**vars(op), "name": ""}
             facts["saves"] = op.saves and tuple(replace(saved, tensor="") for saved in op.saves)
@@ -299,11 +299,11 @@ class Workload:
                 if op.input and op.quantized and op.w_grad:  # a frozen layer stashes nothing
                     owner = (op.input, op.M, op.K) not in inputs
                     inputs.add((op.input, op.M, op.K))
-            found.setdefault((type(op), owner, *facts.values()), (type(op), facts, []))[2].append(index)
+            grouped.setdefault((type(op), owner, *facts.values()), (type(op), facts, []))[2].append(index)
         names = [op.name for op in self.operations]
         return [
             Group(kind(**facts), key[1], tuple(members), tuple(names[index] for index in members))
-            for key, (kind, facts, members) in found.items()
+            for key, (kind, facts, members) in grouped.items()
         ]
 
 
@@ -335,13 +335,13 @@ def _from_the_first_that_trains(operations: list[Operation]) -> list[Operation]:
     inputs = {op.input for op in operations[first : first + 1]} - {""}
     inputs |= set() if start.startswith("encoder.") else {ENCODER_OUT}
 
-    def cut(index: int, op: Operation) -> Operation:
+    def without_gradient(index: int, op: Operation) -> Operation:
         if isinstance(op, Gemm):
             op = replace(op, x_grad=False) if index <= first or op.input in inputs else op
             return replace(op, w_grad=False, recompute=0) if index < first else op
         return replace(op, backward=False) if index < first and op.kind != "tied" else op
 
-    return [cut(index, op) for index, op in enumerate(operations)]
+    return [without_gradient(index, op) for index, op in enumerate(operations)]
 
 
 def _softmax_follows(operations: tuple[Operation, ...]) -> bool:

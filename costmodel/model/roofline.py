@@ -92,15 +92,15 @@ def floors(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware
         kernel = (id(matmul.group), "forward" if matmul.name == "forward" else "backward")
         launches[kernel] += matmul.op.weight or not matmul.op.on_chip  # a fused kernel makes all products of a pass
         flops[kernel] += float(FLOPS_PER_MAC * matmul.total_macs)
-        seconds[kernel] += _product_seconds(matmul, hardware) + _beside(matmul, hardware, container)
+        seconds[kernel] += _product_seconds(matmul, hardware) + _around_product(matmul, hardware, container)
     totals = dict.fromkeys(CLASSES, ZERO)
     for kernel, size in nbytes.items():
         group, phase = groups[kernel[0]], kernel[1]
         memory, compute = hardware.moving(size), seconds[kernel]
-        found = _measured_pass(group, phase, hardware, container)
-        if found is not None:
-            compute = found
-        if found is not None or (hardware.measured and isinstance(group.operation, Gemm)):
+        measured = _measured_pass(group, phase, hardware, container)
+        if measured is not None:
+            compute = measured
+        if measured is not None or (hardware.measured and isinstance(group.operation, Gemm)):
             taken = compute
         else:
             both = max(memory, compute) if hardware.efficiency.overlaps else memory + compute
@@ -119,26 +119,26 @@ def _measured_pass(group: Group, phase: str, hardware: Hardware, container: int)
     op = group.operation
     if isinstance(op, Gemm):
         return None
-    bits = WIDEST if op.wide == "state" else container
-    found = hardware.passes.get((TIMED_AS.get(op.kind, op.kind), bits, phase))
-    return group.count * found.seconds(op.rows * op.width) if found else None
+    bits = WIDEST if op.container == "state" else container
+    measured = hardware.passes.get((TIMED_AS.get(op.kind, op.kind), bits, phase))
+    return group.count * measured.seconds(op.rows * op.width) if measured else None
 
 
-def _beside(matmul: CostedMatMul, hardware: Hardware, container: int) -> float:
-    """Seconds that a layer spends beside a product. Quantizing reads both operands and writes the floats that are
+def _around_product(matmul: CostedMatMul, hardware: Hardware, container: int) -> float:
+    """Seconds that a layer spends around a product. Quantizing reads both operands and writes the floats that are
     multiplied. Where that was measured, its bias's gradient sums dy, and a converted layer's weight that is stored
     (in, out) is turned over for kernels that take no codes, and so is its gradient."""
-    op, found = matmul.op, 0.0
-    summed, turned = (hardware.passes.get((kind, WIDEST, "forward")) for kind in ("column sum", "turned"))
+    op, seconds = matmul.op, 0.0
+    summed, transposing = (hardware.passes.get((kind, WIDEST, "forward")) for kind in ("column sum", "turned"))
     if summed and op.bias and matmul.name == "dw":
-        found = summed.seconds(op.M * op.N)
+        seconds = summed.seconds(op.M * op.N)
     if isinstance(matmul.first, Identity):
-        return matmul.group.count * found
-    if turned and op.transposed and matmul.first.bits > (CODED_FORWARD if matmul.name == "forward" else 0):
-        found += turned.seconds(op.K * op.N)
+        return matmul.group.count * seconds
+    if transposing and op.transposed and matmul.first.bits > (CODED_FORWARD if matmul.name == "forward" else 0):
+        seconds += transposing.seconds(op.K * op.N)
     if not hardware.efficiency.overlaps and hardware.rate(matmul.first, matmul.second).peak.multiplies_floats:
-        found += hardware.moving(matmul.operand_values * (container + COPY_BITS) / 8)
-    return matmul.group.count * found
+        seconds += hardware.moving(matmul.operand_values * (container + COPY_BITS) / 8)
+    return matmul.group.count * seconds
 
 
 def _product_seconds(matmul: CostedMatMul, hardware: Hardware) -> float:

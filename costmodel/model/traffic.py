@@ -65,7 +65,7 @@ def tensors_of(group: Group, setup: Setup) -> list[Stored]:
         listed, on_chip = ledger.of_gemm(op, packs=not isinstance(setup.format, Identity)), _ON_CHIP[op.on_chip]
         if setup.autocast and op.weight:
             listed = ledger.under_autocast(op, listed)
-    listed = ledger.of_width(op.wide, listed) if op.wide else listed
+    listed = ledger.of_width(op.container, listed) if op.container else listed
     listed = listed if op.backward else ledger.forward_alone(listed)
     return [stored for stored in listed if stored.shape != on_chip and (not stored.needs or getattr(op, stored.needs))]
 
@@ -180,11 +180,11 @@ def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
         pairs += [("dw", q.q3 if op.weight else q.q2, q.q1)] if op.w_grad else []
         pairs += [("recompute", q.q0, q.q0)] * op.recompute
         for name, m1, m2 in pairs:
-            plain = WIDEST if op.wide else container
+            floats = WIDEST if op.container else container
             if op.quantized and setup.operands:
                 first, second = (setup.operands[operand] for operand in _OPERANDS[name])
             else:
-                fmt, *widths = (setup.format, m1, m2) if op.quantized else (Identity(), plain, plain)
+                fmt, *widths = (setup.format, m1, m2) if op.quantized else (Identity(), floats, floats)
                 first, second = (at_width(fmt, bits) for bits in widths)
             listed.append(CostedMatMul(group, op, name, first, second))
     return listed
@@ -212,4 +212,4 @@ def mac_cost(first: Format, second: Format) -> float:
 
 def arithmetic_cost(listed: list[CostedMatMul]) -> float:
     """Return the cost of the matrix products in fixed-point 32 x 32 multiply-accumulates."""
-    return sum((it.total_macs * mac_cost(it.first, it.second) for it in listed), start=0.0)
+    return sum((product.total_macs * mac_cost(product.first, product.second) for product in listed), start=0.0)

@@ -261,7 +261,7 @@ class Plan:
             return self._to_fit()
         if not self.question.step.sized:
             return "its batch is fixed"
-        quickest, found = WORTH_IT * self.best.tokens_per_second, ""
+        quickest, change = WORTH_IT * self.best.tokens_per_second, ""
         questions = {"": self.question}
         if not self.question.step.chunked_loss and self.best.memory.categories["logits"]:
             questions["--chunked-loss "] = _chunking(self.question)  # which leaves room for a larger batch
@@ -273,8 +273,8 @@ class Plan:
                 row = _costed(question, method, question.stages(method, sequences=batch)) if batch else None
                 if row and row.tokens_per_second > quickest:
                     quickest = WORTH_IT * row.tokens_per_second
-                    found = f"{option}--sequences {batch} with {method.name} ({self._rate(row)})"
-        return f"cheapest change that helps: {found}" if found else "a larger batch would not make it quicker"
+                    change = f"{option}--sequences {batch} with {method.name} ({self._rate(row)})"
+        return f"cheapest change that helps: {change}" if change else "a larger batch would not make it quicker"
 
     def _to_fit(self) -> str:
         fitting = [row.largest_batch or 0 for row in self.rows if row.method.trusted]
@@ -305,9 +305,9 @@ class Plan:
             notes.append("attention's scores are stored: with --fused-attention they stay on chip.")
         if positions := question.step.beyond_positions():
             notes.append(f"{self.workload.name} was made for {positions:,} positions: a sequence has more.")
-        if any(gemm.wide for gemm in self.workload.gemms):
+        if any(gemm.container for gemm in self.workload.gemms):
             refused = (
-                "attention with dropout or a learned bias is written out by PyTorch on a CPU, its scores kept in fp32"
+                "attention with dropout or a learned bias is written out by PyTorch on a CPU, its scores saved in fp32"
             )
             notes.append(f"{refused}; policies of dsq.stash keep none of them.")
         if question.devices * question.shard.devices > 1:
@@ -320,8 +320,10 @@ class Plan:
             notes.append(f"give AdamW fused=True: its other update (--foreach) does not fit with {', '.join(tight)}.")
         if any(row.fits_chunked and not row.fits for row in rows):
             notes.append("fits, chunked loss: with --chunked-loss, or a fused kernel of cross-entropy.")
-        beside = "what a process takes beside (up to 0.1 GB)" if question.hardware.cpu else "the CUDA context (0.5 GB)"
-        notes.append(f"memory: tensors, without fragmentation, workspaces and {beside}.")
+        left_out = (
+            "what a process takes besides (up to 0.1 GB)" if question.hardware.cpu else "the CUDA context (0.5 GB)"
+        )
+        notes.append(f"memory: tensors, without fragmentation, workspaces and {left_out}.")
         units = {peak.datatype for peak in question.hardware.peaks}
         if "fp16" in units and "bf16" not in units:
             notes.append("its units take no bf16: read fp16 with a scaled loss, at the same size and time.")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dsq.command import read_toml
 from dsq.costmodel.hardware.hardware import FUSED_BYTES, Hardware, Pass
-from dsq.costmodel.model.entries import by_policy, layer_of, results_kept
+from dsq.costmodel.model.entries import by_policy, layer_of, saved_results
 from dsq.costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
 from dsq.costmodel.model.memory import Memory, gradient_bytes, is_base, packed_values, peak_memory, state
 from dsq.costmodel.model.methods import BF16, OPTIMIZERS, CostedPolicy, Method
@@ -156,25 +156,27 @@ def _nodes(devices: int, hardware: Hardware) -> int:
 
 
 def packing_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
-    """Time of packing what the method's policy keeps, of unpacking it, and of making again of it what other operations
-    read: as measured (what is made again as what is unpacked), else what their bytes take."""
+    """Time of packing what the method's policy saves, of unpacking it, and of recomputing what other operations read.
+
+    As measured (recomputing takes what unpacking takes), else what their bytes take.
+    """
     if not method.stash:
         return 0.0
-    (packed, again), measured = packed_values(workload, method), _packing(method.stash, hardware)
+    (packed, recomputed), measured = packed_values(workload, method), _packing(method.stash, hardware)
     if measured:
         pack, unpack = measured
-        return sum(pack.seconds(size) for size in packed) + sum(unpack.seconds(size) for size in packed + again)
+        return sum(pack.seconds(size) for size in packed) + sum(unpack.seconds(size) for size in packed + recomputed)
     container = float(method.setup.container_bits)
-    moved = sum(packed) * (container + min(container, method.stash.code_bits("linear"))) + sum(again) * container
-    return 2 * max(hardware.moving(moved / 8), (len(packed) + len(again) / 2) * hardware.efficiency.launch)
+    moved = sum(packed) * (container + min(container, method.stash.code_bits("linear"))) + sum(recomputed) * container
+    return 2 * max(hardware.moving(moved / 8), (len(packed) + len(recomputed) / 2) * hardware.efficiency.launch)
 
 
 def _packing(stash: CostedPolicy, hardware: Hardware) -> list[Pass]:
     """Passes of packing and unpacking as `calibrate` measured them; empty: it did not, or the policy does more."""
     if not (stash.bits and stash.more and stash.ratio == 1):
         return []
-    found = (hardware.passes.get(("pack", _TIMED_BITS, phase)) for phase in (FORWARD, BACKWARD))
-    return [each for each in found if each]
+    passes = (hardware.passes.get(("pack", _TIMED_BITS, phase)) for phase in (FORWARD, BACKWARD))
+    return [each for each in passes if each]
 
 
 def _widening_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
@@ -185,10 +187,10 @@ def _widening_seconds(workload: Workload, method: Method, hardware: Hardware) ->
 
 def _forward_again(workload: Workload, method: Method, hardware: Hardware, chosen: Iterable[Operation]) -> float:
     """Seconds of the forward of the chosen operations, but for those whose results selective recomputation keeps."""
-    results = results_kept(workload) if method.selective else ()
-    again = replace(workload, operations=tuple(op for op in chosen if op.name not in results))
-    moved = [t for t in transfers(again, method.setup) if t.phase == FORWARD]
-    multiplied = [product for product in matmuls(again, method.setup) if product.name == "forward"]
+    results = saved_results(workload) if method.selective else ()
+    second = replace(workload, operations=tuple(op for op in chosen if op.name not in results))
+    moved = [t for t in transfers(second, method.setup) if t.phase == FORWARD]
+    multiplied = [product for product in matmuls(second, method.setup) if product.name == "forward"]
     return float(step_floor(moved, multiplied, hardware, method.setup.container_bits).seconds)
 
 
@@ -224,7 +226,7 @@ _ROW_PARALLEL = ("out_proj", "down_proj", "fc2")
 def sharded_step(stages: Stages, method: Method, shard: Shard, micro_batches: int, hardware: Hardware) -> StepTime:
     """Time of a step: of the slowest stage. Raises ValueError where several devices have no link."""
     times = (step_time(stage, method, hardware, micro_batches, shard.tensor) for stage in stages)
-    slowest = max(times, key=lambda it: it.seconds)
+    slowest = max(times, key=lambda step: step.seconds)
     if shard.devices == 1:
         return slowest
     _check_link(hardware, "several devices need")
@@ -241,8 +243,8 @@ def sharded_memory(stages: Stages, method: Method, shard: Shard, micro_batches: 
     """Memory of the device that holds most: the first stage keeps as many micro-batches as the pipeline is long."""
     in_flight = [min(shard.pipeline, micro_batches), 1]
     memories = [
-        peak_memory(stage, replace(method, in_flight=kept, accumulates=micro_batches > 1))
-        for stage, kept in zip(stages, in_flight, strict=False)
+        peak_memory(stage, replace(method, in_flight=count, accumulates=micro_batches > 1))
+        for stage, count in zip(stages, in_flight, strict=False)
     ]
     return max(memories, key=lambda memory: memory.peak)
 
@@ -250,7 +252,9 @@ def sharded_memory(stages: Stages, method: Method, shard: Shard, micro_batches: 
 def sent_bytes(stages: Stages, method: Method, shard: Shard, micro_batches: int) -> float:
     """Bytes that a device sends in a step, among data-parallel ones and inside its model."""
     inside = (micro_batches * sent_inside(stage, shard, method) for stage in stages)
-    return max(communication_bytes(it, method, micro_batches) + more for it, more in zip(stages, inside, strict=True))
+    return max(
+        communication_bytes(stage, method, micro_batches) + more for stage, more in zip(stages, inside, strict=True)
+    )
 
 
 @lru_cache(maxsize=64)

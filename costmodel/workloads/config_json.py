@@ -34,12 +34,12 @@ class Family:
 
 
 def _families(listed: Mapping[str, Any]) -> dict[str, Family]:
-    found: dict[str, Family] = {}
+    families: dict[str, Family] = {}
     for name, stated in listed.items():
-        base = found[stated["like"]] if "like" in stated else Family(stated["kind"])
+        base = families[stated["like"]] if "like" in stated else Family(stated["kind"])
         own = {field: value for field, value in stated.items() if field != "like"}
-        found[name] = replace(base, **own | {"stack": base.stack | stated.get("stack", {})})
-    return found
+        families[name] = replace(base, **own | {"stack": base.stack | stated.get("stack", {})})
+    return families
 
 
 FAMILIES = _families(_DATA["families"])

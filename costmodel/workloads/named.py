@@ -158,10 +158,10 @@ class AskedStep:
             return (whole,)
         model = load_shapes(self.workload, **self._sizes())
         fuses = model.fuses if self._fused is None else self._fused
-        cut = [_run(stage, fuses, self.cpu) for stage in stages(model, shard)]
+        shards = [_run(stage, fuses, self.cpu) for stage in stages(model, shard)]
         for change, _ in self._changes(copies):
-            cut = [change(stage) for stage in cut]
-        return tuple(cut)
+            shards = [change(stage) for stage in shards]
+        return tuple(shards)
 
     def weight_format(self) -> str:
         """Return the format in which a config.json stores weights of few bits; empty: it does not."""

@@ -52,13 +52,13 @@ def _stack(stack: Stack, model: Transformer, length: int) -> list[Operation]:
     if stack.final_norm:
         ops.append(_norm(f"{stack.name}.final_norm", tokens, stack))
     if stack.dropout and stack.more_dropout:
-        ops.append(Pointwise(f"{stack.name}.final_dropout", "dropout", tokens, stack.d, wide="r"))
+        ops.append(Pointwise(f"{stack.name}.final_dropout", "dropout", tokens, stack.d, container="r"))
     return ops
 
 
 def _embeddings(stack: Stack, sequences: int, length: int) -> list[Operation]:
     name, tokens = stack.name, sequences * length
-    ops: list[Operation] = [_cut(stack.patches, name, sequences, stack.d)] if stack.patches else []
+    ops: list[Operation] = [_patch_product(stack.patches, name, sequences, stack.d)] if stack.patches else []
     for index, (table, rows) in enumerate(stack.tables):
         ops.append(Pointwise(f"{name}.{table}", "embedding", tokens, stack.d, parameters=rows * stack.d))
         if index or stack.patches:
@@ -66,13 +66,13 @@ def _embeddings(stack: Stack, sequences: int, length: int) -> list[Operation]:
     if stack.embedding_norm:
         ops.append(_norm(f"{name}.embedding_norm", tokens, stack))
     if stack.dropout:
-        ops.append(Pointwise(f"{name}.dropout", "dropout", tokens, stack.d, wide="r"))
+        ops.append(Pointwise(f"{name}.dropout", "dropout", tokens, stack.d, container="r"))
     if stack.extra_parameters:
         ops.append(Pointwise(f"{name}.extra", "parameters", 1, 1, parameters=stack.extra_parameters))
     return ops
 
 
-def _cut(patches: Patches, name: str, sequences: int, d: int) -> Gemm:
+def _patch_product(patches: Patches, name: str, sequences: int, d: int) -> Gemm:
     """The product that makes patches of pictures: every pixel is in one patch."""
     rows, width = sequences * patches.count, patches.channels * patches.size**2
     return Gemm(f"{name}.patches", rows, width, d, bias=True, input=BATCH, x_grad=False, x_values=rows * width)
@@ -336,12 +336,12 @@ def stages(model: Transformer, shard: Shard) -> tuple[Workload, ...]:
 
 def _part(model: Transformer, shard: Shard) -> Transformer:
     """The model with 1 / tensor of its heads, MLP widths, tables and logits."""
-    encoder, decoder = (stack and _cut_stack(stack, shard.tensor) for stack in (model.encoder, model.decoder))
+    encoder, decoder = (stack and _shard_stack(stack, shard.tensor) for stack in (model.encoder, model.decoder))
     head = replace(model.head, outputs=-(-model.head.outputs // shard.tensor))
     return replace(model, head=head, encoder=encoder, decoder=decoder)
 
 
-def _cut_stack(stack: Stack, parts: int) -> Stack:
+def _shard_stack(stack: Stack, parts: int) -> Stack:
     heads, experts = _divided(stack, "heads", parts), stack.experts
     if stack.keys % parts and parts % stack.keys:
         raise ValueError(f"{stack.name}.kv_heads ({stack.keys}) cannot be cut into {parts}, nor copied to as many")

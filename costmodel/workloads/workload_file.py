@@ -19,8 +19,8 @@ MAX_SIZE = 2**48
 #: forward products that a backward may run again
 MAX_RECOMPUTED = 16
 _OPERATIONS: dict[str, type[Gemm] | type[Pointwise]] = {"gemm": Gemm, "pointwise": Pointwise}
-_CHOICES = {"cls": CLASSES, "kind": tuple(POINTWISE), "on_chip": ("", "x", "y"), "wide": ("", "r", "state")}
-_MAY_BE_ZERO = ("parameters", "recompute", "pairs", "x_values", "mask", "bias", "beside", "bits")
+_CHOICES = {"cls": CLASSES, "kind": tuple(POINTWISE), "on_chip": ("", "x", "y"), "container": ("", "r", "state")}
+_MAY_BE_ZERO = ("parameters", "recompute", "pairs", "x_values", "mask", "bias", "score_bytes", "bits")
 
 
 def is_workload(data: Any) -> bool:

@@ -36,20 +36,20 @@ def plan(arguments: argparse.Namespace) -> Answer:
     options["methods"] = methods
     if arguments.hardware == "all":
         return _devices(options)
-    found = costmodel.plan(**options)
+    answer = costmodel.plan(**options)
     if arguments.picture or arguments.html:
         from dsq.costmodel.cli.pictures.plan import draw_page, draw_picture
 
         for path, draw in ((arguments.picture, draw_picture), (arguments.html, draw_page)):
             if path:
-                write_whole(path, partial(draw, plan=found))
-    data = found.as_dict()
+                write_whole(path, partial(draw, plan=answer))
+    data = answer.as_dict()
     records, notes = data.pop("methods"), data.pop("notes")
-    shown = {row.method.name for row in (found.rows if arguments.all else found.shown)}
+    shown = {row.method.name for row in (answer.rows if arguments.all else answer.shown)}
     hidden = frozenset(record["method"] for record in records) - shown
     legend = _explained(record["method"] for record in records if record["method"] not in hidden)
-    section = Section("methods", heading(found.workload, found.question.hardware), records, "methods", hidden)
-    return Answer([section], notes, data, lead=found.answer, legend=legend)
+    section = Section("methods", heading(answer.workload, answer.question.hardware), records, "methods", hidden)
+    return Answer([section], notes, data, lead=answer.answer, legend=legend)
 
 
 def _devices(options: dict[str, Any]) -> Answer:
@@ -58,9 +58,9 @@ def _devices(options: dict[str, Any]) -> Answer:
     if not plans:
         raise ValueError("no device that has a profile fits it: ask of one, for what would help")
     records = []
-    for found in plans:
-        record = {"device": found.question.hardware.name} | found.best.record()
-        records.append(record | ({"hours": found.hours, "cost": found.cost} if options["train_tokens"] else {}))
+    for plan_ in plans:
+        record = {"device": plan_.question.hardware.name} | plan_.best.record()
+        records.append(record | ({"hours": plan_.hours, "cost": plan_.cost} if options["train_tokens"] else {}))
     workload = plans[0].workload
     title = f"{workload.name}: devices of {len(profile_names())} that fit a step of {workload.tokens:,} tokens"
     legend = _explained(record["method"] for record in records)

@@ -134,5 +134,5 @@ def draw_page(path: Path, plan: Plan) -> None:
 
 def _told(row: MethodCost) -> str:
     """The fields of the row's record, a line each."""
-    told = {name: f"{it:,.4g}" if isinstance(it, float) else str(it) for name, it in row.record().items()}
-    return "<br>".join(f"{name}: {value}" for name, value in told.items())
+    fields = {name: f"{cell:,.4g}" if isinstance(cell, float) else str(cell) for name, cell in row.record().items()}
+    return "<br>".join(f"{name}: {value}" for name, value in fields.items())

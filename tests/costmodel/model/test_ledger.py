@@ -70,7 +70,7 @@ def test_every_read_was_written_and_widths_agree(seed):
             if not stored.own or (stored.written in (FORWARD, BACKWARD) and stored.name.endswith(("y", "x"))):
                 # what crosses from one operation to another
                 between[stored.written in (AFTER, BACKWARD)].add(stored.width)
-            if stored.kept:
+            if stored.saved:
                 assert {BACKWARD, *FOR_GRADIENT} & set(stored.reads)
             assert size >= 0
     assert between[True] <= {"a", "r", "state"}  # state: gradients of tied weights, to be summed
@@ -98,14 +98,14 @@ def test_every_kept_tensor_is_read_in_the_backward():
     for kind, tensors in POINTWISE.items():
         for stored in tensors:
             kept = stored.written in (BEFORE, FORWARD) and BACKWARD in stored.reads
-            assert stored.kept == kept, (kind, stored.name)
+            assert stored.saved == kept, (kind, stored.name)
 
 
 def test_every_word_of_the_ledger_is_known():
     """ledger.toml: a misspelt field is refused as it is read, a misspelt value here."""
     widths = widths_of(AUTOCAST)
     a_pass, product = Pointwise("", "", 1, 1), Gemm("", 1, 1, 1)
-    ways = {*get_args(Role), "bit", "made again", ""}
+    ways = {*get_args(Role), "bit", "recomputed", ""}
     for stored in (*chain(*POINTWISE.values()), *chain(*PRODUCTS.values())):
         assert stored.width in widths, stored
         assert {stored.coded, stored.copied} <= ways, stored

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from analysis import ROOT
-from dsq.costmodel.model.entries import entries_of, results_kept
+from dsq.costmodel.model.entries import entries_of, saved_results
 from dsq.costmodel.model.memory import peak_memory, saved_bytes
 from dsq.costmodel.model.methods import BF16, FP32, POLICIES, Method
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
@@ -52,7 +52,7 @@ def test_attention_with_dropout_is_written_out_on_a_cpu_unless_a_policy_runs_it(
 
     def attention(workload, policy=None):
         entries = [entry for entry in entries_of(workload, BF16, policy) if entry.op.cls == "attention"]
-        return sum(sum(entry.kept) for entry in entries), entries[-1].alike.temporary
+        return sum(sum(entry.saved) for entry in entries), entries[-1].op_bytes.temporary
 
     cpu, gpu = workload.on_cpu().fusing_attention(cpu=True), workload.fusing_attention()
     assert attention(cpu)[0] == 4 * (3 * values + 3 * scores)
@@ -87,10 +87,10 @@ def test_under_a_policy_a_block_keeps_what_nothing_makes_again():
         Gemm("head", rows, d, d, input="sum"),
     )
     entries = entries_of(Workload("block", block, rows), FP32, POLICIES["bfp 4"])
-    kept = {entry.op.name: sum(entry.kept) for entry in entries}
+    kept = {entry.op.name: sum(entry.saved) for entry in entries}
     unit, x, read = rows * d * 6.5 / 8 + rows * 4, rows * 4 * d * 6.5 / 8, rows * d * 4.5 / 8
     assert kept == {"n": unit, "fc1": 0, "g": x, "fc2": 0, "sum": 0, "head": read}
-    assert [len(entry.again) for entry in entries] == [0, 1, 0, 1, 0, 0]
+    assert [len(entry.recomputed) for entry in entries] == [0, 1, 0, 1, 0, 0]
 
 
 def test_recomputed_layers_keep_the_biases_that_they_are_given():
@@ -124,5 +124,5 @@ def test_selective_recomputation_keeps_the_result_of_each_layers_first_linear_an
     names = [f"decoder.layers.{layer}.{name}" for layer in (0, 1) for name in "qkv"]
     linears = tuple(Gemm(name, 4, 8, 8) for name in names)
     scores = Gemm("decoder.layers.1.scores", 4, 8, 4, weight=False, on_chip="y")
-    kept = results_kept(Workload("two", (*linears, scores, Gemm("head", 4, 8, 8)), tokens=4))
+    kept = saved_results(Workload("two", (*linears, scores, Gemm("head", 4, 8, 8)), tokens=4))
     assert kept == {*(f"decoder.layers.{layer}.{name}" for layer in (0, 1) for name in "qv"), scores.name}

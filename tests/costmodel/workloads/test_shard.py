@@ -38,7 +38,7 @@ def a_layer(workload: Workload) -> dict[str, float]:
                 shared = (op.input if stored.name == "x" else "") or f"{name}.{stored.name}"
                 shared = name if stored.name == "y" else shared
                 exact = stored.width not in ("state", "cast")
-                if stored.kept and exact and shared not in seen:
+                if stored.saved and exact and shared not in seen:
                     seen.add(shared)
                     size = layout_bytes(group, stored, BF16, widths)
                     kept[f"{name}.{stored.name}".removeprefix("decoder.layers.1.")] = size

@@ -39,7 +39,7 @@ def test_a_measured_file_serves_every_command(hasty, tmp_path):
     assert rates == ["2 x 2 bits", "4 x 4 bits", "16 x 4 bits", "16 x 16 bits", "fp32"]
     assert [bool(peak.attention) for peak in hardware.peaks[-3:]] == [False, True, True]
     kinds = {kind for kind, bits, phase in hardware.passes}
-    by_bytes = {"parameters", "adapter", "chunked loss"}  # timed by what they move
+    by_bytes = {"parameters", "adapter", "chunked loss", "cap"}  # timed by what they move
     assert kinds - {"pack", "column sum", "turned"} == set(POINTWISE) - by_bytes - set(TIMED_AS)
     workload = load_workload("roberta_base_mnli")
     for setup in (Setup(Identity(), Precision(16, 16, 16, 16)), Setup(BFP(32), Precision(2, 4, 8, 16), container=32)):

@@ -1,0 +1,183 @@
+"""Each figure of docs/cost-model.md that no other test gives again."""
+
+import csv
+import re
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pytest
+
+from dsq.costmodel.hardware.hardware import FUSED_BYTES, Efficiency, load_hardware
+from dsq.costmodel.model.memory import peak_memory
+from dsq.costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, OPTIMIZERS, Method, Setup, parse_setups, whole_stash
+from dsq.costmodel.paper.calibrated import arithmetic, dram
+from dsq.costmodel.planning.plan import NF4_BITS, Question
+from dsq.costmodel.planning.step import RANGES, step_time
+from dsq.costmodel.workloads.config_json import transformer_of
+from dsq.costmodel.workloads.named import AskedStep, load_workload
+from dsq.costmodel.workloads.transformer import build
+from dsq.precision import Precision
+from tests.costmodel.published import RUNS, residuals
+from tests.costmodel.test_published import WITHIN
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/cost-model.md").read_text()
+TEXT = " ".join(PAGE.split())
+with RUNS.with_name("published.csv").open(newline="", encoding="utf-8") as lines:
+    PUBLISHED = list(csv.DictReader(lines))
+
+
+def table(first: str) -> list[list[str]]:
+    """The cells of the rows below the table's head, which begins with ``first``."""
+    rows = PAGE[PAGE.index(first) :].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("| ").split(" | ")] for row in rows]
+
+
+OF = {
+    "MPT, not fitted": ("judging", "ratio"),
+    "others": ("others", "ratio"),
+    "by the command line": ("commands", "ratio"),
+}
+OF |= {"peaks of memory, others": ("others", "of_peak"), "peaks, by the command line": ("commands", "of_peak")}
+
+
+@pytest.mark.parametrize("row", table("| trainings |"), ids=lambda row: row[0])
+def test_the_table_of_published_trainings(row):
+    half, column = OF[row[0]]
+    ratios = np.array([float(one[column]) for one in PUBLISHED if one["half"] == half and one[column]])
+    off = abs(ratios - 1)
+    shares = [f"{np.median(off):.1%}", f"{(off <= 0.15).mean():.0%}", f"{(off <= 0.25).mean():.0%}"]
+    quantiles = [f"{quantile:.2f}" for quantile in np.quantile(ratios, [0, 0.1, 0.9, 1])]
+    assert row[1:] == [str(len(ratios)), *(share.replace("%", " %") for share in shares), *quantiles]
+
+
+def test_counts_and_extremes_of_published_trainings():
+    assert [one["fits"] for one in PUBLISHED] == ["yes"] * 185
+    assert sum(one["half"] in ("fitted", "judging") for one in PUBLISHED) == 104
+    assert "All 185 trainings" in TEXT
+    ratios = {f"{float(one['ratio']):.2f}" for one in PUBLISHED if one["ratio"]}
+    extremes = re.findall(r"\d\.\d\d", TEXT[TEXT.index("**Times are too short**") : TEXT.index("**Compiled**")])
+    assert len(extremes) == 5
+    assert set(extremes) <= ratios
+
+
+def test_ranges_and_how_many_times_lie_within():
+    named = {
+        "eager": "eager, one node, HBM",
+        "several nodes": "several nodes",
+        "GDDR": "GDDR memory",
+        "compiled": "compiled",
+    }
+    rows = {row[0]: row[1:] for row in table("| kind | range")}
+    for kind, name in named.items():
+        count, within = WITHIN[kind]
+        assert rows[name] == ["{:.2f} to {:.2f}".format(*RANGES[kind]), f"{within} of {count}"]
+
+
+def test_the_halves_that_fitted_two_constants_and_judge_them():
+    told = {}
+    for kind in ("compiled", "GDDR"):
+        listed = residuals(kinds=[kind])
+        halves = [[abs(one.time - 1) for one in listed if one.half == half] for half in ("fitted", "judging")]
+        told[kind] = [len(halves[0]), len(listed), median(halves[0]), len(halves[1]), median(halves[1])]
+    template = "{} of {} trainings fitted this; they are {:.0%} off, the other {} {:.0%}"
+    for halves in told.values():
+        assert template.format(*halves).replace("%", " %") in TEXT
+
+
+def test_constants_that_the_page_names():
+    assert f"a fused pass moves {FUSED_BYTES} of the bytes" in TEXT
+    assert f"kernels reach {load_hardware('rtx-4090').efficiency.memory} of the bandwidth" in TEXT
+    assert f"without it {Efficiency().memory}" in TEXT
+    assert f"**Experts** reach {Efficiency().experts} of" in TEXT
+    assert f"A step waits for {Efficiency().exposed} of the time of sending" in TEXT
+    assert f"NF4 ({NF4_BITS:.2f} bits with scales)" in TEXT
+    assert f"keeps {OPTIMIZERS['adam-8bit'].state:.2f} bytes for its moments" in TEXT
+    assert f"fills {load_hardware('a100-80gb').memory_bytes:.0e} bytes".replace("8e+10", "80e9") in TEXT
+
+
+def test_memory_of_models_that_run():
+    """analysis/results/memory.md: saved bytes and peaks, predicted over measured; fairseq's worst peak is named."""
+    rows = [line.split("|") for line in (ROOT / "analysis/results/memory.md").read_text().splitlines()]
+    rows = [[cell.strip() for cell in row] for row in rows if len(row) > 8 and "%" in row[5]]
+    saved, peaks = ([abs(float(row[column].rstrip("%"))) for row in rows] for column in (5, 8))
+    worst = sorted(peaks)[-1]
+    assert rows[peaks.index(worst)][1].startswith("fairseq")
+    others = [peak for row, peak in zip(rows, peaks, strict=True) if peak != worst]
+    stated = f"Saved bytes are {median(saved):.1f} % off in the median and {max(saved):.1f} % at worst, peaks"
+    assert f"{stated} {median(peaks):.1f} % and {max(others):.1f} %." in TEXT
+    assert f"has a peak {worst:.1f} % off" in TEXT
+
+
+def test_adamw_that_is_not_fused():
+    steps = [
+        Question(AskedStep("mistral-7b", 4, 4096), load_hardware("a100-80gb"), optimizer="adam-16bit", foreach=once)
+        for once in (True, False)
+    ]
+    peaks = [next(row for row in one.rows() if row.method.name == "bf16, recompute").memory.peak / 1e9 for one in steps]
+    assert "took 72.97 GB, {:.1f} is predicted, {:.1f} without it".format(*peaks) in TEXT
+
+
+def test_a_run_wholly_at_the_first_level_does_not_reach_the_headline():
+    """20.95 x and 2.55 x against fixed-point 16."""
+    low, sixteen = (parse_setups(level, {})[0] for level in ("bfp:[2,2,2,16]", "fixed:[16,16,16,16]"))
+    workload = load_workload("transformer_iwslt_de_en")
+    less = arithmetic(sixteen) / arithmetic(low), dram(workload, sixteen) / dram(workload, low)
+    assert "costs 0.0148 and 0.2016, which are {:.1f} x and {:.2f} x".format(*less) in TEXT
+
+
+# ---- an H100
+
+
+def gpt(layers: int, width: int, heads: int):
+    """The GPT of analysis.gpu.training: 8 x 1,024 tokens, without dropout, its gelu one kernel, its head not tied."""
+    config = {"model_type": "gpt2", "vocab_size": 50304, "n_embd": width, "n_layer": layers, "n_head": heads}
+    config |= {"n_positions": 1024, "activation_function": "gelu"}
+    config |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0)
+    return build(replace(transformer_of(config, "a GPT"), sequences=8, target_length=1024)).fusing_attention()
+
+
+EIGHT = Setup(DSQ, Precision(8, 4, 8, 8))
+METHODS = {
+    "fp32": Method("", FP32),
+    "bf16 autocast": Method("", AUTOCAST),
+    "with checkpoints": Method("", BF16, recompute=True),
+    "[8,4,8,8]": Method("", EIGHT),
+    "[8,4,8,8] all": Method("", EIGHT, stash=whole_stash(EIGHT)),
+}
+
+
+def test_the_table_of_an_h100():
+    with (ROOT / "analysis/results/gpu_steps.csv").open(newline="", encoding="utf-8") as file:
+        steps = {(row["model"], row["setup"]): row for row in csv.DictReader(file) if "H100" in row["machine"]}
+    model, hardware, workload = "", load_hardware("h100"), None
+    for label, gigabytes, milliseconds in table("| | peak, GB: predicted, measured"):
+        name = label.rpartition("million, ")[2].rpartition("billion, ")[2]
+        if name != label:
+            model = label.removesuffix(f", {name}")
+            workload = gpt(12, 768, 12) if model == "124 million" else gpt(24, 2048, 16)
+        predicted = (
+            peak_memory(workload, METHODS[name]).peak / 1e9,
+            1e3 * step_time(workload, METHODS[name], hardware).seconds,
+        )
+        stated = [float(cells.split(", ")[0]) for cells in (gigabytes, milliseconds)]
+        assert stated == pytest.approx(predicted, rel=2e-3), label
+        setup = {"fp32": "fp32", "bf16 autocast": "bf16", "with checkpoints": "bf16, checkpoints"}.get(name)
+        row = steps[
+            model, setup or {"[8,4,8,8]": "dsq [8,4,8,8], linears", "[8,4,8,8] all": "dsq [8,4,8,8], all"}[name]
+        ]
+        assert float(gigabytes.split(", ")[1]) == pytest.approx(float(row["peak MiB"]) * 2**20 / 1e9, abs=0.01)
+        if not milliseconds.endswith("*"):
+            assert float(milliseconds.split(", ")[1]) == pytest.approx(float(row["graph ms"] or row["ms"]), abs=0.06)
+
+
+def test_gpt_2_of_transformers_is_slower_than_mpts():
+    """The gelu of eight kernels, dropout, and a loss in fp32."""
+    usual = load_workload("gpt2", True, sequences=8)
+    times = [
+        step_time(workload, Method("", BF16), load_hardware("a100-40gb")).seconds
+        for workload in (usual, gpt(12, 768, 12))
+    ]
+    assert times[0] / times[1] > 1.2
