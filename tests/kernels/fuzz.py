@@ -28,7 +28,7 @@ from dsq.formats import FORMATS, Format, format_class, options
 from dsq.functional import linear
 from dsq.kernels import dispatch
 from dsq.kernels.backend import Groups, MovingRanges
-from dsq.kernels.conformance import same_bits
+from dsq.kernels.conformance import GRID_FORMATS, same_bits
 from dsq.kernels.cpu.backend import load
 from dsq.kernels.cpu.library import library
 from dsq.kernels.dispatch import affine_pack, affine_unpack, apply_mask, pack_mask, relu, unpack_mask
@@ -40,6 +40,8 @@ EDGES = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.0**-126, 2.0**-140, 3e38
 
 
 def _format(draw: random.Random) -> Format:
+    if draw.random() < 0.5:
+        return draw.choice(GRID_FORMATS)
     name = draw.choice(list(FORMATS))
     block_size = (
         {"block_size": draw.choice([1, 2, 3, 8, 16, 16, 16, 32, 37, 64])} if "block_size" in options(name) else {}
