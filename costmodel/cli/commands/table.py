@@ -34,6 +34,8 @@ def table(arguments: argparse.Namespace) -> Answer:
         title = "Table 1, DSQ rows as runs of [2,2,2,16] then [16,4,4,16]"
         sections.append(Section("dsq_rows", title, tables.dsq_rows(), "dsq_rows"))
         notes.append(_SHARES)
+        title = "Others' chips: cost of a multiply-accumulate, over that in another format"
+        sections.append(Section("silicon", title, tables.silicon_rows(), "silicon"))
     facts: Record = {}
     if 7 in chosen:
         hardware = load_hardware(arguments.hardware)

@@ -92,6 +92,11 @@ def test_arithmetic_is_the_stated_law_at_the_stated_widths(monkeypatch):
     assert calibrated.arithmetic(STASHING_BFP) == pytest.approx(1)
 
 
+def test_costs_of_others_chips_stand_beside_the_law():
+    ours = {row["format"]: round(row["off"], 2) for row in tables.silicon_rows()}
+    assert ours == {"msfp16": 0.47, "msfp12": 0.18}
+
+
 def test_a_known_share_is_found():
     assert tables.best_share([(0.3 * 4 + 0.7 * 2, 2, 4), (0.3 * 9 + 0.7 * 1, 1, 9)]) == pytest.approx(0.3)
     assert [tables.best_share([(published, 2, 4)]) for published in (1, 5)] == [0, 1]
