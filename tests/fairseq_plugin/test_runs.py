@@ -69,11 +69,21 @@ def test_a_full_disk(capsys, data: Path, tmp_path: Path) -> None:
     run("train", *given, "--max-update", 2)
 
 
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    for name in ("fsync", "replace"):
+        function = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, f=function, name=name: (calls.append(name), f(*a)))
+    checkpoints.save({}, str(tmp_path / "checkpoint.pt"))
+    assert calls == ["fsync", "replace"]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
 def test_a_loss_that_is_not_finite(capsys, data: Path, tmp_path: Path) -> None:
     given = ["--save-interval-updates", 1, "--max-update", 9, "--lr", 1e30, "--save-dir", tmp_path]
     said = refusal(capsys, "train", data, *MODEL, *given, "--dsq-levels", LEVELS)
     assert "the loss or its gradients are not finite: give a lower --lr" in said
-    assert checkpoints.is_whole(tmp_path / "crash.pt")
+    assert all(map(checkpoints.is_whole, (tmp_path / "crash.pt", tmp_path / "checkpoint_last.pt")))
 
 
 def test_an_interrupted_run_goes_on_and_one_that_ended_is_left_as_it_is(
