@@ -1,6 +1,7 @@
 """Levels that name each operand: their grammar, their equations, what they save, and every way into the library."""
 
 import pickle
+import re
 from dataclasses import replace
 
 import pytest
@@ -36,6 +37,8 @@ def test_four_widths_stay_four_widths():
         ("[-,4,-,-]", "[- - | - - | - 4]"),
         ("[8/4,4/6,8,8/16]", "[8 4 | 8 6 16 | 8 4]"),
         ("[mxfp4,mxfp4@h,8,mxfp4@h]", "[mxfp4 mxfp4 | 8 mxfp4 mxfp4 | mxfp4@h32 mxfp4@h32]"),
+        ("[4,mxfp4,mxfp4@r4096,8]", "[4 4 | mxfp4@r4096 mxfp4@r4096 8 | 8 mxfp4]"),
+        ("[8,4~,8~,8]", "[8 8 | 8~ 5~ 8 | 8 4~]"),
         (LONG, LONG),
         ("mxfp6", "[mxfp6 mxfp6 | mxfp6 mxfp6 | mxfp6 mxfp6]"),
         ("bf16", "[- - | - - | - -]"),
@@ -68,7 +71,9 @@ def test_no_operand_s_bits_may_fall():
         ("nvfp4-nvida", "recipe must be one of .* did you mean 'nvfp4-nvidia'"),
         ("[mxfp4,mxpf4,4,4]", "did you mean 'mxfp4'"),
         ("[mxfp4 mxfp4 | mxfp4@h16 mxfp4 | - -]", "must have one transform, got mxfp4@h16 and mxfp4"),
+        ("[mxfp4 mxfp4 | mxfp4@h16 mxfp4@r16 | - -]", "must have one transform, got mxfp4@h16 and mxfp4@r16"),
         ("[mxfp4 mxfp4 | 4 4 | mxfp4@h12 mxfp4@h12]", "takes 2, 4, 8"),
+        ("[mxfp4 mxfp4 | 4 4 | mxfp4@h8192 mxfp4@h8192]", "takes 2, 4, 8"),
         ("[4/4/4,4,4,4]", "a place has one operand, or two"),
         ("[-~,4,4,4]", "takes no ~"),
         ("[mxfp4^ mxfp4 | 4 4 | 4 4]", "the backward's x and w alone"),
@@ -83,6 +88,27 @@ def test_errors_are_one_line(text, error):
     with pytest.raises(ValueError, match=error) as caught:
         parse_levels(text)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "operands"),
+    [
+        ({"format": "fixed"}, "[mxfp4 mxfp4 | fixed8 fixed4 | - fixed4]"),  # 32 bits of fixed are floating point
+        ({"format": "bfp", "block_size": 32}, "[mxfp4 mxfp4 | {8} {4} {32} | {32} {4}]"),
+    ],
+)
+def test_bits_beside_names_are_of_the_configs_family(options, operands):
+    quantizers = dsq.DSQConfig("[mxfp4,4,8,32]", **options).at(0)
+    assert str(quantizers.operands) == re.sub(r"{(\d+)}", r"bfp:bits=\1,block_size=32", operands)
+    assert Quantizers.parse(quantizers.text) == quantizers
+
+
+def test_without_quantization_the_stash_may_stay_and_seeds_are_drawn_as_before():
+    quantizers = dsq.DSQConfig("[8 8 | 8~ 8 | 8@h16 mxfp4@h16]").at(0)
+    for but_stash, operands in ((False, "[- - | - - | - -]"), (True, "[- - | - - | - mxfp4]")):
+        plain = quantizers.unquantized(but_stash)
+        assert (str(plain.operands), plain.draws) == (operands, True)
+        assert Quantizers.parse(plain.text) == plain
 
 
 # ---- the equations
@@ -147,6 +173,13 @@ def test_a_tilde_rounds_that_operand_alone_stochastically():
     x, w, dy = tensors()
     first, second = (passes("[mxfp4 mxfp4 | mxfp4~ mxfp4 | mxfp4 mxfp4]", x, w, dy) for _ in range(2))
     assert [torch.equal(a, b) for a, b in zip(first, second, strict=True)] == [True, False, True]
+    level = "[- - | - - mxfp4~ | - -]"  # dx as it leaves the layer
+    assert not torch.equal(passes(level, x, w, dy)[1], passes(level, x, w, dy)[1])
+    for rounding, draws in (("nearest", False), ("stochastic", True)):  # the config's, of every operand
+        quantizers = dsq.DSQConfig("[mxfp4 mxfp4 | mxfp4 mxfp4 mxfp4 | mxfp4 mxfp4]", rounding=rounding).at(0)
+        products = quantizers.matmuls
+        nearest = {flag for it in products for flag in (it.a.nearest, it.b.nearest)} | {products[1].result_nearest}
+        assert (quantizers.draws, nearest) == (draws, {not draws})
     means = torch.stack([passes("[- - | mxfp4_aws~ - | - -]", x, w, dy)[1] for _ in range(300)]).mean(0)
     assert (means - dy @ w).norm() / (dy @ w).norm() < 0.02
 
@@ -176,6 +209,8 @@ def test_products_of_two_activations_take_the_same_level():
     assert near(y, dsq.quantize(a, "mxfp8") @ dsq.quantize(b, "mxfp4", -2))
     assert near(da, dy @ dsq.quantize(b, "mxfp6").mT)
     assert near(db, dsq.quantize(a, "nvfp4", -2).mT @ dy)
+    y = matmul(a, b, dsq.DSQConfig("[- - | - - | bfp16@h16 nvfp4@h16]").at(0))  # b in the stash's format for da
+    assert near(torch.autograd.grad(y, a, dy)[0], dy @ dsq.quantize(b, "nvfp4").mT)
 
 
 def test_under_bfloat16_a_grid_with_fractional_scales_is_multiplied_in_float32():
