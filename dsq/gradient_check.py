@@ -200,11 +200,8 @@ def _over(a: float, b: float, both_zero: float = 0.0) -> float:
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Restore buffers, random numbers (some models of transformers draw NumPy's) and states of policies at the end."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    states = [
-        (module, name, controller.state_dict())
-        for module in model.modules()
-        for name, controller in applied(module).items()
-    ]
+    policies = [controller for module in model.modules() for controller in applied(module).values()]
+    states = [controller.state_dict() for controller in policies]
     python_state = random.getstate()
     numpy = sys.modules.get("numpy")
     numpy_state = numpy.random.get_state() if numpy else None
@@ -218,8 +215,8 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-        for module, name, state in states:  # as_plain may have replaced the controller
-            applied(module)[name].load_state_dict(state)
+        for controller, state in zip(policies, states, strict=True):
+            controller.load_state_dict(state)
 
 
 @contextmanager
