@@ -22,7 +22,8 @@ def plan(workload: str, hardware: str = "a100-80gb", **options: Any) -> "Plan":
     """Answer whether a training fits, how fast it is, what bounds it and what would help: `dsq-cost plan`.
 
     Args:
-        workload: a model's name, a config.json or a workload file. hardware: a device's name or a .toml file.
+        workload: a model's name, a config.json or a workload file.
+        hardware: a device's name or a .toml file.
         options: those of `dsq-cost plan`: sequences, tokens, lora, freeze, chunked_loss, eager_attention (fields of
             `dsq.costmodel.workloads.named.AskedStep`), devices, zero, tensor, pipeline, accumulate, optimizer (those
             of `dsq.costmodel.planning.plan.Question`); fit, bytes of a device's memory; gpus, all devices; qlora, the
@@ -40,7 +41,8 @@ def compare_devices(workload: str, **options: Any) -> "list[Plan]":
     --hardware all`. Largest batches are left out.
 
     Args:
-        workload: a model's name or a config.json. options: those of `plan`.
+        workload: a model's name or a config.json.
+        options: those of `plan`.
     Raises:
         ValueError: what is asked cannot be planned on any device.
     """

@@ -47,7 +47,9 @@ def load_workload(name: str, fused: bool | None = None, cpu: bool = False, **siz
         model = _sized(loaded, sizes)
         loaded, fused = build(model), model.fuses if fused is None else fused
     elif sizes:
-        raise ValueError(f"workload file {name} states its own sizes: {', '.join(sizes)} cannot be changed")
+        raise ValueError(
+            f"workload file {name} states its own sizes: {', '.join(sizes)} cannot be changed; trace it with others"
+        )
     return _run(loaded, fused, cpu)
 
 
