@@ -7,7 +7,7 @@
 ``multiply`` is a registered operator too, which is what compilers, modes and counters of FLOPs see. Blocks run along
 the contraction of the product that consumes the tensor. Shape suffixes: M rows, K the contraction, N columns; L
 queries, S keys, D features, E features of a value. Leading dimensions are batches and broadcast; an operand is stashed
-as it came.
+as it came. A matrix b multiplies the rows of a whole batch in one product, as a layer's weight does.
 """
 
 import math
@@ -182,6 +182,8 @@ def product(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | Non
     if min(a_MK.dim(), b_KN.dim()) < 2 or a_MK.shape[-1] != b_KN.shape[-2]:
         raise ValueError(f"a must be (..., M, K) and b (..., K, N), got {tuple(a_MK.shape)} and {tuple(b_KN.shape)}")
     refuse_transforms()
+    if b_KN.dim() == 2 and a_MK.dim() > 2:  # else its gradient would be summed over one for each element of the batch
+        return product(a_MK.flatten(0, -2), b_KN, matmuls, seed).unflatten(0, a_MK.shape[:-1])
     trained = torch.is_grad_enabled() and (a_MK.requires_grad or b_KN.requires_grad)
     if trained or forward_ad._current_level >= 0:  # PyTorch refuses an autograd function in forward mode
         return _Product.apply(a_MK, b_KN, matmuls, seed, autocast)  # type: ignore[no-any-return, no-untyped-call]

@@ -157,9 +157,21 @@ class PlainMatMul(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         a, b = saved(ctx)
-        da = None if b is None else (dy @ b.mT.to(dy.dtype)).sum_to_size(ctx.shapes[0])
-        db = None if a is None else (a.mT.to(dy.dtype) @ dy).sum_to_size(ctx.shapes[1])
+        da = None if b is None else _sum_over_batch(dy.mT, b.mT.to(dy.dtype), ctx.shapes[0])
+        db = None if a is None else _sum_over_batch(a.to(dy.dtype), dy, ctx.shapes[1])
         return None, da, db, None
+
+
+def _sum_over_batch(x: Tensor, y: Tensor, shape: torch.Size) -> Tensor:
+    """Return ``x.mT @ y``, the gradient of a factor of ``shape``, summed over the batch that it was broadcast over.
+
+    A matrix gets one product over all rows of the batch: its gradient for each element of the batch would take as many
+    times its memory.
+    """
+    if len(shape) == 2 and x.dim() > 2:
+        # not flatten, for which vmap (is_grads_batched=True) has no rule
+        x, y = (z.reshape(z.shape[:-1].numel(), z.shape[-1]) for z in (x, y))
+    return (x.mT @ y).sum_to_size(shape)
 
 
 def grouped_mm(stash: Stash, mat_a: Tensor, mat_b: Tensor, *, offs: Any = None, **others: Any) -> Tensor:

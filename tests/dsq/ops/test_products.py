@@ -162,3 +162,9 @@ def test_both_products_of_attention_have_random_numbers_of_their_own():
     matmuls = product_matmuls(*(dsq.BFP(4),) * 3)
     y, weights = attention(q, k, v, matmuls, seed=3)
     assert not torch.equal(y, product(weights, v, matmuls, seed=3))
+
+
+def test_the_gradient_of_a_matrix_takes_its_own_memory_not_that_of_the_batch():
+    a, b = torch.randn(32, 8, 64, requires_grad=True), torch.randn(64, 128, requires_grad=True)
+    matmuls = product_matmuls(*(dsq.BFP(4),) * 3)
+    assert peak_bytes(lambda: product(a, b, matmuls)) < a.shape[0] * b.nbytes / 2

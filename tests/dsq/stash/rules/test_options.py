@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
+from tests.dsq.stash.census import peak_bytes
 from tests.dsq.stash.rules.exactly import Exactly, under_the_table
 
 
@@ -235,3 +236,9 @@ def test_a_layer_behind_a_norm_keeps_nothing(names):
     norm = lambda: F.layer_norm(x, (32,), **scales)  # noqa: E731
     alone, followed = (under_the_table(run)[1].bytes.saved for run in (norm, lambda: F.linear(norm(), w)))
     assert alone == followed
+
+
+@pytest.mark.parametrize("product", [lambda x, w: x @ w, lambda x, w: w.mT @ x.mT], ids=["x W", "W x"])
+def test_the_gradient_of_a_matrix_takes_its_own_memory_not_that_of_the_batch(product):
+    x, w = torch.randn(32, 8, 64, requires_grad=True), torch.randn(64, 128, requires_grad=True)
+    assert peak_bytes(lambda: under_the_table(product, x, w)[0]) < x.shape[0] * w.nbytes / 2
