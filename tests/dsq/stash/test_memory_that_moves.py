@@ -2,6 +2,7 @@
 the gradient is PyTorch's, or an error says which weight is not there."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dsq
+from dsq.stash.controller import run_under
 from tests.dsq.gradients import error, gradient
 
 LEVELS = "[16,16,16,16]"
@@ -112,6 +114,14 @@ def test_so_it_is_in_every_row(layer):
     free([net[1].weight])
     with pytest.raises(RuntimeError, match="must be there for its backward"):
         y.backward()
+
+
+@pytest.mark.parametrize("linear", [F.linear, partial(dsq.functional.linear, precision="[8,8,8,8]")])
+def test_an_expanded_weight_is_there(linear):
+    gain, x = nn.Parameter(torch.randn(64, 1)), torch.randn(32, 64, requires_grad=True)
+    controller = dsq.stash.apply(nn.Sequential(nn.Linear(1, 1)), "bfp")
+    run_under([(controller, controller.model)], lambda: linear(x, gain.expand(64, 64), None)).sum().backward()
+    torch.testing.assert_close(x.grad, gain.sum().expand(32, 64), rtol=0.05, atol=0.05)
 
 
 class Between(nn.Module):
