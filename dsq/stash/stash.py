@@ -47,7 +47,7 @@ class Stash:
 
     def end_forward(self) -> None:
         """Forget the forms of a forward that is over: they belong to its graph alone."""
-        self._cache = self._outer_cache
+        self._leave_segments()
         for cached in (
             self._cache.forms,
             self._cache.exact,
@@ -57,7 +57,6 @@ class Stash:
             self.bytes.exact,
         ):
             cached.clear()
-        self.segment = None  # which holds its inputs
 
     def enter_segment(self, segment: object) -> None:
         """Begin a segment of PyTorch's checkpointing, or return to the forward outside of all segments (None).
@@ -65,13 +64,18 @@ class Stash:
         A segment saves the same tensors when it is recomputed. So it may use no form from before it, nor, after a
         segment inside of it, a form from before that one.
         """
-        self.segment = segment
-        self.bytes.paused = segment is not None
-        self.codec = self._forward_codec
+        self._leave_segments()
         if segment is not None:
+            self.segment, self.bytes.paused = segment, True
             self.codec = getattr(self._forward_codec, "recomputed", self._forward_codec)
-        recomputed = segment is not None or torch._C._current_graph_task_id() != -1
-        self._cache = FormCache() if recomputed else self._outer_cache
+        if segment is not None or torch._C._current_graph_task_id() != -1:
+            self._cache = FormCache()
+
+    def _leave_segments(self) -> None:
+        self.segment = None  # which holds its inputs
+        self.bytes.paused = False
+        self.codec = self._forward_codec
+        self._cache = self._outer_cache
 
     def code(self, x: Tensor, role: Role, prepare: Prepare | None = None) -> Saved:
         """Return ``x`` in the policy's codes.

@@ -5,12 +5,14 @@ import copy
 import gc
 import io
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from dsq.stash import apply, measure, policy
 from dsq.stash.controller import RUNNING, applied
@@ -271,6 +273,19 @@ def test_parts_that_follow_one_another_are_one_forward():
     with torch.no_grad():
         parts(model)
     assert controller.report() == before
+
+
+def test_a_part_that_ends_in_a_checkpoint_leaves_the_bytes_of_the_next_counted():
+    first, second = (nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(2))
+    model = nn.Sequential(first, second)
+    controller = apply(model, "bfp")
+    second(first(X))
+    of_both = controller.report().raw_bytes
+    first.forward = partial(checkpoint, first.forward, use_reentrant=False)
+    first(X)
+    of_first = controller.report().raw_bytes
+    second(X)
+    assert controller.report().raw_bytes - of_first == of_both / 2
 
 
 @pytest.mark.parametrize("name", ["bfp", "mesa", "gact"])
