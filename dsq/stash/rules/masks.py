@@ -15,6 +15,7 @@ from dsq.stash.functions import save, saved
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.rules.pointwise import overwrite
 from dsq.stash.rules.products import as_tuple
+from dsq.stash.saved_forms import SavedForm
 from dsq.stash.stash import Stash
 
 aten = torch.ops.aten
@@ -24,15 +25,20 @@ def relu(stash: Stash, input: Tensor, inplace: bool = False) -> Tensor:
     """Run F.relu, torch.relu and their forms in place."""
     if input.numel() == 0 or (inplace and (input.is_leaf or input._is_view())):
         return torch.relu_(input) if inplace else torch.relu(input)
-    return ReLU.apply(stash, input, inplace)  # type: ignore[no-any-return, no-untyped-call]
+    sources: list[SavedForm | None] = []
+    y: Tensor = ReLU.apply(stash, input, inplace, sources)  # type: ignore[no-untyped-call]
+    stash.recompute(y, sources, lambda x, mask: x.relu() * mask)  # x in place is in its new version now
+    return y
 
 
 relu_in_place = partial(relu, inplace=True)
 
 
 class ReLU(torch.autograd.Function):
+    """``sources`` gets the forms that its result is recomputed from."""
+
     @staticmethod
-    def forward(ctx: Any, stash: Stash, x: Tensor, in_place: bool) -> Tensor:
+    def forward(ctx: Any, stash: Stash, x: Tensor, in_place: bool, sources: list[SavedForm | None]) -> Tensor:
         source = stash.find(x)
         if in_place:
             ctx.mark_dirty(x)
@@ -44,15 +50,15 @@ class ReLU(torch.autograd.Function):
             y = torch.relu_(x) if in_place else torch.relu(x)
             mask = stash.bitmask(y)
         save(ctx, mask)
-        stash.recompute(x if in_place else y, (source, mask), lambda x, mask: x.relu() * mask)
+        sources += source, mask
         return x if in_place else y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor, None, None]:
         if ctx.contiguous and not torch.is_grad_enabled() and not is_legacy_batchedtensor(dy):
-            return None, apply_mask(ctx.saved_tensors[0], dy), None
+            return None, apply_mask(ctx.saved_tensors[0], dy), None, None
         (mask,) = saved(ctx)
-        return None, aten.threshold_backward(dy, mask, 0), None
+        return None, aten.threshold_backward(dy, mask, 0), None, None
 
 
 def clamp(stash: Stash, input: Tensor, min: Any = None, max: Any = None) -> Tensor:
@@ -92,31 +98,36 @@ def native_dropout(stash: Stash, input: Tensor, p: float, train: bool | None) ->
     """Run torch.native_dropout, of whose mask nobody asks for a gradient."""
     if not train or not 0 < p < 1:
         return torch.native_dropout(input, p, train)
-    y = Dropout.apply(stash, input, p)  # type: ignore[no-untyped-call]
-    return y, y.detach() != 0
+    return Dropout.apply(stash, input, p, True)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Dropout(torch.autograd.Function):
+    """Return y, and with ``returns_mask`` whether each value was kept."""
+
     @staticmethod
-    def forward(ctx: Any, stash: Stash, x: Tensor, p: float) -> Tensor:
+    def forward(ctx: Any, stash: Stash, x: Tensor, p: float, returns_mask: bool = False) -> Any:
         if x.device.type == "cpu":  # as F.dropout draws there
             noise = torch.empty_like(x).bernoulli_(1 - p)
+            was_kept = noise.bool() if returns_mask else noise
             mask = stash.bitmask(noise)
             y = noise.div_(1 - p).mul_(x)
         else:
-            y, kept_values = torch.native_dropout(x, p, True)
-            mask = stash.bitmask(kept_values)
+            y, was_kept = torch.native_dropout(x, p, True)
+            mask = stash.bitmask(was_kept)
         save(ctx, mask)
         stash.recompute(y, (stash.find(x), mask), lambda x, mask: mask.to(x.dtype).div_(1 - p).mul_(x))
         ctx.p = p
-        return y
+        if not returns_mask:
+            return y
+        ctx.mark_non_differentiable(was_kept)
+        return y, was_kept
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor, None]:
+    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[None, Tensor, None, None]:
         (mask,) = saved(ctx)
         scaled = mask.to(dy.dtype).div_(1 - ctx.p)
         several = is_legacy_batchedtensor(dy)  # gradients, of is_grads_batched=True
-        return None, scaled * dy if several else scaled.mul_(dy), None
+        return None, scaled * dy if several else scaled.mul_(dy), None, None
 
 
 #: what a pool over one axis has along an axis of one place beside it

@@ -211,6 +211,8 @@ def convolution(dimensions: int, transposed: bool) -> Any:
             wide = [step * (size - 1) for step, size in zip(dilation, weight.shape[2:], strict=True)]
             if not any(width % 2 for width in wide):  # else it pads one side more
                 options["padding"] = [width // 2 for width in wide]
+        elif options["padding"] == "valid":
+            options["padding"] = 0
         if input.dim() != dimensions + 2 or isinstance(options["padding"], str):
             return function(input, weight, bias, *rest, **named)  # type: ignore[no-any-return]
         tuples = (as_tuple(options[name], dimensions) for name in ("stride", "padding", "dilation"))

@@ -240,12 +240,28 @@ def test_in_float32_and_under_autocast_a_forward_has_the_bits_of_the_plain_one(c
         assert (a - b).norm() <= slack * b.norm()
 
 
+@pytest.mark.parametrize("before", [lambda x: x + 0, lambda x: F.layer_norm(x, (32,))], ids=["a sum", "a norm"])
 @pytest.mark.parametrize("function", IN_PLACE)
-def test_a_form_in_place_keeps_what_the_other_does(function):
+def test_a_form_in_place_keeps_what_the_other_does(function, before):
     x, w = drawn(64, 32).float().requires_grad_(), drawn(32, 32).float().requires_grad_()
-    _, in_place = under_the_table(lambda: F.linear(function(x + 0, inplace=True), w))
-    _, other = under_the_table(lambda: F.linear(function(x + 0), w))
+    _, in_place = under_the_table(lambda: F.linear(function(before(x), inplace=True), w))
+    _, other = under_the_table(lambda: F.linear(function(before(x)), w))
     assert in_place.bytes.saved == other.bytes.saved
+
+
+def test_a_convolution_without_padding_keeps_the_same_by_either_name():
+    x, w = drawn(4, 8, 9, 9).requires_grad_(), drawn(6, 8, 3, 3).requires_grad_()
+    by_name, by_number = (under_the_table(F.conv2d, x, w, padding=padding)[1].bytes.saved for padding in ("valid", 0))
+    assert by_name == by_number > 0
+
+
+def test_the_mask_of_native_dropout_says_what_it_kept_also_of_zeros():
+    x = drawn(64, 32).float().relu().requires_grad_()
+    torch.manual_seed(3)
+    (y, mask), _ = under_the_table(torch.native_dropout, x, 0.3, True)
+    assert 0.6 < mask.float().mean() < 0.8
+    assert y.equal(x * (mask / (1 - 0.3)))
+    assert torch.autograd.grad(y.sum(), x)[0].equal(mask / (1 - 0.3))
 
 
 def test_the_gradient_of_a_clamp_has_the_dtype_of_its_result():
