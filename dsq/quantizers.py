@@ -53,7 +53,8 @@ class Quantizers:
         formats = map(str, (self.q0, self.q1, self.q2, self.q3))
         words = *formats, self.rounding, self.gemm, str(self.min_weight_bits), str(int(self.always_draws))
         if self.operands is None:
-            matmuls, products, drawn = self._of_widths(), product_matmuls(self.q0, self.q1, self.q2), False
+            products = product_matmuls(self.q0, self.q1, self.q2, self.gemm == "exact")
+            matmuls, drawn = self._of_widths(), False
         else:
             matmuls, products = self._of_operands(self.operands)
             drawn = any(operand.stochastic or operand.random_signs for operand in self.operands)
@@ -99,9 +100,9 @@ class Quantizers:
         if b_for_da.format == "-":
             b_for_da = specs.x_for_dw.untransformed()
         products = ProductMatMuls(
-            MatMul(x, b),
-            MatMul(operand(specs.dy_for_dx, -1, 4), operand(b_for_da, -1, 3, True, b)),
-            MatMul(operand(specs.dy_for_dw, -2, 5, True), operand(specs.x_for_dw, -2, 2, of=x)),
+            MatMul(x, b, exact=exact),
+            MatMul(operand(specs.dy_for_dx, -1, 4), operand(b_for_da, -1, 3, True, b), exact=exact),
+            MatMul(operand(specs.dy_for_dw, -2, 5, True), operand(specs.x_for_dw, -2, 2, of=x), exact=exact),
         )
         return matmuls, products
 

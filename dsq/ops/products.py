@@ -146,13 +146,14 @@ class ProductMatMuls(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def product_matmuls(q0: Format, q1: Format, q2: Format) -> ProductMatMuls:
-    """Return the products at these formats; a format wider than any code leaves values as they are."""
+def product_matmuls(q0: Format, q1: Format, q2: Format, exact: bool = True) -> ProductMatMuls:
+    """Return the products at these formats; a format wider than any code leaves values as they are. ``exact``: as of a
+    MatMul."""
     f0, f1, f2 = (q if q.quantizes else None for q in (q0, q1, q2))
     return ProductMatMuls(
-        MatMul(Operand(f0, -1, seed=0), Operand(f0, -2, seed=1)),
-        MatMul(Operand(f2, -1, seed=4), Operand(f1, -1, transposed=True, seed=3)),  # sums over N
-        MatMul(Operand(f2, -2, transposed=True, seed=5), Operand(f1, -2, seed=2)),  # sums over M
+        MatMul(Operand(f0, -1, seed=0), Operand(f0, -2, seed=1), exact=exact),
+        MatMul(Operand(f2, -1, seed=4), Operand(f1, -1, transposed=True, seed=3), exact=exact),  # sums over N
+        MatMul(Operand(f2, -2, transposed=True, seed=5), Operand(f1, -2, seed=2), exact=exact),  # sums over M
     )
 
 
@@ -183,7 +184,7 @@ def product(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | Non
         raise ValueError(f"a must be (..., M, K) and b (..., K, N), got {tuple(a_MK.shape)} and {tuple(b_KN.shape)}")
     refuse_transforms()
     if b_KN.dim() == 2 and a_MK.dim() > 2:  # else its gradient would be summed over one for each element of the batch
-        return product(a_MK.flatten(0, -2), b_KN, matmuls, seed).unflatten(0, a_MK.shape[:-1])
+        return product(a_MK.flatten(0, -2), b_KN, matmuls, seed).unflatten(0, a_MK.shape[:-1])  # type: ignore[no-any-return]
     trained = torch.is_grad_enabled() and (a_MK.requires_grad or b_KN.requires_grad)
     if trained or forward_ad._current_level >= 0:  # PyTorch refuses an autograd function in forward mode
         return _Product.apply(a_MK, b_KN, matmuls, seed, autocast)  # type: ignore[no-any-return, no-untyped-call]

@@ -131,6 +131,12 @@ class Written(nn.Module):
         return dsq.functional.matmul(*self.operands(x), self.q)
 
 
+@pytest.mark.parametrize("gemm", ["exact", "float32"])
+@pytest.mark.parametrize("precision", ["[8,4,6,16]", "mxfp6"])
+def test_products_of_activations_multiply_by_the_gemm_of_the_config(precision, gemm):
+    assert {matmul.exact for matmul in quantizers(precision, gemm=gemm).products} == {gemm == "exact"}
+
+
 def test_matmul_follows_the_layer_beside_it():
     net, x = Written(), torch.randn(2, 24, 32)
     assert torch.equal(net(x), torch.matmul(*net.operands(x)))
