@@ -56,7 +56,15 @@ class InputCodes:
 def input_key(x: Tensor, operand: Operand, nearest: bool) -> Any:
     """Return the memory of an input and its version, and how it is packed: equal where layers may share codes."""
     memory = x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype
-    return x._version, memory, operand, nearest
+    return version(x), memory, operand, nearest
+
+
+def version(x: Tensor) -> object:
+    """Return what tells the states of the memory of ``x`` apart, which change with each operation in place.
+
+    An inference tensor has no counter of them: none of its states equals another.
+    """
+    return object() if x.is_inference() else x._version
 
 
 def _tensor(storage: torch.UntypedStorage, shape: torch.Size) -> Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from dsq.ops.shared_inputs import version
 from dsq.stash.memory import weak
 
 
@@ -18,7 +19,7 @@ class ByteCount:
         self.raw = 0
         self.saved = 0
         self.paused = False
-        self.exact: dict[tuple[int, int], StorageWeakRef] = {}  #: tensors of this forward that were counted as they are
+        self.exact: dict[tuple[int, object], StorageWeakRef] = {}  #: tensors of this forward counted as they are
 
     def add(self, raw: int, tensors: Sequence[Tensor]) -> None:
         """Count ``raw`` bytes, and ``tensors`` saved for them."""
@@ -29,7 +30,7 @@ class ByteCount:
 
     def add_exact(self, x: Tensor) -> None:
         """Count ``x``, which is saved as it is, once for its storage and version."""
-        key = x.untyped_storage()._cdata, x._version
+        key = x.untyped_storage()._cdata, version(x)
         if key not in self.exact:
             self.exact[key] = weak(x)
             self.add(x.nbytes, (x,))

@@ -38,7 +38,7 @@ class FormCache:
 
     def __init__(self) -> None:
         self.forms: dict[Key, CachedForm] = {}
-        self.exact: dict[tuple[int, int], StorageWeakRef] = {}  #: by storage and version
+        self.exact: dict[tuple[int, object], StorageWeakRef] = {}  #: by storage and version
 
     def drop(self, x: Tensor) -> None:
         """Forget the forms of the memory of ``x``."""

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from dsq.ops.shared_inputs import version
+
 
 def weak(tensor: Tensor) -> StorageWeakRef:
     """Return a weak reference to a tensor's storage. While it lives, no other storage has the address."""
@@ -70,7 +72,7 @@ def place(x: Tensor) -> tuple[tuple[object, ...], MemoryOrder, Tensor]:
     The key is equal for two live tensors exactly when they cover the same memory, in the same state and order.
     """
     # the imaginary part of a conjugate is the memory of the number's, to be read with the other sign
-    state = x.untyped_storage()._cdata, x._version, x.storage_offset(), x.dtype, x.is_neg()
+    state = x.untyped_storage()._cdata, version(x), x.storage_offset(), x.dtype, x.is_neg()
     if x.is_contiguous():
         return (*state, x.numel()), MemoryOrder.contiguous(x.shape), x.detach()
     order, strides, span = _strided(x.shape, x.stride())

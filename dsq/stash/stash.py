@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from dsq.kernels.backend import FLOATS, Operand
 from dsq.kernels.dispatch import pack_mask, unpack
 from dsq.ops.call_count import Calls
+from dsq.ops.shared_inputs import version
 from dsq.stash.byte_count import ByteCount
 from dsq.stash.form_cache import CachedForm, FormCache, Key
 from dsq.stash.memory import MemoryOrder, is_weight, place, weak
@@ -134,7 +135,7 @@ class Stash:
 
     def leave_exact(self, x: Tensor) -> None:
         """Note that ``x`` is not to be coded."""
-        self._cache.exact[x.untyped_storage()._cdata, x._version] = weak(x)
+        self._cache.exact[x.untyped_storage()._cdata, version(x)] = weak(x)
 
     def never_cache(self, x: Tensor) -> None:
         """Note that the memory of ``x`` may be written past its version counter from now on: forget its forms, and
@@ -146,7 +147,7 @@ class Stash:
     def _stays_exact(self, x: Tensor) -> bool:
         producer = (x if x._base is None else x._base).grad_fn
         saved_anyway = producer is not None and producer.name() in _SAVE_THEIR_RESULT
-        return saved_anyway or (x.untyped_storage()._cdata, x._version) in self._cache.exact
+        return saved_anyway or (x.untyped_storage()._cdata, version(x)) in self._cache.exact
 
     def bitmask(self, x: Tensor, low: float = 0.0, high: float = float("nan"), nan_is_open: bool = True) -> SavedForm:
         """Return whether each value of ``x`` (floating or bool) lies between the limits, in one bit, read as 0 or 1."""
@@ -233,7 +234,9 @@ class Stash:
         form = self.code(y, role, prepare)
         if isinstance(form, Tensor):
             return form
-        return self.recompute(y, (form, *others), repair) or form
+        repaired = self.recompute(y, (form, *others), repair)
+        assert repaired is not None, "codes that are not repaired are no result of the operation"
+        return repaired
 
     def _cached(
         self,

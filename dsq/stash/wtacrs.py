@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.arguments import number, whole_number
+from dsq.ops.shared_inputs import version
 from dsq.stash.controller import RUNNING, Controller, PolicyStatus
 from dsq.stash.functions import save, saved
 from dsq.stash.interception import in_backward, stash_now
@@ -242,7 +243,7 @@ class WTACRS(Controller):
         self.close(expired=True)
         # a contiguous activation is the same one however its tokens are grouped
         rows = x.shape[-1:] if x.is_contiguous() else (x.shape, x.stride())
-        key = (x.untyped_storage()._cdata, x._version, x.storage_offset(), x.numel(), rows, dtype)
+        key = (x.untyped_storage()._cdata, version(x), x.storage_offset(), x.numel(), rows, dtype)
         _, sample = self._open.get(key, (None, None))
         if sample is None or sample.rows is None or reader in sample.readers:
             sample = self._draw(x, dtype, reader)
