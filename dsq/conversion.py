@@ -28,6 +28,7 @@ from dsq.linear import Linear, of_another_quantization
 from dsq.process_memory import suit_a_packed_stash
 from dsq.quantizers import Quantized
 from dsq.skipped import embedded, matrices, quantized_parameters, skipped_modules
+from dsq.stash.bfp import STASH_FORMAT
 from dsq.stash.controller import applied, intercept
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -202,7 +203,7 @@ def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
     for module in layers.values():
         module.quantizers = quantizers
     if not layers:
-        applied(model)["bfp"].q1 = quantizers.q1  # type: ignore[attr-defined]
+        _set_stash_format(model, quantizers.q1)
 
 
 def _warn_of_little(model: nn.Module, excluded: int) -> None:
@@ -340,21 +341,27 @@ def _set_attention(model: Any, name: str) -> Change:
 
 def _add_stash(model: nn.Module, q1: Format | None) -> Change:
     """Apply the policy "bfp", in the format ``q1``; None: in that of the model's layers."""
-    policy: Any = stash.apply(model, "bfp")
-    policy.q1 = q1
+    stash.apply(model, "bfp")
+    _set_stash_format(model, q1)
     return _remove_stash
 
 
 def _remove_stash(model: nn.Module) -> Change:
     policy: Any = applied(model)["bfp"]
     policy.remove(model)  # of this model alone: a deep copy shares the policy
-    return partial(_restore_stash, policy=policy)
+    return partial(_restore_stash, policy=policy, q1=vars(model).pop(STASH_FORMAT, None))
 
 
-def _restore_stash(model: nn.Module, policy: Any) -> Change:
+def _restore_stash(model: nn.Module, policy: Any, q1: Format | None) -> Change:
     """Give the model its policy again, with what it knows of the model's graphs and of its latest forward."""
     intercept(policy, model)
+    _set_stash_format(model, q1)
     return _remove_stash
+
+
+def _set_stash_format(model: nn.Module, q1: Format | None) -> None:
+    if q1 is not None:
+        vars(model)[STASH_FORMAT] = q1
 
 
 def class_of(module: nn.Module) -> type[nn.Module]:

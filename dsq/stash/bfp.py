@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from dsq.arguments import choice
 from dsq.formats import DEFAULT, FORMATS, MAX_PACKED_BITS, Format, named
-from dsq.quantizers import Quantized
 from dsq.stash.controller import Controller
 from dsq.stash.interception import RulePolicy, note_exact_graph
 from dsq.stash.memory import MemoryOrder
@@ -53,34 +52,41 @@ def attach(
     return controller
 
 
+#: attribute of a model that dsq.convert found no layers in: q1 at its level
+STASH_FORMAT = "_dsq_q1"
+
+
 class Bfp(RulePolicy):
     """The format now."""
 
     partitioner: Any = None  #: of the graphs that dsq.compile makes of the model (dsq/stash/partitioner.py)
-    q1: Format | None = None  #: at the level of a model that dsq.convert found no layers in
 
     def __init__(self, model: nn.Module, *options: Any) -> None:
         super().__init__(model)
         self.bits, self.format_name, self.block_size = options
 
-    def format_now(self) -> Format:
-        """Return the format of a forward that began now: as told, else as the linear layers have it, else the default.
+    def format_now(self, module: nn.Module | None = None) -> Format:
+        """Return the format of a forward of ``module`` (the model, a copy or a part of it; None: the model) that began
+        now: as told, else as the linear layers have it, else the default.
 
         Raises ValueError for a block that no format has, or that this one has not.
         """
-        q1 = self.q1
+        q1 = None
         if self.bits is None or self.format_name is None:  # the search takes time, and a forward asks each time
-            for module in self.model.modules():
-                if isinstance(module, Quantized):
-                    q1 = module.quantizers.q1
-                    break
+            q1 = self._q1(self.model if module is None else module)
         return _format(self.bits, self.format_name, self.block_size, q1)
 
+    def _q1(self, module: nn.Module) -> Format | None:
+        layer = self.layer(module)
+        if layer is not None:
+            return layer.quantizers.q1
+        return getattr(module, STASH_FORMAT, getattr(self.model, STASH_FORMAT, None))
+
     def level(self, module: nn.Module) -> str:
-        return super().level(module) or str(self.q1)
+        return super().level(module) or str(self._q1(module))
 
     def codec(self, module: nn.Module) -> "BlockCodec":
-        return BlockCodec(_formats(self.format_now()))
+        return BlockCodec(_formats(self.format_now(module)))
 
     def enter_graph(self) -> None:
         if torch.is_grad_enabled() and self.graph_bits() is None:  # to read the bits makes them a guard

@@ -100,7 +100,7 @@ class Controller:
             return run(*args, **kwargs)
         self.parts = (frozenset() if id(part) in self.parts else self.parts) | {id(part)}
         enter = self.run_forward if get_eval_frame_callback() is None else torch.compiler.disable(self.run_forward)
-        return enter(self.model, run, *args, **kwargs)
+        return enter(part, run, *args, **kwargs)
 
     def run_forward(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call ``run`` in the context that ``enter`` returns. RuntimeError under torch.func."""
@@ -215,6 +215,12 @@ def applied(model: nn.Module) -> dict[str, Controller]:
     return here
 
 
+def applied_around(part: nn.Module) -> Sequence[Controller]:
+    """Return the policies that act on calls of this part of a model."""
+    around: Sequence[Controller] = part.__dict__.get(_PART_OF, ())
+    return around
+
+
 def intercept(controller: Controller, model: nn.Module) -> None:
     """Let calls of ``model`` go through ``controller.call``, until the controller is removed, and calls of its parts,
     which a loss in chunks or a method of the model makes, through ``controller.call_part``.
@@ -285,7 +291,7 @@ def under_policies(model: nn.Module, run: Callable[..., Any], *args: Any, **kwar
     """Call ``run``, a part of ``model`` that is not its forward, under the policies applied to it."""
     for policy in applied(model).values():
         run = partial(policy.call, model, run)
-    for policy in model.__dict__.get(_PART_OF, ()):
+    for policy in applied_around(model):
         run = partial(policy.call_part, model, run)
     return run(*args, **kwargs)
 

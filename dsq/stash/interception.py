@@ -176,6 +176,7 @@ class RulePolicy(Controller):
 
     by_parts = True
     latest: Stash | None = None  #: of the latest training forward
+    _latest_level = ""  #: at which it began
     rules: Mapping[Callable[..., Any], Rule] = RULES  #: of the operations that it acts on
     has_exact_graph = False  #: a graph of the model was compiled without a partitioner
 
@@ -185,11 +186,11 @@ class RulePolicy(Controller):
 
     @contextmanager
     def enter(self, module: nn.Module) -> Iterator[None]:
-        recomputing = in_backward()
-        goes_on = len(self.parts) > 1 and not recomputing
+        recomputing, level = in_backward(), self.level(module)
+        goes_on = len(self.parts) > 1 and not recomputing and level == self._latest_level
         stash = self.latest if goes_on and self.latest else Stash(self.codec(module))
         if not recomputing:
-            self.latest = stash
+            self.latest, self._latest_level = stash, level
         RUNNING.stashes.append(stash)
         try:
             with Interception(stash, self.rules, self):
@@ -199,7 +200,16 @@ class RulePolicy(Controller):
             stash.end_forward()
 
     def level(self, module: nn.Module) -> str:
-        return next((layer.quantizers_text for layer in module.modules() if isinstance(layer, Quantized)), "")
+        layer = self.layer(module)
+        return "" if layer is None else layer.quantizers_text
+
+    def layer(self, module: nn.Module) -> Quantized | None:
+        """Return a converted layer of ``module`` (the model, a copy or a part of it), else one of the model."""
+        for root in (module, self.model):
+            for layer in root.modules():
+                if isinstance(layer, Quantized):
+                    return layer
+        return None
 
     def graph_bits(self) -> int | None:
         """Return the bits in which a partitioner packs in graphs; None: without one they save tensors exact."""

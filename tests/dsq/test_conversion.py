@@ -1,3 +1,4 @@
+import copy
 import pickle
 from types import SimpleNamespace
 
@@ -91,6 +92,25 @@ def test_the_stash_of_a_model_without_products_follows_the_level():
     assert dsq.stash.measure(lambda: net(x)).nbytes == plain
     with pytest.raises(ValueError, match="not converted"):
         dsq.unconvert(net)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(32, 32), nn.Conv1d(32, 32, 1)], ids=["a linear layer", "no layer"])
+@pytest.mark.filterwarnings("ignore:model has no product")
+def test_a_copy_stashes_at_its_own_level(layer):
+    config, x = dsq.DSQConfig(levels=("[4,4,4,8]", "[8,8,8,8]"), stash="all"), torch.randn(8, 32, 32)
+    net = dsq.convert(nn.Sequential(nn.Sequential(layer, nn.Tanh()), nn.GELU()), config)
+    twin = copy.deepcopy(net)
+    saved = lambda model: dsq.stash.measure(lambda: model(x)).nbytes  # noqa: E731
+    low = saved(net)
+    dsq.set_level(twin, config, 1)
+    high, of_part = saved(twin), saved(twin[0])
+    assert saved(net) == low
+    dsq.set_level(net, config, 1)
+    assert saved(net) == high > low
+    if isinstance(layer, nn.Linear):  # a part finds its level in its layers
+        assert saved(net[0]) == of_part
+    dsq.unconvert(net)
+    assert saved(twin) == high
 
 
 def test_weights_of_another_quantization_stay_and_multiply_by_themselves():

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+import dsq
 from dsq.stash import apply, measure, policy
 from dsq.stash.controller import RUNNING, applied
 from tests.dsq.gradients import all_gradients, error, gradient
@@ -286,6 +287,15 @@ def test_a_part_that_ends_in_a_checkpoint_leaves_the_bytes_of_the_next_counted()
     of_first = controller.report().raw_bytes
     second(X)
     assert controller.report().raw_bytes - of_first == of_both / 2
+
+
+def test_a_level_that_rises_between_two_parts_holds_for_the_second():
+    config = dsq.DSQConfig(levels=("[4,4,4,8]", "[8,8,8,8]"), stash="all")
+    model = dsq.convert(nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(2))), config)
+    model[0](X)
+    dsq.set_level(model, config, 1)
+    after_another = measure(lambda: model[1](X)).nbytes
+    assert after_another == measure(lambda: model[1](X)).nbytes  # comes again: a forward of its own
 
 
 @pytest.mark.parametrize("name", ["bfp", "mesa", "gact"])
