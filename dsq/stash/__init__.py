@@ -8,7 +8,8 @@ print(dsq.stash.measure(lambda: model(x).sum()))      # bytes kept for the backw
 
 x = dsq.stash.packed_checkpoint(block, x)             # checkpoints whose kept inputs are packed
 
-Start reading in table/ (what is kept of each operation), then codes.py (how), interception.py and controller.py (when).
+Start reading in rules/ (what is saved of each operation), then saved_forms.py and stash.py (how), interception.py and
+controller.py (when).
 docs/extending.md has a whole policy in 20 lines.
 """
 

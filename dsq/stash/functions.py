@@ -6,21 +6,24 @@ import torch
 from torch import Tensor
 
 from dsq.stash.memory import is_weight
-from dsq.stash.saved_forms import Exact, Saved, SavedForm, Shared, read, split
+from dsq.stash.saved_forms import PresentWeight, Saved, SavedForm, Shared, read, split
 
 
 def save(ctx: Any, *forms: Saved | None) -> None:
     """Save ``forms`` for the backward of an autograd function; None saves nothing. Call it once, in the forward."""
-    checked: list[Saved | None] = []
-    for form in forms:
-        if isinstance(form, SavedForm):
-            if type(form.decoder) is Shared:
-                form.decoder.add_consumer()
-        elif form is not None and (form._base is not None or type(form) is not Tensor):
-            form = SavedForm((form,), Exact(form.shape)) if is_weight(form) else form
-        checked.append(form)
-    ctx.layout, tensors = split(checked)
+    ctx.layout, tensors = split([_checked(form) for form in forms])
     ctx.save_for_backward(*tensors)
+
+
+def _checked(form: Saved | None) -> Saved | None:
+    """Return ``form``, of which one more operation reads the value; a weight in the form that is checked when read."""
+    if isinstance(form, SavedForm):
+        if type(form.decoder) is Shared:
+            form.decoder.add_consumer()
+        return form
+    if form is None or (type(form) is Tensor and form._base is None):  # quicker to ask than is_weight
+        return form
+    return SavedForm((form,), PresentWeight(form.shape)) if is_weight(form) else form
 
 
 def saved(ctx: Any) -> list[Any]:

@@ -60,7 +60,7 @@ _CHOOSE = {torch.topk, Tensor.topk, torch.argmax, Tensor.argmax, torch.nonzero, 
 
 _COLLECTIVES = sys.modules.get("torch.distributed.distributed_c10d")  # which import torch brings, where it is built in
 #: what gives memory away to be written past the version counter, or writes so itself: a collective
-_OPENING = {
+_EXPOSES_MEMORY = {
     *(Tensor.data.__get__, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__),  # type: ignore[attr-defined]
     *(getattr(_COLLECTIVES, name) for name in getattr(_COLLECTIVES, "__all__", ())),
 }
@@ -92,7 +92,7 @@ class Interception(TorchFunctionMode):
         elif func is Tensor.norm:
             func = torch.norm
         if torch.compiler.is_compiling():
-            # to read the bits makes them a guard: a rise compiles anew
+            # dynamo guards on graph_bits, so a rise of the level recompiles
             if self.graph_bits is None and self.policy is not None:
                 note_exact_graph(self.policy)
             return func(*args, **kwargs)
@@ -100,7 +100,7 @@ class Interception(TorchFunctionMode):
             with self:
                 return multi_head_attention_forward(*args, **kwargs)
         rule = self.rules.get(func)
-        if rule is None and func in _OPENING:
+        if rule is None and func in _EXPOSES_MEMORY:
             for x in tree_leaves((args, kwargs)):
                 if type(x) in _PLAIN:
                     self.stash.never_cache(x)

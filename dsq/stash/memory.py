@@ -23,6 +23,13 @@ def is_weight(x: Tensor) -> bool:
     return x._is_view() and isinstance(x._base, nn.Parameter)
 
 
+def may_be_freed(x: Tensor) -> bool:
+    """Return whether the owner of ``x`` may free or swap its memory: of a weight, or a view of one. Those of
+    torch.func.functional_call are no parameters."""
+    base = x if x._base is None else x._base
+    return isinstance(base, nn.Parameter) or (base.is_leaf and base.requires_grad)
+
+
 @dataclass(frozen=True)
 class MemoryOrder:
     """A strided tensor as its distinct values in the order they lie in memory: the same for all views of that memory.

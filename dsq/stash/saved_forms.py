@@ -3,7 +3,7 @@
 A tensor is saved exact, as PyTorch saves it, or as a SavedForm: the tensors that autograd saves in its place, and a
 decoder that computes its value from them. The decoders hold no tensors themselves:
 
-    Exact         the tensor itself, a weight, which must still be there
+    PresentWeight the weight itself, which must still be there
     Coded         codes of a policy's codec, over the values in the order they lie in memory
     Bitmask       one bit a value
     Recomputed    a function of the values of other forms
@@ -58,7 +58,7 @@ def encode_blocks(values: Tensor, fmt: Format) -> Encoded:
     return codes, lambda saved, dtype: unpack(saved[0], saved[1], fmt, sizes, 0, dtype)
 
 
-class Exact(NamedTuple):
+class PresentWeight(NamedTuple):
     """A weight saved as it is. Reading it raises RuntimeError if its memory was freed since the forward."""
 
     shape: torch.Size
@@ -93,7 +93,7 @@ class Recomputed(NamedTuple):
     """A tensor that is a function of the values of other forms."""
 
     fn: Callable[..., Tensor]
-    sources: "Layout"
+    sources: "FormLayout"
     order: MemoryOrder | None  #: in which the result is laid out; None: as ``fn`` lays it out
 
     def value(self, saved: Sequence[Tensor]) -> Tensor:
@@ -127,15 +127,16 @@ class Shared:
         value = self.source.value(saved) if held is None else held
         self.consumers_left -= 1
         coded = type(self.source) is Coded
-        # a graph that is retained may be read in another order
-        dropped = self.consumers_left <= 0 or _keep_graph() or (coded and value.nbytes > _MAX_SHARED_BYTES)
-        self.held = None if dropped else value
-        return value, coded and dropped and held is None
+        last = self.consumers_left <= 0
+        retained = _keep_graph()  # such a graph may be read in another order
+        large = coded and value.nbytes > _MAX_SHARED_BYTES  # held, it would raise the peak of memory
+        self.held = None if last or retained or large else value
+        return value, coded and held is None and self.held is None
 
 
-Decoder = Exact | Coded | Bitmask | Recomputed | Shared
+Decoder = PresentWeight | Coded | Bitmask | Recomputed | Shared
 #: of several forms: how many tensors each has, and its decoder, None for one tensor as it is, or for no tensor
-Layout = tuple[tuple[int, Decoder | None], ...]
+FormLayout = tuple[tuple[int, Decoder | None], ...]
 
 
 class SavedForm(NamedTuple):
@@ -149,7 +150,7 @@ class SavedForm(NamedTuple):
 Saved = Tensor | SavedForm
 
 
-def split(forms: Sequence[Saved | None]) -> tuple[Layout, tuple[Tensor, ...]]:
+def split(forms: Sequence[Saved | None]) -> tuple[FormLayout, tuple[Tensor, ...]]:
     """Return the layout of several forms, and all their tensors in a row."""
     layout: list[tuple[int, Decoder | None]] = []
     tensors: list[Tensor] = []
@@ -165,7 +166,7 @@ def split(forms: Sequence[Saved | None]) -> tuple[Layout, tuple[Tensor, ...]]:
     return tuple(layout), tuple(tensors)
 
 
-def read(layout: Layout, saved: Sequence[Tensor]) -> tuple[list[Any], list[bool]]:
+def read(layout: FormLayout, saved: Sequence[Tensor]) -> tuple[list[Any], list[bool]]:
     """Return the values of several forms, None for None, and which of them the reader may overwrite."""
     values: list[Any] = []
     unshared: list[bool] = []

@@ -18,7 +18,7 @@ from dsq.ops.call_count import Calls
 from dsq.ops.shared_inputs import version
 from dsq.stash.byte_count import ByteCount
 from dsq.stash.form_cache import CachedForm, FormCache, Key
-from dsq.stash.memory import MemoryOrder, is_weight, place, weak
+from dsq.stash.memory import MemoryOrder, is_weight, may_be_freed, place, weak
 from dsq.stash.saved_forms import Bitmask, Codec, Coded, Recomputed, Saved, SavedForm, Shared, split
 from dsq.stash_bits import MAX_EXACT_NUMEL, Role
 
@@ -204,7 +204,7 @@ class Stash:
         if values.numel() != y.numel():  # an expanded tensor
             return None
         # whoever owns a weight may free, swap or change it before other layers' backward, as FSDP and DeepSpeed do
-        weights = [x for x in sources if isinstance(x, Tensor) and _is_leaf_weight(x)]
+        weights = [x for x in sources if isinstance(x, Tensor) and may_be_freed(x)]
         if weights:
             if sum(map(_NBYTES, weights)) > _MAX_SHARE_OF_COPIES * y.nbytes:
                 return None
@@ -251,9 +251,3 @@ class Stash:
         if key[0] not in self._uncacheable:
             self._cache.forms[key] = CachedForm(form, order, weak(x), linear)
         return form
-
-
-def _is_leaf_weight(x: Tensor) -> bool:
-    """Return whether ``x`` is a weight, or a view of one; torch.func.functional_call's are no parameters."""
-    base = x if x._base is None else x._base
-    return isinstance(base, nn.Parameter) or (base.is_leaf and base.requires_grad)
