@@ -38,28 +38,28 @@ class LayerNorm(torch.autograd.Function):
         if autocast_dtype(x) is not None:  # which may cast x first
             y = F.layer_norm(x, shape, weight, bias, eps)
             wide = x.to(torch.promote_types(y.dtype, torch.float32))
-            unit, _, inverse = aten.native_layer_norm(wide, shape, None, None, eps)
+            x_hat, _, rstd = aten.native_layer_norm(wide, shape, None, None, eps)
         else:
-            y, mean, inverse = aten.native_layer_norm(x, shape, weight, bias, eps)
-            unit = (x - mean).mul_(inverse)
-        unit, deviations = unit.to(y.dtype), stash.exact(inverse)
-        form = stash.code_repaired(unit, "layernorm", partial(_unit, axes=axes, eps=eps), deviations)
-        _save(ctx, stash, y, (form, deviations), weight, weight, bias)
+            y, mean, rstd = aten.native_layer_norm(x, shape, weight, bias, eps)
+            x_hat = (x - mean).mul_(rstd)
+        x_hat, saved_rstd = x_hat.to(y.dtype), stash.exact(rstd)
+        form = stash.code_repaired(x_hat, "layernorm", partial(_renormalized, axes=axes, eps=eps), saved_rstd)
+        _save(ctx, stash, y, (form, saved_rstd), weight, weight, bias)
         ctx.shape = shape
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        unit, inverse, weight = saved(ctx)
+        x_hat, rstd, weight = saved(ctx)
         dx_wanted, _, *parameters = ctx.needs_input_grad[1:5]
         if weight is None and parameters[1]:  # PyTorch shapes the gradient of a bias like the weight
             weight = dy.new_ones(ctx.shape)
         weight = None if weight is None else weight.to(torch.promote_types(weight.dtype, dy.dtype))
-        standard = _standard(inverse.to(dy.dtype if weight is None else weight.dtype))  # as PyTorch's backward wants it
+        standard = _standard(rstd.to(dy.dtype if weight is None else weight.dtype))  # as PyTorch's backward wants it
         dx, dw, db = aten.native_layer_norm_backward(
-            dy, unit.to(dy.dtype), ctx.shape, *standard, weight, weight, [dx_wanted, *parameters]
+            dy, x_hat.to(dy.dtype), ctx.shape, *standard, weight, weight, [dx_wanted, *parameters]
         )
-        return None, None if dx is None else dx.mul_(inverse), None, dw, db, None
+        return None, None if dx is None else dx.mul_(rstd), None, dw, db, None
 
 
 def _save(
@@ -71,31 +71,31 @@ def _save(
     stash.recompute(y, sources, _scaled if scales[0] is not None else _shifted)
 
 
-def _scaled(unit: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return unit * weight if bias is None else torch.addcmul(bias.to(unit.dtype), unit, weight.to(unit.dtype))
+def _scaled(x_hat: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return x_hat * weight if bias is None else torch.addcmul(bias.to(x_hat.dtype), x_hat, weight.to(x_hat.dtype))
 
 
-def _shifted(unit: Tensor, bias: Tensor | None = None) -> Tensor:
-    return unit if bias is None else unit + bias.to(unit.dtype)
+def _shifted(x_hat: Tensor, bias: Tensor | None = None) -> Tensor:
+    return x_hat if bias is None else x_hat + bias.to(x_hat.dtype)
 
 
-def _unit(rounded: Tensor, inverse: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
+def _renormalized(rounded: Tensor, rstd: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
     """Return ``rounded`` with the mean and the deviation that x^ has: 1 but where ``eps`` counts."""
     centred = rounded - rounded.mean(axes, keepdim=True)
-    return centred.mul_(_again(centred, inverse, axes, eps))
+    return centred.mul_(_renormalizing_scale(centred, rstd, axes, eps))
 
 
-def _again(centred: Tensor, inverse: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
-    """Return 1 / deviation of the rows of x^ itself, where ``inverse`` was that of x."""
+def _renormalizing_scale(centred: Tensor, rstd: Tensor, axes: tuple[int, ...], eps: float) -> Tensor:
+    """Return 1 / deviation of the rows of x^ itself, where ``rstd`` was that of x."""
     square = (centred * centred).mean(axes, keepdim=True)
-    wide = inverse.to(torch.promote_types(inverse.dtype, torch.float32))  # its square may be too large for a half
+    wide = rstd.to(torch.promote_types(rstd.dtype, torch.float32))  # its square may be too large for a half
     # 1, but 0 where the variance of x was infinite: a half has the root of the bound, and 0 times it is 0
     return (square + eps * wide**2).clamp_min(_MIN_SQUARE).rsqrt().to(centred.dtype)
 
 
-def _standard(inverse: Tensor) -> tuple[Tensor, Tensor]:
+def _standard(rstd: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean and 1 / deviation of x^, which PyTorch's backward is given for x."""
-    return torch.zeros_like(inverse), torch.ones_like(inverse)
+    return torch.zeros_like(rstd), torch.ones_like(rstd)
 
 
 def rms_norm(
@@ -113,20 +113,22 @@ class RMSNorm(torch.autograd.Function):
         y = F.rms_norm(x, shape, weight, eps)
         wide = x.float() if x.dtype.itemsize < 4 else x
         eps = torch.finfo(wide.dtype).eps if eps is None else eps  # as PyTorch's, of what it sums in
-        inverse = (wide.square().mean(axes, keepdim=True) + eps).rsqrt()
-        unit, deviations = (wide * inverse).to(y.dtype), stash.exact(inverse)
-        form = stash.code_repaired(unit, "layernorm", lambda u, inverse: u * _again(u, inverse, axes, eps), deviations)
-        save(ctx, form, deviations, weight)
+        rstd = (wide.square().mean(axes, keepdim=True) + eps).rsqrt()
+        x_hat, saved_rstd = (wide * rstd).to(y.dtype), stash.exact(rstd)
+        form = stash.code_repaired(
+            x_hat, "layernorm", lambda u, rstd: u * _renormalizing_scale(u, rstd, axes, eps), saved_rstd
+        )
+        save(ctx, form, saved_rstd, weight)
         stash.recompute(y, *(((form,), _shifted) if weight is None else ((form, weight), _scaled)))
         ctx.axes, ctx.shape = axes, shape
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        unit, inverse, weight = saved(ctx)
+        x_hat, rstd, weight = saved(ctx)
         g = dy if weight is None else dy * weight
-        dx = inverse * (g - unit * (g * unit).mean(ctx.axes, keepdim=True))
-        dw = None if weight is None else (dy * unit).sum_to_size(ctx.shape)
+        dx = rstd * (g - x_hat * (g * x_hat).mean(ctx.axes, keepdim=True))
+        dw = None if weight is None else (dy * x_hat).sum_to_size(ctx.shape)
         return None, dx.to(dy.dtype), None, dw, None
 
 
@@ -150,7 +152,7 @@ def batch_norm(
 
 
 class BatchNorm(torch.autograd.Function):
-    """By running statistics, x^ is no unit, and is kept for the gradient of the scale alone."""
+    """By running statistics, x^ has no unit variance, and is kept for the gradient of the scale alone."""
 
     @staticmethod
     def forward(
@@ -160,14 +162,14 @@ class BatchNorm(torch.autograd.Function):
         y, *batch = aten.native_batch_norm(x, weight, bias, *running, training, *options)
         scales = channels(weight, x), channels(bias, x)
         if training:
-            center, inverse = (channels(t, x) for t in batch)
-            unit, deviations = (x - center).mul_(inverse).to(y.dtype), stash.exact(inverse)
-            again = partial(_unit, axes=tuple(axis for axis in range(x.dim()) if axis != 1), eps=ctx.eps)
-            form = stash.code_repaired(unit, "batchnorm", again, deviations)
-            _save(ctx, stash, y, (form, deviations), weight, *scales)
+            center, rstd = (channels(t, x) for t in batch)
+            x_hat, saved_rstd = (x - center).mul_(rstd).to(y.dtype), stash.exact(rstd)
+            again = partial(_renormalized, axes=tuple(axis for axis in range(x.dim()) if axis != 1), eps=ctx.eps)
+            form = stash.code_repaired(x_hat, "batchnorm", again, saved_rstd)
+            _save(ctx, stash, y, (form, saved_rstd), weight, *scales)
         elif weight is not None and weight.requires_grad:
-            inverse = channels((running[1] + ctx.eps).rsqrt(), x)
-            form = stash.code((x - channels(running[0], x)).mul_(inverse).to(y.dtype), "batchnorm")
+            rstd = channels((running[1] + ctx.eps).rsqrt(), x)
+            form = stash.code((x - channels(running[0], x)).mul_(rstd).to(y.dtype), "batchnorm")
             _save(ctx, stash, y, (form, *running), weight, *scales)
         else:
             save(ctx, None, *running, weight)
@@ -175,18 +177,18 @@ class BatchNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        unit, *statistics, weight = saved(ctx)
+        x_hat, *statistics, weight = saved(ctx)
         dx_wanted, *parameters = ctx.needs_input_grad[1:4]
         if ctx.training:
             dx, dw, db = aten.native_batch_norm_backward(
-                *(dy, unit, weight, None, None, *_standard(statistics[0].flatten()), True, 0.0),
+                *(dy, x_hat, weight, None, None, *_standard(statistics[0].flatten()), True, 0.0),
                 [dx_wanted, *parameters],
             )
             return None, None if dx is None else dx.mul_(statistics[0]), dw, db, *[None] * 4
         dx, _, db = aten.native_batch_norm_backward(
             dy, dy, weight, *statistics, None, None, False, ctx.eps, [dx_wanted, False, parameters[1]]
         )
-        dw = (dy * unit).sum([axis for axis in range(dy.dim()) if axis != 1]) if parameters[0] else None
+        dw = (dy * x_hat).sum([axis for axis in range(dy.dim()) if axis != 1]) if parameters[0] else None
         return None, dx if dx_wanted else None, dw, db if parameters[1] else None, *[None] * 4
 
 
@@ -233,24 +235,24 @@ class GroupNorm(torch.autograd.Function):
         if autocast_dtype(x) is not None:  # which may cast x first
             y = F.group_norm(x, groups, weight, bias, eps)
             wide = x.to(torch.promote_types(y.dtype, torch.float32)).contiguous()
-            unit, _, inverse = aten.native_group_norm(wide, None, None, *ctx.sizes, eps)
+            x_hat, _, rstd = aten.native_group_norm(wide, None, None, *ctx.sizes, eps)
         else:
-            y, mean, inverse = aten.native_group_norm(x.contiguous(), weight, bias, *ctx.sizes, eps)
+            y, mean, rstd = aten.native_group_norm(x.contiguous(), weight, bias, *ctx.sizes, eps)
             by_group = x.reshape(x.shape[0], groups, -1)
-            unit = (by_group - mean[..., None]).mul_(inverse[..., None])
-        forms = stash.code(unit.to(y.dtype).view(x.shape), "groupnorm"), stash.exact(inverse)
+            x_hat = (by_group - mean[..., None]).mul_(rstd[..., None])
+        forms = stash.code(x_hat.to(y.dtype).view(x.shape), "groupnorm"), stash.exact(rstd)
         _save(ctx, stash, y, forms, weight, channels(weight, x), channels(bias, x))
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        unit, inverse, weight = saved(ctx)
+        x_hat, rstd, weight = saved(ctx)
         dx_wanted, _, *parameters = ctx.needs_input_grad[1:5]
         dx, dw, db = aten.native_group_norm_backward(
-            dy.contiguous(), unit.contiguous(), *_standard(inverse), weight, *ctx.sizes, [dx_wanted, *parameters]
+            dy.contiguous(), x_hat.contiguous(), *_standard(rstd), weight, *ctx.sizes, [dx_wanted, *parameters]
         )
         if dx is not None:
-            dx = (dx.view(*inverse.shape, -1) * inverse[..., None]).view(dx.shape)
+            dx = (dx.view(*rstd.shape, -1) * rstd[..., None]).view(dx.shape)
         return None, dx, None, dw, db, None
 
 
