@@ -117,9 +117,9 @@ class FusedAttention(torch.autograd.Function):
         of_mask = None
         if mask is not None:
             # PyTorch saves a copy of a bool mask, and of one that it casts
-            copies = copies or mask.dtype != (cast or q.dtype)
+            mask_copied = copies or mask.dtype != (cast or q.dtype)
             # what it was made of (pointwise.outer), if that is less
-            of_mask = stash.find_recomputed(mask) or (stash.copy(mask) if copies else stash.exact(mask))
+            of_mask = stash.find_recomputed(mask) or (stash.copy(mask) if mask_copied else stash.exact(mask))
         save(ctx, *forms, of_mask, random if options[0] else None)
         ctx.options, ctx.cast = options, cast
         return y
@@ -143,7 +143,9 @@ def _attend(
 
     PyTorch's dropout makes three matrices (B, H, L, S) of float32; the backend's kernel one of bytes.
     """
-    y, random, attend = None, q.new_empty(0, dtype=torch.uint8), backend_for(q.device).attention
+    y = None
+    random = q.new_empty(0, dtype=torch.uint8)
+    attend = backend_for(q.device).attention
     if dropout:
         random = _random_state(q.device)
         if attend and torch.backends.cuda.flash_sdp_enabled():

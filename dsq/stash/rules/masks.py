@@ -141,7 +141,9 @@ _OPTIONS = {  # in PyTorch's order
 def pool(kind: str, dimensions: int) -> Any:
     """Return the row of F.max_pool{1,2,3}d, or of F.avg_pool{1,2,3}d. A pool over one axis is one over two, as in
     PyTorch."""
-    function, usual, axes = getattr(F, f"{kind}_pool{dimensions}d"), _OPTIONS[kind], max(2, dimensions)
+    function = getattr(F, f"{kind}_pool{dimensions}d")
+    usual = _OPTIONS[kind]
+    axes = max(2, dimensions)
 
     def run(stash: Stash, input: Tensor, kernel_size: Any, *rest: Any, **named: Any) -> Any:
         options = {"kernel_size": kernel_size} | usual | dict(zip(usual, rest, strict=False)) | named
@@ -151,7 +153,8 @@ def pool(kind: str, dimensions: int) -> Any:
             if name in options:
                 sizes = [] if options[name] is None else as_tuple(options[name], dimensions)
                 options[name] = [one, *sizes] if dimensions == 1 and sizes else sizes
-        x, values = input.unsqueeze(-2) if dimensions == 1 else input, tuple(options.values())
+        x = input.unsqueeze(-2) if dimensions == 1 else input
+        values = tuple(options.values())
         if kind == "max":
             y = MaxPool.apply(stash, x, axes, *values)  # type: ignore[no-untyped-call]
         else:
@@ -200,7 +203,8 @@ def adaptive_avg_pool2d(stash: Stash, input: Tensor, output_size: Any) -> Tensor
 
 def pad(stash: Stash, input: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:
     """Run F.pad by values of x, as convolutions of audio and of style transfer do: nothing but the shape of x."""
-    name, dimensions = {"reflect": "reflection", "replicate": "replication"}.get(mode), len(pad) // 2
+    name = {"reflect": "reflection", "replicate": "replication"}.get(mode)
+    dimensions = len(pad) // 2
     if name is None or input.dim() != dimensions + 2:
         return F.pad(input, pad, mode, value)
     run, gradient = (getattr(aten, f"{name}_pad{dimensions}d{suffix}") for suffix in ("", "_backward"))

@@ -52,9 +52,8 @@ def smooth_activation(
     writes = isinstance(backward, torch._ops.OpOverloadPacket) and "grad_input" in backward.overloads()
 
     def activate(stash: Stash, input: Tensor, *args: Any, **named: Any) -> Tensor:
-        arguments = options | dict(zip((*options, "inplace"), args, strict=False)) | named
-        overwrites = arguments.pop("inplace", False)
-        # an input that is overwritten is coded before, and its form is held until then
+        arguments, overwrites = _arguments(options, args, named)
+        # coded before it is overwritten; the apply below finds it in the cache
         form = stash.code(input, "activation", prepare) if overwrites or saves_result else None
         if isinstance(form, Tensor):
             y = function(input, *args, **named)
@@ -83,13 +82,18 @@ def threshold_activation(
     """
 
     def activate(stash: Stash, input: Tensor, *args: Any, **named: Any) -> Tensor:
-        arguments = options | dict(zip((*options, "inplace"), args, strict=False)) | named
-        overwrites = arguments.pop("inplace", False)
+        arguments, overwrites = _arguments(options, args, named)
         run, gradient = partial(function, **arguments), partial(backward, **arguments)
         y = ThresholdActivation.apply(stash, input, run, gradient, limits(**arguments))  # type: ignore[no-untyped-call]
         return overwrite(stash, input, y) if overwrites else y
 
     return activate
+
+
+def _arguments(options: dict[str, Any], args: tuple[Any, ...], named: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Return the options of a call of an activation by name, and whether it is in place, which comes last."""
+    arguments = options | dict(zip((*options, "inplace"), args, strict=False)) | named
+    return arguments, arguments.pop("inplace", False)
 
 
 def _bounded(values: Tensor, infinity: float) -> Tensor:

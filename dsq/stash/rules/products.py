@@ -87,7 +87,9 @@ class QuantizedLinear(torch.autograd.Function):
             codes = x1.codes, x1.scales
             stash.put_linear(x, plan.stash, codes)
         save(ctx, w, *((form,) if codes is None else codes))
-        ctx.plan, ctx.seed, ctx.biased = plan, seed, bias is not None
+        ctx.plan = plan
+        ctx.seed = seed
+        ctx.biased = bias is not None
         return y
 
     @staticmethod
@@ -240,7 +242,9 @@ class Convolution(torch.autograd.Function):
     def forward(ctx: Any, stash: Stash, x: Tensor, w: Tensor, bias: Tensor | None, run: Any, geometry: Any) -> Tensor:
         needs_dx, needs_dw, _ = ctx.needs_input_grad[1:4]
         save(ctx, stash.code(x, "convolution") if needs_dw else None, w if needs_dx else None)
-        ctx.geometry, ctx.shapes, ctx.strides = geometry, (x.shape, w.shape), (x.stride(), w.stride())
+        ctx.geometry = geometry
+        ctx.shapes = x.shape, w.shape
+        ctx.strides = x.stride(), w.stride()
         return run(x, w, bias)  # type: ignore[no-any-return]
 
     @staticmethod
