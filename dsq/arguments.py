@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from math import inf
 from numbers import Integral
 from typing import Any
@@ -16,6 +17,12 @@ def whole_number(name: str, value: Any, least: float = -inf, most: float = inf) 
         bounds = f" in {least}..{most}" if most < inf else f" from {least}" if least > -inf else ""
         raise ValueError(f"{name} must be a whole number{bounds}, got {value!r}")
     return int(value)
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """Return the end of an error line: the one of ``words`` that ``word`` looks like, or nothing."""
+    near = get_close_matches(word, list(words), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def pattern(name: str, value: Any) -> re.Pattern[str]:

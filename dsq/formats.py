@@ -7,14 +7,12 @@ kernels/reference/formats.py.
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from functools import lru_cache
 from math import frexp, isfinite, prod
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-from dsq.arguments import choice, whole_number
+from dsq.arguments import choice, did_you_mean, whole_number
 
 #: widest code that packs; a wider format keeps the value in floating point
 MAX_PACKED_BITS = 16
@@ -229,7 +227,8 @@ def parse_format(text: str) -> Format:
     if identity := re.fullmatch(r"float:bits=(\d+)", text):
         return Identity(int(identity[1]))
     if name not in FORMATS or not rest:
-        raise ValueError(f"format must be one of {', '.join(format_names())}, got {text!r}{_nearest(text)}")
+        hint = did_you_mean(text, format_names())
+        raise ValueError(f"format must be one of {', '.join(format_names())}, got {text!r}{hint}")
     try:
         arguments = {key: int(value) for key, value in (item.split("=") for item in rest.split(","))}
         return format_class(name)(**arguments)
@@ -240,12 +239,6 @@ def parse_format(text: str) -> Format:
 def format_names() -> list[str]:
     """Return what ``parse_format`` takes, a family by an example: bfp4."""
     return [*NAMED, *(f"{family}4" for family in FORMATS)]
-
-
-def _nearest(text: str, names: Iterable[str] | None = None) -> str:
-    """Return the end of an error line: the name that ``text`` may have meant, or nothing."""
-    near = get_close_matches(text, list(format_names() if names is None else names), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 # ---- block formats: BFP is the format of DSQ; SignedNVInt wastes no code

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from dsq import recipes
+from dsq.arguments import did_you_mean
 from dsq.formats import NAMED, NARROWEST, WIDEST
 from dsq.operands import MIN_WEIGHT_BITS, Operands, parse_operands
 
@@ -95,7 +96,7 @@ def _in_full(text: str) -> str:
     name = text.strip()
     if name.startswith("[") or not re.fullmatch(r"[a-z][\w.:-]*[~@^\w]*|-", name):
         return text
-    if name not in recipes.names() and (is_level_name(name) or not recipes.nearest(name)):
+    if name not in recipes.names() and (is_level_name(name) or not did_you_mean(name, recipes.names())):
         return f"[{name} {name} | {name} {name} | {name} {name}]"
     return recipes.recipe(name).operands  # or its error, which names the nearest
 

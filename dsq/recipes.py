@@ -2,9 +2,10 @@
 
 import tomllib
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
+
+from dsq.arguments import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +32,8 @@ def names() -> list[str]:
 def recipe(name: str) -> Recipe:
     """Return the recipe called ``name``. Raises ValueError for an unknown one, with the nearest."""
     if name not in _recipes():
-        raise ValueError(f"recipe must be one of {', '.join(names())}, got {name!r}{nearest(name)}")
+        raise ValueError(f"recipe must be one of {', '.join(names())}, got {name!r}{did_you_mean(name, names())}")
     return _recipes()[name]
-
-
-def nearest(name: str) -> str:
-    """Return the end of an error line: the recipe that ``name`` may have meant, or nothing."""
-    near = get_close_matches(name, names(), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def main() -> None:
