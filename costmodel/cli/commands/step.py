@@ -59,8 +59,9 @@ def _devices(options: dict[str, Any]) -> Answer:
         raise ValueError("no device that has a profile fits it: ask of one, for what would help")
     records = []
     for plan_ in plans:
-        record = {"device": plan_.question.hardware.name} | plan_.best.record()
-        records.append(record | ({"hours": plan_.hours, "cost": plan_.cost} if options["train_tokens"] else {}))
+        training: Record = {"hours": plan_.hours} if options["train_tokens"] else {}
+        training |= {"cost": plan_.cost} if options["price"] else {}
+        records.append({"device": plan_.question.hardware.name} | plan_.best.record() | training)
     workload = plans[0].workload
     title = f"{workload.name}: devices of {len(profile_names())} that fit a step of {workload.tokens:,} tokens"
     legend = _explained(record["method"] for record in records)
