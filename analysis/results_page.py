@@ -33,7 +33,7 @@ PROG = "python -m analysis.results_page"
 _DOCS = ("results", "performance", "stash-policies", "formats", "gpu", "config")
 PAGES = (PAGE, *(ROOT / "docs" / f"{name}.md" for name in _DOCS))
 RESULTS = ROOT / "analysis" / "results"
-_LEVELS = re.compile(r'"?((?:\[[\w,]+\] ?)*\[[\w,]+\])"?')  #: brackets, which Markdown takes for links
+_LEVELS = re.compile(r'"?((?:\[[-\w,]+\] ?)*\[[-\w,]+\])"?')  #: brackets, which Markdown takes for links
 _PROCESSES = {"Zen 5": "process.csv", "Zen 4": "process_zen4.csv", "Xeon": "process_intel.csv"}
 
 

@@ -6,7 +6,7 @@ import inspect
 import textwrap
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from dsq import formats, recipes
@@ -14,7 +14,17 @@ from dsq.arguments import choice, flag, pattern
 from dsq.layers.blocks import parse_ends
 from dsq.operands import MIN_WEIGHT_BITS
 from dsq.packing import Rounding
-from dsq.precision import DEFAULT_LEVELS, Level, Precision, RiseAt, damage, levels_text, parse_levels, parse_rise_at
+from dsq.precision import (
+    AUTO,
+    DEFAULT_LEVELS,
+    SAVING_LEVELS,
+    Level,
+    Precision,
+    RiseAt,
+    damage,
+    parse_levels,
+    parse_rise_at,
+)
 from dsq.quantizers import Gemm, Quantizers
 from dsq.scheduler import PrecisionScheduler, check_plateau
 
@@ -51,9 +61,10 @@ class DSQConfig:
     """
 
     levels: _Converted[Level | Iterable[Level], tuple[Precision, ...]] = _option(
-        DEFAULT_LEVELS,
+        AUTO.text,
         'bits [q0,q1,q2,q3] of each level, lowest first, as "[4,3,3,8] [8,4,4,8]", formats of each operand, or the '
-        "name of a recipe, as nvfp4-nvidia (docs/formats.md); a single level never changes",
+        "name of a recipe, as nvfp4-nvidia (docs/formats.md); a single level never changes; auto: [-,4,-,-], which "
+        "packs saved tensors alone, under autocast and where the device multiplies bfloat16, else [8,4,8,8]",
         "LEVELS",
     )
     format: str = _option(
@@ -134,6 +145,8 @@ class DSQConfig:
             parse_ends(self.plain_ends)
         for name in ("attention", "adapters", "tied", "eval_full_precision"):
             flag(name, getattr(self, name))
+        if self.undecided and any(getattr(self, name) != _DEFAULTS[name] for name in _OF_PRODUCTS):
+            object.__setattr__(self, "levels", DEFAULT_LEVELS)
         for level in range(len(self.levels)):
             self.at(level)
         in_bits = [level for level in self.levels if not level.text]
@@ -142,7 +155,17 @@ class DSQConfig:
 
     def at(self, level: int) -> Quantizers:
         """Return the quantizers of every converted layer at ``level`` (0 is the first)."""
-        return Quantizers.at(self.levels[level], self._format, self.rounding, self.gemm, self.min_weight_bits)
+        precision = DEFAULT_LEVELS[0] if self.levels[level] == AUTO else self.levels[level]
+        return Quantizers.at(precision, self._format, self.rounding, self.gemm, self.min_weight_bits)
+
+    @property
+    def undecided(self) -> bool:
+        """Return whether the levels are "auto": no one named them, or a format, or how products are made."""
+        return self.levels == (AUTO,)
+
+    def decided(self, saves: bool) -> "DSQConfig":
+        """Return the config with the levels that "auto" stands for: those of the stash alone if ``saves``."""
+        return replace(self, levels=SAVING_LEVELS if saves else DEFAULT_LEVELS)
 
     @property
     def follows_validation(self) -> bool:
@@ -206,18 +229,17 @@ class DSQConfig:
         return formats.named(self.format, bits, **changed)
 
 
+#: options without which "auto" is for DynamicPrecision to decide: who names one simulates
+_OF_PRODUCTS = ("format", "block_size", "fraction_bits", "rounding", "gemm", "min_weight_bits", "attention")
+_DEFAULTS = {option.name: option.default for option in fields(DSQConfig)}
+
+
 def _arguments() -> str:
     """Return the docstring's section of arguments, from the fields' metadata."""
-    lines = (
-        f"{option.name}: {option.metadata['help']}. Default: {_text(option.default)}." for option in fields(DSQConfig)
-    )
+    lines = (f"{option.name}: {option.metadata['help']}. Default: {option.default!r}." for option in fields(DSQConfig))
     return "Args:\n" + "\n".join(
         textwrap.fill(line, 110, initial_indent="    ", subsequent_indent=" " * 8) for line in lines
     )
-
-
-def _text(default: Any) -> str:
-    return levels_text(default) if default == DEFAULT_LEVELS else repr(default)
 
 
 if DSQConfig.__doc__:  # Python -OO drops it

@@ -17,6 +17,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from dsq import stash
 from dsq.arguments import whole_number
 from dsq.config import DSQConfig
+from dsq.first_training import forget
 from dsq.formats import Format
 from dsq.layers import mixed
 from dsq.layers.attention import MultiheadAttention, OutProjection
@@ -125,6 +126,7 @@ def unconvert(model: Model) -> Model:
     """
     if not is_converted(model):
         raise ValueError("model was not converted: there is nothing to undo")
+    forget(converted(model).values())
     _undo(model)
     return model
 

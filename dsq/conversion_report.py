@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from dsq.arguments import as_called
 from dsq.command import table
 from dsq.conversion import as_plain, converted
+from dsq.first_training import awaited, trial
 from dsq.gradient_check import GradientCheck, compare, undisturbed, without_gradients
 from dsq.linear import Linear
 from dsq.ops.linear_passes import matrix
@@ -28,6 +29,13 @@ from dsq.stash.policy import run_eagerly
 ROUNDS = 3
 #: a step shorter than this is not compared: noise moved a toy's ratio between 1.5 and 9.6
 MIN_SECONDS = 0.02
+
+
+_MODES = {
+    "simulation": "simulation: products are quantized",
+    "saving": "saving: products are the trainer's, saved tensors are packed",
+    "undecided": "simulation, unless the first training forward decides for saving (levels auto)",
+}
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,7 @@ class ConversionReport:
     forward: Flops
     backward: Flops | None  #: None if nothing needs a gradient
     layers: int  #: number of converted layers
+    mode: str  #: "simulation" if products are quantized, "saving" if saved tensors alone are packed, "undecided"
     uncalled: tuple[str, ...]  #: converted layers whose forward never ran: something reads their weights instead
     mixed_scale: tuple[str, ...]  #: converted layers with features of mixed scale: most of them round to noise
     skipped: tuple[SkippedModule, ...]  #: modules with matrices that are not quantized, and why
@@ -99,7 +108,7 @@ class ConversionReport:
             spread = f"{after / before:.2f} x; equal runs differ by up to {self.seconds_spread:.2f} x"
             lines.append(f"time of a step: {before:.4g} ms before, {after:.4g} ms now ({spread})")
         lines += [] if self.gradient is None else [str(self.gradient)]
-        lines.append(f"layers: {self.layers} converted, {len(self.uncalled)} of them never called")
+        lines.append(f"layers: {self.layers} converted, {len(self.uncalled)} of them never called; {_MODES[self.mode]}")
         if not self.layers:
             lines.append("  call dsq.convert(model) or dsq.DynamicPrecision(model) before the report")
         lines += [f"  never called: {name}" for name in self.uncalled]
@@ -129,6 +138,7 @@ def _named(modules: list[str]) -> str:
     return ", ".join(modules) if len(modules) < 4 else f"{modules[0]} to {modules[-1]}, {len(modules)} modules"
 
 
+@trial()
 def report(
     model: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None = None, **keywords: Any
 ) -> ConversionReport:
@@ -175,12 +185,19 @@ def report(
     trained = backward is not None and any(p.requires_grad for p in model.parameters())
     gradient = compare(model, lambda: run(_randomly_weighted)) if trained else None
     return ConversionReport(
-        *(forward, backward, len(layers), uncalled, mixed_scale, skipped_modules(model)),
+        *(forward, backward, len(layers), _mode(layers), uncalled, mixed_scale, skipped_modules(model)),
         *(stash_bytes, unconverted_bytes, *_best_seconds(model, run), gradient),
         small_flops=sum(getattr(layer, "small_flops", 0) for layer in layers.values()),
         graphs=getattr(applied(model).get("bfp"), "graph_summary", str)(),
         unpacked_bytes=unpacked_bytes,
     )
+
+
+def _mode(layers: dict[str, Any]) -> str:
+    if awaited(layers.values()):
+        return "undecided"
+    modes = {layer.quantizers.mode for layer in layers.values()}
+    return "simulation" if "simulation" in modes else "saving"
 
 
 def _counted(

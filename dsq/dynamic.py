@@ -15,12 +15,16 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from dsq.arguments import check_keys, whole_number
 from dsq.config import DSQConfig
 from dsq.conversion import check_conversion, convert, converted, converted_parts, is_converted, set_level, unconvert
-from dsq.gradient_check import GradientCheck, compare
+from dsq.first_training import FirstTraining, multiplies_bfloat16
+from dsq.gradient_check import GradientCheck, compare, gradients
+from dsq.precision import DEFAULT_LEVELS, SAVING_LEVELS
 from dsq.process_memory import resident
 from dsq.scheduler import updates_left
 from dsq.stash.controller import applied
@@ -36,6 +40,9 @@ _LOG = logging.getLogger("dsq")
 
 class DynamicPrecision:
     """A model under the schedule of its config.
+
+    Without levels, ``"auto"`` is decided at the first training forward, for good: ``"[-,4,-,-]"``, which packs saved
+    tensors alone, under autocast and on devices that multiply bfloat16, else ``"[8,4,8,8]"``.
 
     Args:
         model: converted in place, unless it was before. If only a part of it was, all of it is converted again.
@@ -58,7 +65,8 @@ class DynamicPrecision:
         self.config = DSQConfig.of(config, **options)
         _refuse_second(model, self.config)
         if not is_converted(model):
-            _SCHEDULES.pop(model, None)
+            for before in _SCHEDULES.pop(model, ()):
+                before._stop_waiting()
         _convert(model, self.config)
         _SCHEDULES.setdefault(model, weakref.WeakSet()).add(self)
         model.__dict__.pop(_LOADED, None)
@@ -66,8 +74,15 @@ class DynamicPrecision:
         self._total_updates = total_updates
         self.scheduler = self.config.scheduler(total_updates)
         set_level(model, self.config, 0)
+        self._hooks: list[RemovableHandle] = []
+        self._await_decision()
         self._check: GradientCheck | None = None
         self._checked_at = 0  #: in updates
+
+    def __repr__(self) -> str:
+        mode = "undecided" if self.config.undecided else self.config.at(self.scheduler.level).mode
+        where = f"level {self.scheduler.level + 1} of {len(self.config.levels)}, {self.scheduler.updates} updates"
+        return f"DynamicPrecision({self.scheduler.precision}, {mode}, {where})"
 
     def record(self, updates: int | Tensor = 1, tokens: int | Tensor = 0) -> bool:
         """Count work, as ``PrecisionScheduler.record``, and set the model to the level. Return whether the level rose.
@@ -87,6 +102,7 @@ class DynamicPrecision:
         if before == 0 and _never_called(self.model):
             text = 'stash="all" packs in calls of the model, and none came: only its linear layers save few bits'
             warnings.warn(f"{text}; let forward compute the loss instead of another method", stacklevel=2)
+        self._decide()  # where no layer saw a training forward, as of a model that trains in evaluation mode
         rose = self._set_level(scheduler.record(updates, tokens))
         validated = scheduler.level > 0 or scheduler.validations_without_improvement > 0
         waits = self.config.follows_validation and not validated and not math.isfinite(scheduler.best)
@@ -126,6 +142,8 @@ class DynamicPrecision:
             raise TypeError(f"loss must be a function, as in check(lambda: criterion(model(x), y)), got {type(loss)}")
         if self._check is not None and updates < self._checked_at + every:
             return None
+        if self.config.undecided:
+            gradients(self.model, loss)
         self._check, self._checked_at = compare(self.model, loss), updates
         if self._check.grade != "fine":
             warnings.warn(f"at update {updates}: {self._check.verdict}", stacklevel=2)
@@ -134,7 +152,8 @@ class DynamicPrecision:
     def metrics(self) -> dict[str, float]:
         """Return figures for a logger.
 
-        "dsq/level": the level, from 0. "dsq/stash_bits": q1 of the level. "dsq/mean_bits": the mean of q1 over the
+        "dsq/level": the level, from 0. "dsq/simulation": 1 if products are quantized, 0 if saved tensors alone are
+        packed. "dsq/stash_bits": q1 of the level. "dsq/mean_bits": the mean of q1 over the
         updates so far. "dsq/validations_without_improvement". Under ``stash="all"``, "dsq/stash_mib": MiB that the
         latest forward saved. On Linux, "dsq/process_resident_mib" and "dsq/process_peak_mib": MiB of the process. After
         ``check``, "dsq/gradient_error", "dsq/gradient_error_of_stash" and "dsq/gradient_cosine", the least of a
@@ -145,6 +164,7 @@ class DynamicPrecision:
         stash_bits = float(scheduler.precision.q1)
         figures = {
             "level": float(scheduler.level),
+            "simulation": float(self.config.at(scheduler.level).mode == "simulation"),
             "stash_bits": stash_bits,
             "mean_bits": q1_updates / scheduler.updates if scheduler.updates else stash_bits,
             "validations_without_improvement": float(scheduler.validations_without_improvement),
@@ -170,13 +190,51 @@ class DynamicPrecision:
         check_conversion(self.model, config, "the state's config")
         self.model.__dict__.pop(_LOADED, None)
         self._hook.remove()
-        present = self.config.as_dict()
+        present, ignored = self.config.as_dict(), ("levels",) if self.config.undecided else ()
         self.config, self.scheduler = config, scheduler
         set_level(self.model, config, scheduler.level)
-        other = [f"{name}={value!r}" for name, value in config.as_dict().items() if value != present[name]]
+        self._await_decision()
+        other = [
+            f"{name}={value!r}"
+            for name, value in config.as_dict().items()
+            if value != present[name] and name not in ignored
+        ]
         if other:
             text = f"the run goes on with the config of its state: {', '.join(other)}, not with what was given now"
             warnings.warn(text, stacklevel=2)
+
+    def _await_decision(self) -> None:
+        """Let converted layers call ``_decide`` in the first training forward, if that is to decide the levels."""
+        self._stop_waiting()
+        if self.config.undecided and not (layers := converted(self.model)):  # no product is there to quantize
+            self.config = self.config.decided(saves=True)
+            self.scheduler.levels = self.config.levels
+        elif self.config.undecided:
+            hook = FirstTraining(self._decide)
+            self._hooks = [layer.register_forward_pre_hook(hook) for layer in layers.values()]
+
+    def _stop_waiting(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _decide(self) -> None:
+        """Decide the levels "auto" by what the trainer does and the device can do now."""
+        if not self.config.undecided or not self._hooks:
+            return
+        device = next((p.device for layer in converted(self.model).values() for p in layer.parameters()), None)
+        if device is None:  # unconverted since
+            return
+        reason = ""
+        if torch.is_autocast_enabled(device.type):
+            reason = "under autocast"
+        elif multiplies_bfloat16(device):
+            reason = f"{device.type} multiplies bfloat16"
+        self.config = self.config.decided(saves=bool(reason))
+        self.scheduler.levels = self.config.levels
+        set_level(self.model, self.config, 0)
+        _LOG.info("levels: %s, %s (%s)", self.config.levels[0], self.config.at(0).mode, reason or "not under autocast")
+        if not torch.compiler.is_compiling():  # a graph has guards on the hooks that it was traced with
+            self._stop_waiting()
 
     def _set_level(self, rose: bool) -> bool:
         if rose:
@@ -190,6 +248,8 @@ def _refuse_second(model: nn.Module, config: DSQConfig) -> None:
     converted_modules = (module for module in model.modules() if module in _SCHEDULES and is_converted(module))
     for dynamic in (dynamic for module in converted_modules for dynamic in _SCHEDULES[module]):
         first, second = dynamic.config.as_dict(), config.as_dict()
+        if config.undecided and dynamic.config.levels in (DEFAULT_LEVELS, SAVING_LEVELS):
+            second["levels"] = first["levels"]
         if differing := ", ".join(f"{name}={first[name]!r}" for name in first if first[name] != second[name]):
             text = f"config must be that of the DynamicPrecision which the model has, with {differing}"
             raise ValueError(f"{text}; or call dsq.unconvert(model) first")

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dsq.conversion import converted
+from dsq.first_training import trial
 from dsq.stash.controller import applied, suspend
 from dsq.stash.policy import run_eagerly
 
@@ -123,6 +124,7 @@ class GradientCheck:
         return exceeded + [str(p) for p in self.parameters if p.beyond(limits)][:1]
 
 
+@trial()
 def compare(model: nn.Module, loss: Callable[[], Tensor | None]) -> GradientCheck:
     """Compare the gradient of ``loss()``, which runs ``model``, with the unquantized one.
 

@@ -101,9 +101,14 @@ def _in_full(text: str) -> str:
     return recipes.recipe(name).operands  # or its error, which names the nearest
 
 
-#: the levels where none are given: fewer bits take as long here and lose more. At q2 = 4 the gradient of peaked logits
-#: loses what the layers before it learn from (docs/evidence.md: gat-cora)
+#: the levels that simulate where none are given: fewer bits take as long here and lose more. At q2 = 4 the gradient of
+#: peaked logits loses what the layers before it learn from (docs/evidence.md: gat-cora)
 DEFAULT_LEVELS = (Precision(8, 4, 8, 8),)
+#: the default of DSQConfig. A DynamicPrecision decides it at its first training forward; until then, and in
+#: ``dsq.convert``, it stands for DEFAULT_LEVELS
+AUTO = Precision(8, 4, 8, 8, text="auto")
+#: the other decision: the stash alone, whose products are as the trainer runs them
+SAVING_LEVELS = (Precision.parse("[-,4,-,-]"),)
 #: one level of a schedule, as a user may give it
 Level = Precision | str | Sequence[int]
 
@@ -115,6 +120,8 @@ def parse_levels(levels: Level | Iterable[Level]) -> tuple[Precision, ...]:
     (spaces, commas or semicolons between; one level needs no brackets), a Precision, four widths, or a list of these.
     Raises ValueError for anything else, for no level, and for a width that decreases.
     """
+    if levels in (AUTO.text, [AUTO.text], (AUTO,)):  # alone: a schedule's levels are decided
+        return (AUTO,)
     schedule = tuple(_precisions(levels))
     if not schedule:
         raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got none")

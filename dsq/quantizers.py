@@ -120,6 +120,15 @@ class Quantizers:
         """Return the format of w in dx: q1's, in at least ``min_weight_bits`` bits if the forward has as many."""
         return self.q1.at(max(self.q1.bits, min(self.q0.bits, self.min_weight_bits)))
 
+    @property
+    def mode(self) -> Literal["simulation", "saving"]:
+        """Return "simulation" if a product has a quantized operand or result, but for the stash; else "saving"."""
+        output, dx, dw = self.matmuls
+        operands = output.a, output.b, dx.a, dx.b, dw.a
+        results = output.result, dx.result, dw.result
+        quantizes = any(operand.format for operand in operands) or any(results)
+        return "simulation" if quantizes else "saving"
+
     def seed(self) -> int | None:
         """Draw the seed of one call from torch's default generator; None if nothing is random."""
         if not self.draws:

@@ -12,7 +12,7 @@ from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
 from dsq.config import DSQConfig
-from dsq.precision import DEFAULT_LEVELS
+from dsq.precision import AUTO, DEFAULT_LEVELS, SAVING_LEVELS
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +82,9 @@ def config_of(options: object) -> DSQConfig | None:
             text = f"without --dsq-levels there is no DSQ: {', '.join(idle)} does nothing"
             logger.warning('%s; "%s" is advised', text, DEFAULT_LEVELS[0])
         return None
+    if values["levels"].strip() == AUTO.text:  # fairseq has flags of its own for autocast and halved models
+        simulation, saving = DEFAULT_LEVELS[0], SAVING_LEVELS[0]
+        raise InputError(f'--dsq-levels must name levels: "{simulation}" to simulate, "{saving}" to save memory alone')
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         config = _config({**values, "rise_at": values["rise_at"] or ()})

@@ -74,8 +74,10 @@ class DSQTask(FairseqTask):
         self.dsq_state = state_of(model)
         if self.dsq_state is not None:
             self._dsq_model = model
-            levels = levels_text(self.dsq_state.config.levels)
-            logger.info("DSQ: %d linears converted, levels %s", len(dsq.converted(model)), levels)
+            config, linears = self.dsq_state.config, len(dsq.converted(model))
+            logger.info(
+                "DSQ %s: %d linears converted, levels %s", config.at(0).mode, linears, levels_text(config.levels)
+            )
         return model
 
     def build_criterion(self, cfg: Any) -> Any:

@@ -2,7 +2,8 @@
 
     trainer = Trainer(model, args, ..., callbacks=[PrecisionCallback()])
 
-This trains at [8,4,8,8] with stash="all"; ``PrecisionCallback("[4,3,3,8] [8,4,4,8]", rise_at=0.8)`` has a schedule.
+This trains as ``dsq.DynamicPrecision(model)`` does; ``PrecisionCallback("[4,3,3,8] [8,4,4,8]", rise_at=0.8)`` has a
+schedule.
 The model is converted when training begins, the scheduler gets the ``eval_loss`` of every evaluation, and checkpoints
 hold the level, so ``trainer.train(resume_from_checkpoint=True)`` resumes at it. The config.json of a saved model holds
 its precision:

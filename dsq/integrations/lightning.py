@@ -2,7 +2,8 @@
 
     trainer = lightning.Trainer(..., callbacks=[PrecisionCallback()])
 
-This trains at [8,4,8,8] with stash="all"; ``PrecisionCallback("[4,3,3,8] [8,4,4,8]", rise_at=0.8)`` has a schedule.
+This trains as ``dsq.DynamicPrecision(model)`` does; ``PrecisionCallback("[4,3,3,8] [8,4,4,8]", rise_at=0.8)`` has a
+schedule.
 The module is converted when fitting is set up, the scheduler gets the monitored loss of each validation, and
 checkpoints hold the level, so ``trainer.fit(module, ckpt_path="last")`` resumes at it.
 

@@ -6,7 +6,7 @@ graphs of torch.compile it does nothing: a partitioner packs there (dsq/stash/co
 
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, cast
@@ -77,7 +77,9 @@ class Interception(TorchFunctionMode):
         super().__init__()
         self.stash, self.rules, self.policy = stash, rules, policy
         self.graph_bits = None if policy is None else policy.graph_bits()
-        self.levels: tuple[str, ...] = ()  #: of the policies that are entered; () before a checkpoint
+        self.entered: tuple[tuple[Controller, nn.Module], ...] = ()  #: policies; () before a checkpoint
+        #: of their models at the forward's end, a first one of which may decide "auto": its checkpoints share the list
+        self.levels: list[str] = []
         self.segments: list[tuple[Any, list[Any]]] = []  #: of checkpoints that run, outer first, and exact inputs
 
     @not_compiled_alone
@@ -135,24 +137,23 @@ class Interception(TorchFunctionMode):
         self.segments = [(other, inputs) for other, inputs in self.segments if is_open(other)]
         if segment is not None and not is_wrapped(segment, recompute_at_level):
             self.stash.enter_segment(None)
-            self.levels = self.levels or levels_now(RUNNING.entered.items())
-            recompute_under(segment, recompute_at_level, tuple(RUNNING.entered.items()), self.levels)
+            if not self.entered:
+                self.entered = tuple(RUNNING.entered.items())
+                self.levels += levels_now(self.entered)
+            recompute_under(segment, recompute_at_level, self.entered, self.levels)
             inputs = exact_inputs(segment)
             if code_inputs(segment, lambda x: self.stash.code(x, "boundary")):
                 self.segments.append((segment, inputs))
         self.stash.enter_segment(segment)
 
 
-Entered = Collection[tuple[Controller, nn.Module]]  #: policies and the models whose forwards they are in
-
-
-def levels_now(entered: Entered) -> tuple[str, ...]:
+def levels_now(entered: Iterable[tuple[Controller, nn.Module]]) -> list[str]:
     """Return the level of each policy's model."""
-    return tuple(policy.level(module) for policy, module in entered)
+    return [policy.level(module) for policy, module in entered]
 
 
 def recompute_at_level(
-    entered: tuple[tuple[Controller, nn.Module], ...], levels: tuple[str, ...], run: Callable[..., Any], *args: Any
+    entered: tuple[tuple[Controller, nn.Module], ...], levels: list[str], run: Callable[..., Any], *args: Any
 ) -> Any:
     """Recompute a segment of a checkpoint under the policies of its forward; RuntimeError at another level."""
     refuse_other_level(levels_now(entered), levels)
@@ -192,10 +193,12 @@ class RulePolicy(Controller):
         if not recomputing:
             self.latest, self._latest_level = stash, level
         RUNNING.stashes.append(stash)
+        mode = Interception(stash, self.rules, self)
         try:
-            with Interception(stash, self.rules, self):
+            with mode:
                 yield
         finally:
+            mode.levels[:] = levels_now(mode.entered)
             RUNNING.stashes.pop()
             stash.end_forward()
 

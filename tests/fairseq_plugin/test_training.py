@@ -57,7 +57,7 @@ def test_log_shows_the_cost_to_expect_the_level_and_its_change(trained: Path) ->
         "DSQ level 0 [2,2,2,16] -> 1 [16,4,4,16] at update 2: no better validation loss in 1 validations"
     ]
     assert [line.split("dsq_level=")[1][0] for line in lines if "dsq_level=" in line] == ["0", "0", "1"]
-    assert f"DSQ: {LINEARS} linears converted, levels {LEVELS}" in lines
+    assert f"DSQ simulation: {LINEARS} linears converted, levels {LEVELS}" in lines
     (cost,) = [line for line in lines if line.startswith("DSQ cost to expect")]
     assert "arithmetic 0.0148 at [2,2,2,16], 0.0983 at [16,4,4,16], 0.0148 to 0.0983 in all; DRAM 0." in cost
 

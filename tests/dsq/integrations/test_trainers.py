@@ -323,7 +323,8 @@ def test_lightning_tests_a_checkpoint_at_its_level():
 def test_every_callback_takes_the_same(trainer):
     callback = partial(callback_for, trainer)
     advised = dsq.DSQConfig("[8,4,8,8]", stash="all")
-    assert callback().config == callback(advised).config == callback("[8,4,8,8]").config == advised
+    assert callback(advised).config == callback("[8,4,8,8]").config == advised
+    assert callback().config == dsq.DSQConfig()
     whole = dsq.DSQConfig(LEVELS, rise_at=0.8, stash="linears")
     assert callback(LEVELS, rise_at=0.8, stash="linears").config == callback(whole).config == whole
     assert dsq.DynamicPrecision(Net(), LEVELS, 100, rise_at=0.8, stash="linears").config == whole

@@ -1,0 +1,168 @@
+"""The levels of a DynamicPrecision that no one named: decided at the first training forward, for good."""
+
+import contextlib
+import copy
+import json
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+import dsq
+from dsq import dynamic as dynamic_precision
+
+X = torch.randn(4, 24, 32, generator=torch.Generator().manual_seed(0))
+SAVING, SIMULATION = "[-,4,-,-]", "[8,4,8,8]"
+
+
+class Model(nn.Module):
+    """Layers behind a norm; ``autocasts`` as accelerate does, inside of the call; ``segments`` are checkpoints."""
+
+    def __init__(self, autocasts=False, segments=False):
+        super().__init__()
+        self.norm, self.layers = nn.LayerNorm(32), nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+        self.autocasts, self.segments = autocasts, segments
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16) if self.autocasts else contextlib.nullcontext():
+            x = checkpoint(self.norm, x, use_reentrant=False) if self.segments else self.norm(x)
+            return checkpoint(self.layers, x, use_reentrant=False) if self.segments else self.layers(x)
+
+
+def autocast():
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def step(run):
+    run(X).square().mean().backward()
+
+
+def levels(dynamic):
+    return dynamic.config.as_dict()["levels"]
+
+
+@pytest.fixture(autouse=True)
+def _no_units(monkeypatch):
+    monkeypatch.setattr(dynamic_precision, "multiplies_bfloat16", lambda device: False)
+
+
+def test_saved_tensors_alone_are_packed_under_autocast_and_where_the_device_multiplies_bfloat16(monkeypatch):
+    decided = []
+    for context, inside in ((contextlib.nullcontext, False), (autocast, False), (contextlib.nullcontext, True)):
+        dynamic = dsq.DynamicPrecision(Model(inside))
+        model = dynamic.model
+        with context():
+            step(model.eval())
+            with torch.no_grad():
+                model.train()(X)
+            assert dynamic.config.undecided
+            step(model)
+        decided.append(str(dynamic.scheduler.precision))
+        step(model)
+        assert dynamic.metrics()["dsq/simulation"] == float(decided[-1] == SIMULATION)
+        assert not any(module._forward_pre_hooks for module in dsq.converted(model).values())
+    assert decided == [SIMULATION, SAVING, SAVING]
+    monkeypatch.setattr(dynamic_precision, "multiplies_bfloat16", lambda device: device.type == "cpu")
+    dynamic = dsq.DynamicPrecision(Model())
+    step(dynamic.model)
+    assert repr(dynamic) == "DynamicPrecision([-,4,-,-], saving, level 1 of 1, 0 updates)"
+    assert {str(layer.quantizers.precision) for layer in dsq.converted(dynamic.model).values()} == {
+        "[- - | - - | - snvint4]"
+    }
+
+
+@pytest.mark.parametrize(
+    "options", [{"config": SIMULATION}, {"attention": True}, {"format": "bfp"}, {"rounding": "stochastic"}]
+)
+def test_who_names_levels_or_how_products_are_made_gets_them(options):
+    dynamic = dsq.DynamicPrecision(Model(), **options)
+    before = dynamic.config
+    with autocast():
+        step(dynamic.model)
+    assert dynamic.config == before
+    assert str(before.levels[0]) == SIMULATION
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_compiler_traces_one_graph_in_which_the_levels_are_decided(inside):
+    torch.compiler.reset()
+    counters.clear()
+    dynamic = dsq.DynamicPrecision(Model(inside), stash="linears")
+    run = torch.compile(dynamic.model, backend="aot_eager", fullgraph=True)
+    for _ in range(3):
+        with contextlib.nullcontext() if inside else autocast():
+            step(run)
+        dynamic.record()
+    assert levels(dynamic) == [SAVING]
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_a_resumed_run_keeps_what_it_began_with():
+    first = dsq.DynamicPrecision(Model())
+    undecided = json.loads(json.dumps(first.state_dict()))
+    with autocast():
+        step(first.model)
+    first.record(3)
+    with warnings.catch_warnings(action="error"):
+        for config in (None, SAVING):
+            resumed = dsq.DynamicPrecision(Model(), config)
+            resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
+            step(resumed.model)
+            assert levels(resumed) == [SAVING]
+            assert resumed.scheduler.updates == 3
+        again = dsq.DynamicPrecision(Model())
+        again.load_state_dict(undecided)
+        step(again.model)
+    assert levels(again) == [[8, 4, 8, 8]]
+    assert levels(dsq.DynamicPrecision(first.model)) == ["auto"]  # a second trainer's
+
+
+def test_checkpoints_of_the_first_forward_are_recomputed_at_the_level_that_it_decides():
+    gradients = []
+    for options in ({"config": SAVING}, {}):
+        torch.manual_seed(0)
+        dynamic = dsq.DynamicPrecision(Model(segments=True), **options)
+        with autocast():
+            loss = dynamic.model(X).square().mean()
+        loss.backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in dynamic.model.parameters()]))
+    assert torch.equal(*gradients)
+
+
+def test_a_report_decides_nothing_and_a_check_compares_what_trains():
+    dynamic = dsq.DynamicPrecision(Model())
+    with autocast():
+        assert dsq.report(dynamic.model, X).mode == "undecided"
+        assert dynamic.config.undecided
+        check = dynamic.check(lambda: dynamic.model(X).square().mean())
+        assert check.error == check.of_stash > 0
+        assert "saving: products are the trainer's" in str(dsq.report(dynamic.model, X))
+
+
+def test_copies_pickles_and_former_schedules_leave_the_model_alone():
+    dynamic = dsq.DynamicPrecision(Model(), stash="linears")
+    copied = pickle.loads(pickle.dumps(dynamic))
+    for model in (copied.model, pickle.loads(pickle.dumps(dynamic.model))):
+        step(model)
+    assert dynamic.config.undecided
+    copied.record()
+    assert levels(copied) == [[8, 4, 8, 8]]
+    ema = copy.deepcopy(dynamic.model)
+    dsq.unconvert(dynamic.model)
+    assert not any(module._forward_pre_hooks for module in dynamic.model.modules())
+    explicit = dsq.DynamicPrecision(dynamic.model, "[4,4,4,8]")
+    with autocast():
+        step(dynamic.model)
+        step(ema)
+        dynamic.record()
+    assert explicit.model.layers[0].quantizers.precision == dsq.Precision(4, 4, 4, 8)
+
+
+def test_a_model_without_products_saves():
+    with pytest.warns(UserWarning, match="no product to convert"):
+        dynamic = dsq.DynamicPrecision(nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU()))
+    assert levels(dynamic) == [SAVING]
