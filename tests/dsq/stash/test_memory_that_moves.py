@@ -10,7 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import dsq
+from dsq.stash.bfp import BlockCodec, _formats
 from dsq.stash.controller import run_under
+from dsq.stash.saved_forms import read, split
+from dsq.stash.stash import Stash
 from tests.dsq.gradients import error, gradient
 
 LEVELS = "[16,16,16,16]"
@@ -175,3 +178,33 @@ def test_the_mode_that_allows_mutation_of_saved_tensors_changes_no_gradient():
     expected = gradient(gated, x)
     with torch.autograd.graph.allow_mutation_on_saved_tensors():
         assert error(gradient(gated, x), expected) < 0.05  # layers pack an input of their own under a mode
+
+
+def value(form):
+    return read(*split((form,)))[0][0]
+
+
+def test_memory_that_was_given_away_is_read_anew_each_time():
+    """Also what was given away inside a checkpoint's segment, and cached outside of it."""
+    stash = Stash(BlockCodec(_formats(dsq.BFP(8))))
+    given, cached = (torch.full((32, 64), 1.0) for _ in range(2))
+    before = [stash.code(cached, "boundary"), stash.copy(cached)]
+    assert stash.code(cached, "boundary").tensors is before[0].tensors
+    stash.enter_segment(object())
+    for x in (given, cached):
+        stash.never_cache(x)
+    stash.enter_segment(None)
+    for x in (given, cached):
+        for number in (2.0, 3.0):
+            x.data.fill_(number)
+            assert [float(value(form).mean()) for form in (stash.code(x, "boundary"), stash.copy(x))] == [number] * 2
+    assert [float(value(form).mean()) for form in before] == [1.0, 1.0]
+
+
+def test_only_the_version_that_was_passed_to_leave_exact_stays_exact():
+    stash, x = Stash(BlockCodec(_formats(dsq.BFP(4)))), torch.randn(32, 64)
+    x.add_(1)
+    stash.leave_exact(x)
+    assert stash.code(x, "boundary") is x
+    x.add_(1)
+    assert stash.code(x, "boundary") is not x
