@@ -73,8 +73,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
 
 
 def multiply(layer: Quantized, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return ``linear`` at the level of ``layer``, or ``F.linear`` if the layer evaluates in floating point."""
-    if layer.evaluates_plain:
+    """Return ``linear`` at the level of ``layer``, or ``F.linear`` if the layer evaluates in floating point.
+
+    ``F.linear`` also if only x is to be packed, in a graph that packs what it saves.
+    """
+    if layer.evaluates_plain or layer.packed_by_graph():
         return F.linear(x, weight, bias)
     if not torch.compiler.is_compiling() and (forward := codes_of_forward()) is not None and forward.calls is not None:
         count_call(forward.calls, weight)

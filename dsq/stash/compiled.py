@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from dsq.arguments import number
+from dsq.quantizers import Quantized
 from dsq.stash.controller import applied
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -50,6 +51,9 @@ def inductor_options(model: nn.Module, recomputed_products: float = 0.0) -> dict
 
     if policy.partitioner is None or policy.partitioner.recomputed_products != share:
         policy.partitioner = PackedPartitioner(partial(_bits, ref(policy)), share)
+    for module in model.modules():
+        if isinstance(module, Quantized):
+            module.graph_packs = True
     return {"custom_partitioner_fn": policy.partitioner} | _FUSION
 
 

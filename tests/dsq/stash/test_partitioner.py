@@ -318,6 +318,20 @@ def test_equal_blocks_share_a_graph_and_a_rise_compiles_once_more(stash_alone):
     assert error(gradient(model), exact) < 1e-6
 
 
+def test_a_level_that_quantizes_no_product_leaves_products_to_the_compiler():
+    """So that the partitioner packs and recomputes what it would of a model that was not converted."""
+    converted, stash_alone = blocks(), blocks()
+    dsq.convert(converted, "[-,4,-,-]")
+    dsq.stash.apply(stash_alone, "bfp", bits=4)
+    for model in (converted, stash_alone):
+        dsq.compile(model, recomputed_products=1, backend=divided)
+    exact = gradient(blocks())
+    errors = [error(gradient(model), exact) for model in (converted, stash_alone)]
+    assert 0 < errors[0] < 1.1 * errors[1]
+    graphs = [model._dsq_stash["bfp"].partitioner.graphs[0] for model in (converted, stash_alone)]
+    assert [tensor.bits for tensor in graphs[0]] == [tensor.bits for tensor in graphs[1]]
+
+
 def test_what_the_compiler_gives_back_packs_in_eager_mode():
     compiled, eager = blocks(), blocks()
     for model in (compiled, eager):
