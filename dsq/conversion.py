@@ -37,7 +37,15 @@ Model = TypeVar("Model", bound=nn.Module)
 #: the options of DSQConfig that take effect in ``convert`` alone
 _OPTIONS = ("exclude", "plain_ends", "tied", "stash", "attention", "adapters", "eval_full_precision")
 #: what ``convert`` and the forward set on a quantized layer
-_LAYER_FIELDS = ("quantizers_text", "eval_full_precision", "conversion", "graph_packs", "attending", "idle", "small_flops")
+_LAYER_FIELDS = (
+    "quantizers_text",
+    "eval_full_precision",
+    "conversion",
+    "graph_packs",
+    "attending",
+    "idle",
+    "small_flops",
+)
 #: of the model that ``convert`` was called with: the option ``stash``
 _ROOT = "_dsq_root"
 #: of a changed module: the changes that undo its conversion, in the order in which they were made

@@ -77,9 +77,12 @@ def multiply(layer: Quantized, x: Tensor, weight: Tensor, bias: Tensor | None) -
 
     ``F.linear`` also if only x is to be packed, in a graph that packs what it saves.
     """
-    if layer.evaluates_plain or layer.packed_by_graph():
+    if layer.eval_full_precision and not layer.training:
         return F.linear(x, weight, bias)
-    if not torch.compiler.is_compiling() and (forward := codes_of_forward()) is not None and forward.calls is not None:
+    if torch.compiler.is_compiling():
+        if layer.graph_packs and layer.quantizers.mode == "saving":
+            return F.linear(x, weight, bias)
+    elif (forward := codes_of_forward()) is not None and forward.calls is not None:
         count_call(forward.calls, weight)
         _hold_level(layer)
     if type(weight) not in (nn.Parameter, Tensor) and isinstance(weight, Tensor):

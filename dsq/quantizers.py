@@ -206,7 +206,7 @@ class Quantized:
     plain: ClassVar[type[nn.Module]]  #: the class before conversion: ``dsq.unconvert`` goes back to it
     quantizers_text: str  #: from which ``quantizers`` are read
     eval_full_precision: bool = False
-    graph_packs: bool = False  #: graphs are made by ``dsq.inductor_options``
+    graph_packs: bool = False  #: graphs, which ``dsq.inductor_options`` make, pack x themselves
     conversion: Mapping[str, Any] = MappingProxyType({})  #: the options of ``dsq.convert`` that it alone acts on
     training: bool
 
@@ -230,10 +230,6 @@ class Quantized:
     def evaluates_plain(self) -> bool:
         """Return whether a call now would multiply in floating point."""
         return self.eval_full_precision and not self.training
-
-    def packed_by_graph(self) -> bool:
-        """Return whether a compiler traces the layer into a graph that packs x itself, and no product is quantized."""
-        return torch.compiler.is_compiling() and self.graph_packs and self.quantizers.mode == "saving"
 
     def __prepare_scriptable__(self) -> None:
         """Refuse torch.jit.script, which asks each module for what stands for it."""

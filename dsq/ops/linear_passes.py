@@ -157,9 +157,10 @@ def check_present(weight: Tensor, shape: torch.Size) -> None:
     FSDP frees storages, DeepSpeed sets ``.data`` to nothing: both bring a weight back for its own layer's backward.
     """
     got = weight.untyped_storage().nbytes()
-    # the place of its last value: an expanded weight has fewer bytes than its shape says
-    last = weight.storage_offset() + sum((n - 1) * step for n, step in zip(weight.shape, weight.stride(), strict=True))
-    needed = (last + 1) * weight.itemsize if weight.numel() else 0
+    needed = weight.nbytes + weight.storage_offset() * weight.itemsize
+    if not weight.is_contiguous() and weight.numel():  # an expanded weight has fewer bytes than its shape says
+        steps = [(n - 1) * step for n, step in zip(weight.shape, weight.stride(), strict=True)]
+        needed = (weight.storage_offset() + sum(steps) + 1) * weight.itemsize
     if weight.shape != shape or got < needed:
         text = f"a weight of {tuple(shape)} must be there for its backward, got {tuple(weight.shape)} in {got} bytes"
         raise RuntimeError(f"{text}: it was freed since the forward, and not brought back")

@@ -91,7 +91,8 @@ def codes_of_forward() -> InputCodes | None:
 
 def input_codes() -> InputCodes | None:
     """Return the codes of the forward that this thread is in, or of the backward that recomputes a part of one."""
-    if (forward := codes_of_forward()) is not None:
+    forward = _SHARING.forward
+    if forward is not None and forward.open:
         return forward
     task = torch._C._current_graph_task_id()
     if task == -1:
@@ -103,7 +104,7 @@ def input_codes() -> InputCodes | None:
 
 def begin_forward(owner: object) -> None:
     """Begin the forward of ``owner`` if this thread is in none, or in one of its own that Ctrl-C left open."""
-    if codes_of_forward() is None or _owns(owner):
+    if _SHARING.forward is None or not _SHARING.forward.open or _owns(owner):
         _SHARING.owner, _SHARING.forward = ref(owner), InputCodes()
 
 

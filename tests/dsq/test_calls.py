@@ -44,7 +44,7 @@ def _integer_products(monkeypatch):
 
 # files: the cache of shared inputs is one of its own, as are a form, the cache of forms, their bytes, and the count of
 # calls; eight calls of "linears" bound the model's forward
-@pytest.mark.parametrize(("stash", "most", "files"), [("linears", 35, 11), ("all", 63, 19)])
+@pytest.mark.parametrize(("stash", "most", "files"), [("linears", 38, 11), ("all", 78, 19)])
 def test_one_linear(stash, most, files):
     found = calls(dsq.convert(nn.Sequential(nn.Linear(WIDTH, WIDTH)), dsq.DSQConfig("[4,4,4,8]", stash=stash)))
     assert 0 < found.total() <= most
@@ -53,5 +53,6 @@ def test_one_linear(stash, most, files):
 
 def test_a_block_with_the_whole_stash():
     block = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
-    # weights are copied for recomputed inputs, and checked in the backward; calls of a layer are counted
-    assert 0 < calls(dsq.convert(block, dsq.DSQConfig("[4,4,4,8]", stash="all"))).total() <= 233
+    # weights are copied for recomputed inputs, and checked in the backward; calls of a layer are counted; versions are
+    # read by a function, as an inference tensor has none
+    assert 0 < calls(dsq.convert(block, dsq.DSQConfig("[4,4,4,8]", stash="all"))).total() <= 271
