@@ -78,12 +78,13 @@ class Bfp(RulePolicy):
 
     def _q1(self, module: nn.Module) -> Format | None:
         layer = self.layer(module)
-        if layer is not None:
-            return layer.quantizers.q1
+        return self._q1_without_layers(module) if layer is None else layer.quantizers.q1
+
+    def _q1_without_layers(self, module: nn.Module) -> Format | None:
         return getattr(module, STASH_FORMAT, getattr(self.model, STASH_FORMAT, None))
 
     def level(self, module: nn.Module) -> str:
-        return super().level(module) or str(self._q1(module))
+        return super().level(module) or str(self._q1_without_layers(module))
 
     def codec(self, module: nn.Module) -> "BlockCodec":
         return BlockCodec(_formats(self.format_now(module)))

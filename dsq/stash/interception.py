@@ -208,7 +208,7 @@ class RulePolicy(Controller):
 
     def layer(self, module: nn.Module) -> Quantized | None:
         """Return a converted layer of ``module`` (the model, a copy or a part of it), else one of the model."""
-        for root in (module, self.model):
+        for root in (module,) if module is self.model else (module, self.model):
             for layer in root.modules():
                 if isinstance(layer, Quantized):
                     return layer
