@@ -4,9 +4,11 @@ those that exist for a while. Each term is a function whose docstring is its equ
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache, lru_cache
+from math import prod
+from typing import NamedTuple
 
 from dsq.costmodel.model.ledger import BATCH, BEFORE, RECOMPUTED, STATE_BITS, Stored
 from dsq.costmodel.model.methods import CostedPolicy, Setup
@@ -21,7 +23,7 @@ from dsq.costmodel.model.operations import (
     SavedTensor,
     Workload,
 )
-from dsq.costmodel.model.traffic import layout_bytes, tensors_of, widths_of
+from dsq.costmodel.model.traffic import layout_bytes, shape_of, tensors_of, widths_of
 from dsq.formats import WIDEST, Identity
 from dsq.stash_bits import MAX_EXACT_NUMEL
 
@@ -77,29 +79,37 @@ class SizedTensor:
 
 @dataclass(frozen=True)
 class OpBytes:
-    """Bytes of each operation of a group, whatever its neighbors have saved already."""
+    """Bytes of one operation, whatever its neighbors have saved already."""
 
     saved: tuple[SizedTensor, ...]
-    entering: float  #: of the operation's input; 0: it has none
-    in_codes: float  #: of that input as a recomputed layer saves it
-    added: float  #: of a bias of scores that is shared by all layers
-    made: float  #: of tensors that exist during the forward alone
-    temporary: float  #: of tensors that exist during the backward alone
+    input: float  #: of the operation's input; 0: it has none
+    coded_input: float  #: of that input as a recomputed layer saves it
+    shared_bias: float  #: of a bias of scores, which all layers share
+    forward_temporary: float  #: of tensors that exist during the forward alone
+    backward_temporary: float  #: of tensors that exist during the backward alone
     gradients: float
     result: float  #: of a product's y, with the logarithms of sums that a fused kernel saves
 
 
-@dataclass
+@dataclass(frozen=True)
 class LedgerEntry:
     """One operation of a step, with its bytes."""
 
     op: Operation
     layer: str  #: see layer_of
     op_bytes: OpBytes
-    saved: list[float] = field(default_factory=lambda: [0.0] * len(CATEGORIES))
-    entering: float = 0  #: bytes of the layer's inputs that a recomputed layer saves here
-    packed: list[float] = field(default_factory=list)  #: values of each tensor that is packed
-    recomputed: list[float] = field(default_factory=list)  #: values of each tensor that the backward recomputes
+    saved: tuple[float, ...]  #: by category, what no operation before saves
+    layer_input: float  #: of the layer's inputs that a recomputed layer saves here
+    packed: tuple[float, ...]  #: values of each tensor that is packed
+    recomputed: tuple[float, ...]  #: values of each tensor that the backward recomputes
+
+
+class Storage(NamedTuple):
+    """A saved tensor, as the operations that share it name it."""
+
+    name: str
+    coded: bool
+    nbytes: int
 
 
 def layer_of(op: Operation) -> str:
@@ -128,47 +138,44 @@ def by_policy(workload: Workload, policy: CostedPolicy | None) -> Workload:
 @lru_cache(maxsize=16)  # devices and ZeRO change nothing here
 def entries_of(
     workload: Workload, setup: Setup, policy: CostedPolicy | None = None, recompute: bool = False
-) -> list[LedgerEntry]:
+) -> tuple[LedgerEntry, ...]:
     """Return an entry for each operation of a step, in order."""
-    widths = widths_of(setup)
-    workload = by_policy(workload, policy)
+    widths, workload = widths_of(setup), by_policy(workload, policy)
     by_index = dict[int, OpBytes]()
     for group in workload.groups:
         by_index |= dict.fromkeys(group.members, _op_bytes(group, setup, policy, widths, recompute))
-    entries = []
-    seen: set[tuple[object, ...]] = set() if setup.autocast else {(False, BATCH)}  # the batch is there before the step
-    recomputed = recomputed_inputs(workload, policy) if policy and policy.bits else frozenset[str]()
+    storages, layer_inputs = set[Storage](), set[tuple[object, ...]]()
+    remade = recomputed_inputs(workload, policy) if policy and policy.bits else frozenset[str]()
     # of rounded inputs a router would choose other experts
     choosing = {layer_of(op) for op in workload.operations if op.kind == "expert gate"}
+    entries = []
     for index, op in enumerate(workload.operations):
-        entry = LedgerEntry(op, layer_of(op), by_index[index])
-        for tensor in entry.op_bytes.saved:
-            size, packed = tensor.saved_nbytes, tensor.packed_values
+        layer, op_bytes = layer_of(op), by_index[index]
+        saved, packed, recomputed = [0.0] * len(CATEGORIES), list[float](), list[float]()
+        for tensor in op_bytes.saved:
+            size, values = tensor.saved_nbytes, tensor.packed_values
             # experts save theirs
             stashed = tensor.category is Category.STASH and isinstance(op, Gemm) and op.weights == 1
-            if tensor.is_input and op.input in recomputed and (packed or stashed):
-                size, packed = 0.0, tensor.values
-                more = entry.op_bytes.entering * stashed  # x itself, recomputed where else its codes are read
-                entry.op_bytes = replace(entry.op_bytes, temporary=entry.op_bytes.temporary + more)
-            if _new(op, tensor, size, seen):
-                entry.saved[tensor.category] += size
-                if packed and not (recompute and entry.layer):
-                    (entry.packed if size else entry.recomputed).append(packed)
-        for key, size in _inputs(entry, entry.layer in choosing) if recompute and entry.layer else ():
-            if size and key not in seen:
-                seen.add(key)
-                entry.entering += size
-        entries.append(entry)
-    return entries
+            if tensor.is_input and op.input in remade and (values or stashed):
+                size, values = 0.0, tensor.values
+                more = op_bytes.input * stashed  # x itself, recomputed where else its codes are read
+                op_bytes = replace(op_bytes, backward_temporary=op_bytes.backward_temporary + more)
+            if _is_new(op, tensor, size, setup, storages):
+                saved[tensor.category] += size
+                if values and not (recompute and layer):
+                    (packed if size else recomputed).append(values)
+        inputs = _layer_inputs(op, layer, op_bytes, layer in choosing) if recompute and layer else {}
+        layer_input = sum(size for key, size in inputs.items() if key not in layer_inputs)
+        layer_inputs |= {key for key, size in inputs.items() if size}
+        entries.append(LedgerEntry(op, layer, op_bytes, tuple(saved), layer_input, tuple(packed), tuple(recomputed)))
+    return tuple(entries)
 
 
-def _inputs(entry: LedgerEntry, unrounded: bool) -> Iterator[tuple[tuple[object, ...], float]]:
-    """Yield inputs that a recomputed layer saves at this operation, (name, bytes); all layers share some of them."""
-    stack, entering = entry.layer.partition(".")[0], entry.op_bytes.entering if unrounded else entry.op_bytes.in_codes
-    yield (entry.layer,), entering
-    yield (stack, "added", entry.op_bytes.added), entry.op_bytes.added
-    if entry.op.input == ENCODER_OUT:
-        yield (stack, ENCODER_OUT), entering
+def _layer_inputs(op: Operation, layer: str, op_bytes: OpBytes, unrounded: bool) -> dict[tuple[object, ...], float]:
+    """Return the inputs that a recomputed layer saves at this operation, name -> bytes; all layers share some."""
+    stack, entering = layer.partition(".")[0], op_bytes.input if unrounded else op_bytes.coded_input
+    inputs = {(layer,): entering, (stack, "bias", op_bytes.shared_bias): op_bytes.shared_bias}
+    return inputs | ({(stack, ENCODER_OUT): entering} if op.input == ENCODER_OUT else {})
 
 
 def recomputed_inputs(workload: Workload, policy: CostedPolicy) -> frozenset[str]:
@@ -187,14 +194,12 @@ def recomputed_inputs(workload: Workload, policy: CostedPolicy) -> frozenset[str
     return frozenset(names - {""})
 
 
-def _new(op: Operation, tensor: SizedTensor, size: float, seen: set[tuple[object, ...]]) -> bool:
-    """Return whether no operation before saves this very tensor."""
-    name = tensor.name(op)
-    if not name:
-        return True
-    key = (tensor.stored.name == "stash" or bool(tensor.packed_values), name, int(size))
-    there = key in seen or key[:2] in seen
-    seen.add(key)
+def _is_new(op: Operation, tensor: SizedTensor, size: float, setup: Setup, storages: set[Storage]) -> bool:
+    """Return whether no operation before saves this very tensor, nor is it the batch; add it to the storages."""
+    storage = Storage(tensor.name(op), tensor.stored.name == "stash" or bool(tensor.packed_values), int(size))
+    batch = storage.name == BATCH and not storage.coded and not setup.autocast  # which casts it
+    there = storage.name and (storage in storages or batch)
+    storages.add(storage)
     return not there
 
 
@@ -215,11 +220,11 @@ def _op_bytes(
         forward, backward = forward + (entering.nbytes if entering else 0.0) + backward, 0.0
     return OpBytes(
         saved=saved,
-        entering=entering.nbytes if entering else 0.0,
-        in_codes=_coded_input_bytes(entering, policy),
-        added=_shared_bias_bytes(op, tensors),
-        made=forward,
-        temporary=backward,
+        input=entering.nbytes if entering else 0.0,
+        coded_input=_coded_input_bytes(entering, policy),
+        shared_bias=_shared_bias_bytes(op, tensors),
+        forward_temporary=forward,
+        backward_temporary=backward,
         gradients=_gradient_bytes(op),
         result=_result_bytes(tensors),
     )
@@ -299,11 +304,14 @@ def _cast_gradient_bytes(op: Operation, setup: Setup) -> float:
 
 
 def _operand_bytes(op: Operation, setup: Setup) -> float:
-    """M (K + N) container bits / 8: codes are multiplied as 16-bit copies of both operands."""
-    codes = not isinstance(setup.format, Identity) and setup.container_bits < WIDEST
-    if not (isinstance(op, Gemm) and op.quantized and op.weight and codes):
+    """M (K [the stash is codes] + N [dy is rounded]) container bits / 8: codes are multiplied as 16-bit copies, beside
+    a dy in floating point as copies of the container."""
+    if not (isinstance(op, Gemm) and op.quantized and op.weight):
         return 0.0
-    return op.M * (op.K + op.N) * setup.container_bits / 8
+    rounded = not isinstance(setup.operands["dy_for_dw"], Identity)
+    if rounded and setup.container_bits == WIDEST:
+        return 0.0
+    return op.M * (op.K * setup.stash.packs + op.N * rounded) * setup.container_bits / 8
 
 
 def _gradient_bytes(op: Operation) -> float:
@@ -325,7 +333,7 @@ def _ledger_tensors(
     op = group.operation
     for stored in tensors_of(group, setup):
         nbytes = float(stored.times * layout_bytes(group, stored, setup, widths))
-        values = nbytes * 8 / (widths[stored.width] or 1)
+        values = float(stored.times * prod(shape_of(group, stored)))
         tensor = _sized(op, stored, nbytes, values, policy)
         # autocast casts x for each product that reads it
         shared = isinstance(op, Gemm) and stored.name in ("x", "stash") and not (setup.autocast and op.stream)
@@ -360,7 +368,7 @@ def _saved(
             yield replace(traced, is_input=bool(tensor and tensor.is_input), trace=index)
     roles = {trace.role for trace in op.saves}
     for tensor in saved:
-        copy = tensor.stored.width.startswith("q") or tensor.stored.width == "cast"
+        copy = tensor.stored.width in ("q1", "cast")
         if copy or tensor.category is Category.PARAMETERS or {tensor.stored.name} - roles == {"logsumexp"}:
             yield tensor
 
@@ -385,4 +393,4 @@ def _category(op: Operation, stored: Stored) -> Category:
         return Category.LOGITS
     if stored.name == "w" and isinstance(op, Gemm) and op.weight:
         return Category.PARAMETERS  # autocast's copy
-    return Category.STASH if stored.width.startswith("q") else Category.ACTIVATIONS
+    return Category.STASH if stored.width == "q1" else Category.ACTIVATIONS

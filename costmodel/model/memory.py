@@ -124,7 +124,9 @@ def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Bytes, 
     for index, entry in enumerate(entries):
         if method.recompute and entry.layer:
             entering[index] = 0
-            entering[index, Category.ACTIVATIONS] = entry.entering + entry.op_bytes.result * (entry.op.name in results)
+            entering[index, Category.ACTIVATIONS] = entry.layer_input + entry.op_bytes.result * (
+                entry.op.name in results
+            )
             if index and entry.layer == entries[index - 1].layer:
                 starts[index] = starts[index - 1]
     none = np.zeros((1, len(CATEGORIES)))
@@ -134,16 +136,18 @@ def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Bytes, 
     gradients = sum(entry.op_bytes.gradients for entry in entries) * method.accumulates
     # the 16-bit copy that a weight of few bits is multiplied as
     widened = np.array([2.0 * entry.op.parameters * is_base(entry.op, method) for entry in entries])
-    sums = [entry.op_bytes.made for entry in entries if entry.op.kind == "residual"] if method.stash else []
+    sums = (
+        [entry.op_bytes.forward_temporary for entry in entries if entry.op.kind == "residual"] if method.stash else []
+    )
     frames = FRAMES * max(sums, default=0.0)  # where nothing is packed, the graph holds these anyway
-    extra = [(gradients, entry.op_bytes.made + frames * bool(entry.layer)) for entry in entries]
+    extra = [(gradients, entry.op_bytes.forward_temporary + frames * bool(entry.layer)) for entry in entries]
     extra += _backward_moments(entries, method, gradients)
     rows[:, Category.GRADIENTS], rows[:, Category.TEMPORARY] = np.array([*extra, (extra[-1][0], 0.0)]).T
     rows[:-1, Category.TEMPORARY] += np.concatenate([widened, widened[::-1]])
     return tuple(entry.op.name for entry in entries), rows, left[-1]
 
 
-def _backward_moments(entries: list[LedgerEntry], method: Method, gradients: float) -> list[tuple[float, float]]:
+def _backward_moments(entries: tuple[LedgerEntry, ...], method: Method, gradients: float) -> list[tuple[float, float]]:
     """Gradients of parameters, and what is there for a while, in each backward, the last operation's first."""
     moments = []
     new = waiting = stream = encoder_gradient = 0.0
@@ -153,12 +157,12 @@ def _backward_moments(entries: list[LedgerEntry], method: Method, gradients: flo
         if op.name.startswith("encoder."):
             encoder_gradient = 0.0
         if op.kind == "residual":
-            stream = op_bytes.made  # the gradient that passes by the branch
+            stream = op_bytes.forward_temporary  # the gradient that passes by the branch
         if op.kind != "tied":  # there the gradient of the table still waits
             new = op_bytes.gradients if method.accumulates and method.zero < 2 else 0.0  # ZeRO-2 adds shards
         gradients = (0 if method.in_backward else gradients) + (0 if method.accumulates else op_bytes.gradients)
         concurrent = waiting + encoder_gradient + new + (stream if entry.layer else 0.0)
-        moments.append((gradients, op_bytes.temporary + concurrent))
+        moments.append((gradients, op_bytes.backward_temporary + concurrent))
         if isinstance(op, Gemm) and op.tied:  # waits for the gradient of the embedding
             word = method.setup.container_bits if method.zero == 3 else STATE_BITS  # FSDP's mixed precision
             waiting += op.K * op.N * word / 8

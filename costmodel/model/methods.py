@@ -35,13 +35,37 @@ class Setup:
         return self.container or (MAX_PACKED_BITS if max(self.precision) <= MAX_PACKED_BITS else WIDEST)
 
     @cached_property
-    def operands(self) -> dict[str, Format] | None:
-        """The formats of a level that names them, by the operand's name in dsq.operands; None of four widths."""
-        if not self.precision.text:
-            return None
-        specs = self.precision.operands_with(self.min_weight_bits).with_family(lambda bits: at_width(self.format, bits))
-        plain = Identity(self.container_bits)
-        return {name: spec.resolved or plain for name, spec in specs._asdict().items()}
+    def operands(self) -> dict[str, Format]:
+        """The format of each operand of a linear layer and of dx, by its name in dsq.operands; of "-" floats of the
+        container."""
+        q = self.precision
+        if q.text:
+            specs = q.operands_with(self.min_weight_bits).with_family(lambda bits: at_width(self.format, bits))
+            floats = Identity(self.container_bits)
+            return {name: spec.resolved or floats for name, spec in specs._asdict().items()}
+        widths = {"x": q.q0, "w": q.q0, "dy_for_dx": q.q2, "w_for_dx": max(q.q1, min(q.q0, self.min_weight_bits))}
+        widths |= {"dy_for_dw": q.q3, "x_for_dw": q.q1, "dx": q.q3}
+        return {name: at_width(self.format, bits) for name, bits in widths.items()}
+
+    @cached_property
+    def product_operands(self) -> dict[str, Format]:
+        """The same of a product of two activations: of four widths both gradients read Q2(dy) and Q1."""
+        linear = self.operands
+        widths = {"dy_for_dw": linear["dy_for_dx"], "w_for_dx": linear["x_for_dw"]}
+        return linear if self.precision.text else linear | widths
+
+    @property
+    def stash(self) -> Format:
+        """The format in which a converted layer saves its input; one that does not pack saves the input itself."""
+        return self.operands["x_for_dw"]
+
+    @property
+    def mode(self) -> str:
+        """The use of dsq: "simulation" if a product has a quantized operand or result, "saving" if the stash alone is
+        packed; empty: neither."""
+        if any(fmt.quantizes for name, fmt in self.operands.items() if name != "x_for_dw"):
+            return "simulation"
+        return "saving" if self.stash.packs else ""
 
     def __str__(self) -> str:
         return self.precision.text or f"{self.format.name} {self.precision}"
@@ -212,6 +236,11 @@ class Method(Training):
     in_flight: int = 1  #: micro-batches whose forward is saved at once, by the first stage of a pipeline
     accumulates: bool = False  #: gradients of earlier micro-batches are there, and each new one beside its sum
     trusted: bool = True  #: trainings support it (docs/evidence.md); else a table shows it, and no advice names it
+
+    @property
+    def mode(self) -> str:
+        """See Setup.mode: a policy of dsq.stash saves as well."""
+        return self.setup.mode or ("saving" if self.stash and self.stash.bits else "")
 
     def shared_by(self, stage: int) -> int:
         """Number of devices that share what ZeRO shares from this stage on (1 also the update)."""

@@ -16,9 +16,9 @@ from math import prod
 
 from dsq.costmodel.model import ledger
 from dsq.costmodel.model.ledger import BACKWARD, BEFORE, FOR_GRADIENT, STATE_BITS, UPDATE, Stored
-from dsq.costmodel.model.methods import Setup, at_width
+from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Group, Pointwise, Workload
-from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity, Layout
+from dsq.formats import WIDEST, Format, Identity, Layout
 
 #: the operand of Gemm.on_chip -> its shape
 _ON_CHIP = {"x": "MK", "y": "MN", "": ""}
@@ -44,14 +44,13 @@ def transfers(workload: Workload, setup: Setup) -> list[Transfer]:
 
 
 def widths_of(setup: Setup) -> dict[str, int]:
-    """int of each width a stored tensor may have."""
+    """Bits of each width that a stored tensor may have; a stash (q1) has its scales besides."""
     container = setup.container_bits
-    widths = {f"q{i}": bits for i, bits in enumerate(setup.precision)}
+    widths = {"q1": setup.stash.bits, "a": container, "w": container, "r": WIDEST if setup.autocast else container}
+    widths |= {"state": STATE_BITS, "ids": ledger.ID_BITS, "mask": ledger.MASK_BITS}
     widths["cast"] = STATE_BITS if container < STATE_BITS else 0
     widths["narrow"] = container if container < STATE_BITS and not setup.autocast else 0
-    widths["r"] = WIDEST if setup.autocast else container
-    always = {"state": STATE_BITS, "ids": ledger.ID_BITS, "mask": ledger.MASK_BITS}
-    return widths | always | {"a": container, "w": container}
+    return widths
 
 
 def tensors_of(group: Group, setup: Setup) -> list[Stored]:
@@ -62,7 +61,7 @@ def tensors_of(group: Group, setup: Setup) -> list[Stored]:
         if setup.autocast:  # which computes softmax in fp32
             op = replace(op, upcasts=True)
     else:
-        listed, on_chip = ledger.of_gemm(op, packs=not isinstance(setup.format, Identity)), _ON_CHIP[op.on_chip]
+        listed, on_chip = ledger.of_gemm(op, packs=setup.stash.packs), _ON_CHIP[op.on_chip]
         if setup.autocast and op.weight:
             listed = ledger.under_autocast(op, listed)
     listed = ledger.of_width(op.container, listed) if op.container else listed
@@ -72,32 +71,25 @@ def tensors_of(group: Group, setup: Setup) -> list[Stored]:
 
 def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -> int:
     """Bytes of one such tensor."""
-    outer, rows, columns = _shape(group, stored)
-    bits = widths[stored.width]
-    if not stored.width.startswith("q"):
-        return outer * rows * columns * bits // 8
-    return at_width(setup.format, bits).nbytes(Layout(outer, rows, columns, along_rows=True))
-
-
-def stash_bytes(gemm: Gemm, setup: Setup) -> int:
-    """Bytes that a converted layer keeps of its input for the backward; of floats the input itself."""
-    if isinstance(setup.format, Identity):
-        return gemm.batch * gemm.M * gemm.K * setup.container_bits // 8
-    fmt = setup.operands["x_for_dw"] if setup.operands else at_width(setup.format, setup.precision.q1)
-    return fmt.nbytes(Layout(gemm.batch, gemm.M, gemm.K, along_rows=True))
+    shape = shape_of(group, stored)
+    if stored.width == "q1":
+        return setup.stash.nbytes(Layout(*shape, along_rows=True))
+    return prod(shape) * widths[stored.width] // 8
 
 
 def total_stash_bytes(workload: Workload, setup: Setup) -> int:
-    """Bytes stashed by all converted linear layers together; a shared input counts once."""
-    total = 0
+    """Bytes that all converted linear layers save of their inputs; a shared input counts once. Of floats the input
+    itself."""
+    total, widths = 0, widths_of(setup)
     for group in workload.groups:
         op = group.operation
-        if isinstance(op, Gemm) and op.quantized and op.weight and op.w_grad and group.owner:
-            total += group.count * stash_bytes(op, setup)
+        if isinstance(op, Gemm) and op.quantized and op.trains and group.owner:
+            inputs = [stored for stored in tensors_of(group, setup) if stored.saved and stored.name in ("stash", "x")]
+            total += group.count * sum(layout_bytes(group, stored, setup, widths) for stored in inputs)
     return total
 
 
-def _shape(group: Group, stored: Stored) -> tuple[int, int, int]:
+def shape_of(group: Group, stored: Stored) -> tuple[int, int, int]:
     """(outer, rows, columns)."""
     op = group.operation
     if isinstance(op, Gemm):
@@ -116,16 +108,13 @@ def _shape(group: Group, stored: Stored) -> tuple[int, int, int]:
 
 def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -> list[Transfer]:
     op = group.operation
-    count, bits = group.count * stored.times, widths[stored.width]
-    size, values = count * layout_bytes(group, stored, setup, widths), count * prod(_shape(group, stored))
+    count = group.count * stored.times
+    size, values = count * layout_bytes(group, stored, setup, widths), count * prod(shape_of(group, stored))
     moved = []
     if stored.own and (stored.written != UPDATE or op.kind == "adam"):  # which writes the parameters of the others
-        there = True
-        if stored.width.startswith("q"):  # above 16 bits dsq keeps x itself, and a shared input is stashed once
-            there = bits <= MAX_PACKED_BITS and (group.owner or stored.name != "stash")
-        elif stored.width == "w":  # where the container has 32 bits, the master weights serve
-            there = bits < WIDEST
-        if there:
+        shared = stored.name == "stash" and not group.owner  # an input is stashed once
+        # where the container has 32 bits, the master weights serve
+        if not shared and (stored.width != "w" or setup.container_bits < WIDEST):
             moved.append(Transfer(group, stored.name, stored.written, "write", size, values))
     for read in stored.reads:
         gradient = FOR_GRADIENT.get(read)
@@ -168,29 +157,21 @@ class CostedMatMul:
 
 def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
     """Every matrix product of one training step."""
-    q, container = setup.precision, setup.container_bits
     listed = []
     for group in workload.groups:
         op = group.operation
         if not isinstance(op, Gemm):
             continue
-        w = max(q.q1, min(q.q0, setup.min_weight_bits)) if op.weight else q.q1
-        pairs = [("forward", q.q0, q.q0)]
-        pairs += [("dx", q.q2, w)] if op.x_grad else []
-        pairs += [("dw", q.q3 if op.weight else q.q2, q.q1)] if op.w_grad else []
-        pairs += [("recompute", q.q0, q.q0)] * op.recompute
-        for name, m1, m2 in pairs:
-            floats = WIDEST if op.container else container
-            if op.quantized and setup.operands:
-                first, second = (setup.operands[operand] for operand in _OPERANDS[name])
-            else:
-                fmt, *widths = (setup.format, m1, m2) if op.quantized else (Identity(), floats, floats)
-                first, second = (at_width(fmt, bits) for bits in widths)
+        operands = setup.operands if op.weight else setup.product_operands
+        floats = Identity(WIDEST if op.container else setup.container_bits)
+        names = ["forward", *["dx"] * op.x_grad, *["dw"] * op.w_grad, *["recompute"] * op.recompute]
+        for name in names:
+            first, second = (operands[operand] if op.quantized else floats for operand in _OPERANDS[name])
             listed.append(CostedMatMul(group, op, name, first, second))
     return listed
 
 
-#: operands of each product, as a level that names formats has them
+#: operands of each product, by their names in dsq.operands
 _OPERANDS = {"forward": ("x", "w"), "dx": ("dy_for_dx", "w_for_dx"), "dw": ("dy_for_dw", "x_for_dw")}
 _OPERANDS["recompute"] = _OPERANDS["forward"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dsq.arguments import whole_number
 from dsq.command import read_toml
-from dsq.costmodel.model.methods import Setup, at_width
+from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Workload
 from dsq.costmodel.model.traffic import mac_cost
 from dsq.formats import SCALE_BITS, WIDEST, FixedPoint, Format
@@ -27,12 +27,16 @@ MATMULS: list[list[str]] = _DATA["matmuls"]
 FITTED: dict[str, dict[str, str]] = _DATA["fitted"]  #: "arith", "dram" -> setup -> the assumption that it chose
 
 
-def stored_bits(bits: int, template: Format) -> float:
+#: the operand, by its name in dsq.operands, whose format each of the paper's widths is
+_OPERAND = {"q0": "x", "q1": "x_for_dw", "q2": "dy_for_dx", "q3": "dy_for_dw"}
+
+
+def stored_bits(fmt: Format) -> float:
     """Bits a value takes in DRAM: ceil((block * m + scale) / 64) * 64 / block where the format has blocks, else m."""
-    if not template.block_size:
-        return bits
-    words = -(-(template.block_size * bits + SCALE_BITS) // WORD_BITS)
-    return words * WORD_BITS / template.block_size
+    if not fmt.block_size:
+        return fmt.bits
+    words = -(-(fmt.block_size * fmt.bits + SCALE_BITS) // WORD_BITS)
+    return words * WORD_BITS / fmt.block_size
 
 
 def dram(workload: Workload, setup: Setup) -> float:
@@ -41,14 +45,14 @@ def dram(workload: Workload, setup: Setup) -> float:
     if not layers:
         raise ValueError(f"workload {workload.name!r} has no linear layer, which alone the paper's accounting costs")
     values = [sum(_values(gemm, shape) for gemm in layers) for shape, _ in TENSORS]
-    stored = [stored_bits(getattr(setup.precision, width), setup.format) for _, width in TENSORS]
+    stored = [stored_bits(setup.operands[_OPERAND[width]]) for _, width in TENSORS]
     bits = sum(count * width for count, width in zip(values, stored, strict=True))
     return bits / (sum(values) * WIDEST)
 
 
 def arithmetic(setup: Setup) -> float:
     """Cost of a multiply-accumulate, the mean of the three matrix products, relative to a fixed-point 32 x 32 one."""
-    formats = {f"q{i}": at_width(setup.format, bits) for i, bits in enumerate(setup.precision)}
+    formats = {width: setup.operands[operand] for width, operand in _OPERAND.items()}
     costs = [mac_cost(formats[first], formats[second]) for first, second in MATMULS]
     return sum(costs) / len(costs) / mac_cost(FixedPoint(WIDEST), FixedPoint(WIDEST))
 

@@ -136,7 +136,7 @@ class MethodCost:
         """The row as JSON has it (docs/cost-model.md, "JSON of a plan")."""
         memory, step = self.memory, self.step
         fits = "yes" if self.fits else "chunked loss" if self.fits_chunked else "no"
-        record: dict[str, Any] = {"method": self.method.name, "fits": fits}
+        record: dict[str, Any] = {"method": self.method.name, "mode": self.method.mode, "fits": fits}
         record |= {"peak_GB": memory.peak / GIGA, "peak_at": memory.cause, "saved_GB": memory.saved / GIGA}
         record["host_GB"] = self.host / GIGA
         record |= {name: size / GIGA for name, size in zip(_SHORT, memory.categories.values(), strict=True)}

@@ -21,7 +21,7 @@ from dsq.costmodel.workloads.named import AskedStep, asked
 from dsq.formats import NAMED, WIDEST
 from dsq.precision import Precision, is_level_name, parse_rise_at
 
-_METHOD_NAMES: dict[str, str] = read_toml(Path(__file__).parents[1] / "method_names.toml")
+_NAMES: dict[str, dict[str, str]] = read_toml(Path(__file__).parents[1] / "method_names.toml")
 _BYTES = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _COUNTS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
@@ -47,7 +47,7 @@ def plan(arguments: argparse.Namespace) -> Answer:
     records, notes = data.pop("methods"), data.pop("notes")
     shown = {row.method.name for row in (answer.rows if arguments.all else answer.shown)}
     hidden = frozenset(record["method"] for record in records) - shown
-    legend = _explained(record["method"] for record in records if record["method"] not in hidden)
+    legend = _explained(record for record in records if record["method"] not in hidden)
     section = Section("methods", heading(answer.workload, answer.question.hardware), records, "methods", hidden)
     return Answer([section], notes, data, lead=answer.answer, legend=legend)
 
@@ -64,16 +64,23 @@ def _devices(options: dict[str, Any]) -> Answer:
         records.append({"device": plan_.question.hardware.name} | plan_.best.record() | training)
     workload = plans[0].workload
     title = f"{workload.name}: devices of {len(profile_names())} that fit a step of {workload.tokens:,} tokens"
-    legend = _explained(record["method"] for record in records)
+    legend = _explained(records)
     return Answer([Section("devices", title, records, "devices")], [], facts(workload), legend=legend)
 
 
-def _explained(names: Iterable[str]) -> str:
-    """The meaning of each part of the methods' names, in a note."""
-    listed = " / ".join([*names, ""])
-    return (
-        "; ".join(f"{part.strip('[]/ ')}: {meaning}" for part, meaning in _METHOD_NAMES.items() if part in listed) + "."
-    )
+def _explained(records: Iterable[Record]) -> str:
+    """The meaning of each part of the methods' names, in a note, and which of them simulate or save."""
+    modes = {record["method"]: record["mode"] for record in records}
+    listed = " / ".join([*modes, ""])
+    parts = [f"{part.strip('[]/ ')}: {meaning}" for part, meaning in _NAMES["parts"].items() if part in listed]
+    return "; ".join([*parts, *_uses(modes)]) + "."
+
+
+def _uses(modes: Mapping[str, str]) -> Iterator[str]:
+    """Yield which rows simulate, and which save; modes: row -> its mode."""
+    for use, meaning in _NAMES["modes"].items():
+        if rows := [row for row, mode in modes.items() if mode == use]:
+            yield f"{use} ({meaning}): {' / '.join(rows)}"
 
 
 def _asked_methods(arguments: argparse.Namespace) -> Iterator[Method]:
@@ -127,7 +134,7 @@ def facts(workload: Workload, hardware: Hardware | None = None) -> Record:
 
 
 def named(setup: Setup) -> Record:
-    return {"setup": str(setup), "format": setup.format.name, "precision": str(setup.precision)}
+    return {"setup": str(setup), "format": setup.format.name, "precision": str(setup.precision), "mode": setup.mode}
 
 
 def heading(workload: Workload, hardware: Hardware) -> str:
@@ -156,7 +163,8 @@ def estimate(arguments: argparse.Namespace) -> Answer:
     if len(units) > 1:
         raise ValueError(f"relative_to must be one precision, as [16,4,4,16], got {arguments.relative_to!r}")
     records = _estimates(workload, setups, units[0], hardware)
-    notes = [_MEANING.format(units[0]), f"times: {hardware.rates}."]
+    uses = _uses({str(setup): setup.mode for setup in setups})
+    notes = [*(f"{use}." for use in uses), _MEANING.format(units[0]), f"times: {hardware.rates}."]
     records = [named(setup) | record for setup, record in zip(setups, records, strict=True)]
     if worked:
         records.append(_mean_record(records, worked))
@@ -200,14 +208,19 @@ def _estimates(workload: Workload, setups: list[Setup], unit: Setup, hardware: H
 
 
 #: columns that are rates or names, of which a run has no mean
-_NO_COSTS = ("setup", "format", "precision", "share", "flop_per_byte", "ridge", "bound")
+_NO_COSTS = ("setup", "format", "precision", "mode", "share", "flop_per_byte", "ridge", "bound")
 
 
 def _mean_record(records: list[Record], worked: Sequence[float]) -> Record:
     """The run's record; each level's is given its share."""
     for record, share in zip(records, worked, strict=True):
         record["share"] = share
-    mean: Record = {"setup": f"{records[0]['format']} mean", "format": records[0]["format"], "precision": "mean"}
+    mean: Record = {
+        "setup": f"{records[0]['format']} mean",
+        "format": records[0]["format"],
+        "precision": "mean",
+        "mode": "",
+    }
     mean["share"] = 1.0
     costs = [name for name in records[0] if name not in _NO_COSTS]
     return mean | {name: sum(record[name] * record["share"] for record in records) for name in costs}
@@ -235,6 +248,7 @@ def roofline(arguments: argparse.Namespace) -> Answer:
 
         dots = [record for record in records if "tflops" in record]
         write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, dots))
+    notes += [*(f"{use}." for use in _uses({record["setup"]: record["mode"] for record in records}))]
     notes += [_OF_ROOF, f"times: {hardware.rates}."]
     section = Section("classes", heading(workload, hardware), records, "classes")
     return Answer([section], notes, facts(workload, hardware))

@@ -119,7 +119,7 @@ def test_an_estimate_begins_with_the_papers_traffic_and_has_containers_beside(ca
     assert [round(record["dram"], 3) for record in records] == [0.5, 0.625, 0.438, 0.202, 0.5]
     containers = [record["dram_in_containers"] for record in records]
     assert all(0.5 < share < 0.75 for share in containers)
-    assert list(records[0])[3:6] == ["arithmetic", "dram", "dram_in_containers"]
+    assert list(records[0])[4:7] == ["arithmetic", "dram", "dram_in_containers"]
 
 
 def test_the_page_has_the_figures_of_the_papers_accounting(capsys):
@@ -138,6 +138,13 @@ def test_a_level_costs_the_weight_that_runs(capsys):
         _, text, _ = run(capsys, "estimate", "fixed:[8,2,2,16]", *option, "--json")
         costs.append(json.loads(text)["estimates"][0]["arithmetic_of_step"])
     assert costs[0] > costs[1]
+
+
+@pytest.mark.parametrize("command", ["estimate", "roofline", "plan"])
+def test_answers_say_which_levels_simulate_and_which_save(command, capsys):
+    text = " ".join(run(capsys, command, "[-,4,-,-]", "fixed:[8,4,8,8]", "--workload", "gpt2")[1].split())
+    assert "simulation (products are quantized): fixed [8,4,8,8]" in text
+    assert "saving (products are the trainer's, saved tensors are packed): [-,4,-,-]" in text
 
 
 def test_options_change_what_is_costed(capsys):

@@ -52,7 +52,7 @@ def test_attention_with_dropout_is_written_out_on_a_cpu_unless_a_policy_runs_it(
 
     def attention(workload, policy=None):
         entries = [entry for entry in entries_of(workload, BF16, policy) if entry.op.cls == "attention"]
-        return sum(sum(entry.saved) for entry in entries), entries[-1].op_bytes.temporary
+        return sum(sum(entry.saved) for entry in entries), entries[-1].op_bytes.backward_temporary
 
     cpu, gpu = workload.on_cpu().fusing_attention(cpu=True), workload.fusing_attention()
     assert attention(cpu)[0] == 4 * (3 * values + 3 * scores)

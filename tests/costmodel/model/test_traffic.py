@@ -6,7 +6,7 @@ import pytest
 
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
-from dsq.costmodel.model.traffic import arithmetic_cost, mac_cost, matmuls, stash_bytes, total_stash_bytes, transfers
+from dsq.costmodel.model.traffic import arithmetic_cost, mac_cost, matmuls, total_stash_bytes, transfers
 from dsq.formats import BFP, FixedPoint, Identity
 from dsq.precision import Precision
 from tests.costmodel.workloads.models import quantizing_attention
@@ -67,9 +67,10 @@ def test_a_frozen_layer_leaves_the_stash_to_those_that_share_its_input():
 def test_floats_stash_what_they_keep():
     """x itself, at the container's width: no codes of q1 are made, nor of more than 16 bits."""
     layer = of(Gemm("l", 32, 64, 48))
-    found = by_tensor(layer, Setup(BFP(32), Precision(32, 32, 32, 32)))
-    assert ("stash", "forward", "write") not in found
-    assert found["stash", "backward", "read"] == 4 * 32 * 64
+    for level in ("[32,32,32,32]", "[8,32,8,8]"):
+        found = by_tensor(layer, Setup(BFP(32), Precision.parse(level)))
+        assert {tensor for tensor, *_ in found} & {"stash", "x (for dw)"} == {"x (for dw)"}
+        assert found["x (for dw)", "backward", "read"] == 4 * 32 * 64
     for precision, container, size in (
         (Precision(16, 4, 4, 16), 0, 2),
         (Precision(32, 16, 16, 16), 0, 4),
@@ -136,7 +137,7 @@ def test_unquantized_products_multiply_significands():
 
 
 def test_a_setup_lays_blocks_along_the_axis_that_is_summed_over():
-    assert stash_bytes(Gemm("l", 16, 1, 1), SETUP) == 16 + 1  # a bitstream a row, one exponent
+    assert total_stash_bytes(of(Gemm("l", 16, 1, 1)), SETUP) == 16 + 1  # a bitstream a row, one exponent
 
 
 def test_a_level_that_names_formats_is_costed_operand_by_operand():
@@ -148,4 +149,4 @@ def test_a_level_that_names_formats_is_costed_operand_by_operand():
         "dx": ("float:bits=16", "mxfp8_e4m3"),
         "dw": ("nvfp4", "mxfp6_e2m3"),
     }
-    assert stash_bytes(gemm, setup) == 128 * 64 * 6.25 / 8
+    assert total_stash_bytes(of(gemm), setup) == 128 * 64 * 6.25 / 8

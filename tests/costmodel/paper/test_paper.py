@@ -14,7 +14,7 @@ from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Workload
 from dsq.costmodel.paper import calibrated, tables
 from dsq.costmodel.workloads.named import load_workload
-from dsq.formats import BFP, FixedPoint
+from dsq.formats import BFP, FixedPoint, Identity
 from dsq.precision import Precision
 from tests.costmodel.workloads.models import dump
 
@@ -56,11 +56,12 @@ def test_residuals_relative_to_what_is_published():
 
 
 def test_stored_bits_follow_bits_box_scale_and_word(monkeypatch):
-    assert [calibrated.stored_bits(m, BFP(32)) for m in (2, 4, 16, 32)] == [4, 8, 20, 36]  # whole 64-bit words a block
-    assert calibrated.stored_bits(16, BFP(32, block_size=32)) == (32 * 16 + 8 + 56) / 32  # 9 words of 64
-    assert calibrated.stored_bits(13, FixedPoint(32)) == 13
+    assert [calibrated.stored_bits(BFP(m)) for m in (2, 4, 16, 32)] == [4, 8, 20, 36]  # whole 64-bit words a block
+    assert calibrated.stored_bits(BFP(16, block_size=32)) == (32 * 16 + 8 + 56) / 32  # 9 words of 64
+    assert calibrated.stored_bits(FixedPoint(13)) == 13
+    assert calibrated.stored_bits(Identity(16)) == 16
     monkeypatch.setattr(calibrated, "WORD_BITS", 8)
-    assert calibrated.stored_bits(4, BFP(32)) == 4.5
+    assert calibrated.stored_bits(BFP(4)) == 4.5
 
 
 def test_dram_moves_with_each_width_by_its_tensors_share():

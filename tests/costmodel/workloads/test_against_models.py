@@ -12,13 +12,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
 from dsq.costmodel.model.memory import saved_bytes
-from dsq.costmodel.model.methods import DSQ, FP32, Setup
+from dsq.costmodel.model.methods import DSQ, FP32, POLICIES, Method, Setup
+from dsq.costmodel.model.operations import Gemm, Workload
 from dsq.costmodel.model.traffic import total_stash_bytes, transfers
 from dsq.costmodel.workloads import workload_file
 from dsq.costmodel.workloads.shapes import Head, Stack, Transformer
 from dsq.costmodel.workloads.transformer import build
 from dsq.formats import BFP
 from dsq.precision import Precision
+from dsq.quantizers import Quantizers
 from tests import models
 from tests.costmodel.workloads.models import converting_tied, quantizing_attention
 
@@ -173,6 +175,29 @@ def test_layers_keep_what_those_of_transformers_keep(name, monkeypatch):
     (held, predicted), (more_held, more_predicted) = both(2), both(4)
     off = 0.06 if name == "phi" else 0.03  # it keeps a tensor more, where a part of each head is turned
     assert more_predicted - predicted == pytest.approx(more_held - held, rel=off)
+
+
+@pytest.mark.parametrize(
+    "level",
+    ["[8,4,8,8]", "mxfp8", "[-,nvfp4,-,-]", "[8,-,8,8]", "[mxfp4 8 | - mxfp8 | nvfp4~ mxfp6]", "fp8_128x128", "mx9"],
+)
+def test_the_ledger_and_the_stash_are_what_a_layer_packs_in_any_format(level):
+    """Codes and scales of 128 x 64 values; the values themselves where the stash is left as it is."""
+    model = dsq.convert(nn.Sequential(nn.Linear(64, 32)), dsq.DSQConfig(levels=level, stash="linears"))
+    setup = Setup(DSQ, Precision.parse(level), container=32)
+    workload = Workload("one", (Gemm("0", 128, 64, 32),), tokens=128)
+    measured = measured_stash(lambda: model(torch.randn(128, 64)))
+    assert total_stash_bytes(workload, setup) == saved_bytes(workload, setup) == measured
+    written = [moved for moved in transfers(workload, setup) if moved.tensor == "stash" and moved.direction == "write"]
+    assert sum(moved.bytes for moved in written) == (0 if "[8,-" in level else measured)
+
+
+@pytest.mark.parametrize("level", ["[8,4,8,8]", "[-,4,-,-]", "[- - | - - 8 | - 4]", "nvfp4-nvidia", "[32,4,32,32]"])
+def test_what_dsq_cost_calls_a_level_is_what_dsq_calls_it(level):
+    """ "simulation" or "saving"; floats are neither."""
+    precision = Precision.parse(level)
+    assert Setup(DSQ, precision).mode == Quantizers.of(precision).mode
+    assert (FP32.mode, Method("", FP32, stash=POLICIES["bfp 4"]).mode) == ("", "saving")
 
 
 @pytest.fixture
