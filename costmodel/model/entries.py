@@ -174,7 +174,8 @@ def entries_of(
 def _layer_inputs(op: Operation, layer: str, op_bytes: OpBytes, unrounded: bool) -> dict[tuple[object, ...], float]:
     """Return the inputs that a recomputed layer saves at this operation, name -> bytes; all layers share some."""
     stack, entering = layer.partition(".")[0], op_bytes.input if unrounded else op_bytes.coded_input
-    inputs = {(layer,): entering, (stack, "bias", op_bytes.shared_bias): op_bytes.shared_bias}
+    inputs: dict[tuple[object, ...], float] = {(layer,): entering}
+    inputs[stack, "bias", op_bytes.shared_bias] = op_bytes.shared_bias
     return inputs | ({(stack, ENCODER_OUT): entering} if op.input == ENCODER_OUT else {})
 
 
