@@ -5,7 +5,7 @@ with several layers, bounds (dsq/layers/forwards.py). The backward bounds what a
 called outside of both share nothing: a buffer may have been refilled since another layer read it, past autograd's
 version counter, by NumPy, ``x.data.copy_`` or a collective.
 
-Under ``stash="all"`` the stash of the forward is where layers share (dsq/stash/stash.py).
+Under ``stash="all"`` the forms of the forward hold the codes that layers share (dsq/stash/form_cache.py).
 """
 
 import threading
@@ -52,11 +52,21 @@ class InputCodes:
         shapes = codes.codes.shape, codes.scales.shape, codes.shape
         self._entries[key] = _Entry(StorageWeakRef(x.untyped_storage()), *storages, shapes)
 
+    def clear(self) -> None:
+        """Forget all codes."""
+        self._entries.clear()
+
+    def drop(self, x: Tensor) -> None:
+        """Forget the codes of the memory of ``x``."""
+        storage = x.untyped_storage()._cdata
+        for key in [key for key in self._entries if key[0] == storage]:
+            del self._entries[key]
+
 
 def input_key(x: Tensor, operand: Operand, nearest: bool) -> Any:
     """Return the memory of an input and its version, and how it is packed: equal where layers may share codes."""
-    memory = x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride(), x.dtype
-    return version(x), memory, operand, nearest
+    rows = (x.numel(), x.shape[-1]) if x.is_contiguous() else (x.shape, x.stride())
+    return x.untyped_storage()._cdata, version(x), x.storage_offset(), rows, x.dtype, operand, nearest
 
 
 def version(x: Tensor) -> object:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dsq.kernels.backend import Operand
+from dsq.ops.shared_inputs import InputCodes
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.saved_forms import Recomputed, SavedForm, Shared
 
@@ -19,7 +19,6 @@ class CachedForm(NamedTuple):
     form: SavedForm
     order: MemoryOrder  #: in which the form lays the values out
     source: StorageWeakRef  #: while it lives no other storage has the address that the key names
-    linear: tuple[Operand, int] | None  #: of a quantized linear layer's codes: its operand, and the width of its rows
 
     def seen_as(self, order: MemoryOrder) -> SavedForm:
         """Return the form of a view that lays the values out in ``order``."""
@@ -34,14 +33,22 @@ class CachedForm(NamedTuple):
 
 
 class FormCache:
-    """Forms by memory, and the memory that is to stay exact."""
+    """Forms by memory, the codes that linear layers share, and the memory that is to stay exact."""
 
     def __init__(self) -> None:
         self.forms: dict[Key, CachedForm] = {}
+        self.inputs = InputCodes()
         self.exact: dict[tuple[int, object], StorageWeakRef] = {}  #: by storage and version
 
+    def clear(self) -> None:
+        """Forget all of it."""
+        self.forms.clear()
+        self.inputs.clear()
+        self.exact.clear()
+
     def drop(self, x: Tensor) -> None:
-        """Forget the forms of the memory of ``x``."""
+        """Forget the forms of the memory of ``x``, and its codes."""
+        self.inputs.drop(x)
         storage = x.untyped_storage()._cdata
         for key in [key for key in self.forms if key[0] == storage]:
             del self.forms[key]

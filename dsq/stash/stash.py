@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dsq.kernels.backend import FLOATS, Operand
+from dsq.kernels.backend import FLOATS, Codes, Operand
 from dsq.kernels.dispatch import pack_mask, unpack
 from dsq.ops.call_count import Calls
 from dsq.ops.shared_inputs import version
@@ -49,14 +49,7 @@ class Stash:
     def end_forward(self) -> None:
         """Forget the forms of a forward that is over: they belong to its graph alone."""
         self._leave_segments()
-        for cached in (
-            self._cache.forms,
-            self._cache.exact,
-            self._copies,
-            self._uncacheable,
-            self.calls,
-            self.bytes.exact,
-        ):
+        for cached in (self._cache, self._copies, self._uncacheable, self.calls, self.bytes.exact):
             cached.clear()
 
     def enter_segment(self, segment: object) -> None:
@@ -130,7 +123,7 @@ class Stash:
                 copy = values.clone(memory_format=torch.contiguous_format)
                 self.bytes.add(x.nbytes, (copy,))
                 form = SavedForm((copy,), Coded(lambda saved, dtype: saved[0], x.dtype, order))
-            self._copies[key] = CachedForm(form, order, weak(x), None)
+            self._copies[key] = CachedForm(form, order, weak(x))
         return self._copies[key].seen_as(order)
 
     def leave_exact(self, x: Tensor) -> None:
@@ -163,7 +156,9 @@ class Stash:
     def find(self, x: Tensor) -> SavedForm | None:
         """Return the form that ``x`` has already."""
         self._recompute_slice(x)
-        return self.find_linear(x, None)[1]
+        key, order, _ = place(x)
+        cached = self._cache.forms.get(key)
+        return None if cached is None else cached.seen_as(order)
 
     def find_recomputed(self, x: Tensor) -> SavedForm | None:
         """Return the form that ``x`` has already, if it is recomputed and has no codes of its own."""
@@ -172,26 +167,27 @@ class Stash:
             return None
         return form if isinstance(form.decoder.source, Recomputed) else None
 
-    def find_linear(self, x: Tensor, operand: Operand | None) -> tuple[tuple[Tensor, ...] | None, SavedForm | None]:
-        """Return (codes, form) of ``x``: codes that a layer with the same operand made of the same rows, else a form
-        that ``x`` has already."""
+    def find_input(self, input_key: Any, x: Tensor) -> Codes | SavedForm | None:
+        """Return codes that a linear layer made of an input with this ``input_key``, else a form that ``x`` has
+        already."""
+        codes = self._cache.inputs.find(input_key)
+        if codes is not None:
+            return codes
         key, order, _ = place(x)
         cached = self._cache.forms.get(key)
-        if cached is None:
-            return None, None
-        if operand is not None and cached.linear == (operand, x.shape[-1]) and x.is_contiguous():
-            return cached.form.tensors, None
-        return None, cached.seen_as(order)
+        return None if cached is None else cached.seen_as(order)
 
-    def put_linear(self, x: Tensor, operand: Operand, codes: tuple[Tensor, ...]) -> None:
+    def put_input(self, input_key: Any, x: Tensor, operand: Operand, codes: Codes) -> None:
         """Cache the codes that a quantized linear layer made of the rows of ``x``."""
-        self.bytes.add(x.nbytes, codes)
-        fmt, axis = operand.format, operand.axis
-        if x.is_contiguous() and fmt is not None:  # else no one looks for its rows in memory
-            key, order, _ = place(x)
-            rows = x.shape[:-1].numel(), x.shape[-1]
+        self.bytes.add(x.nbytes, (codes.codes, codes.scales))
+        key, order, _ = place(x)
+        if key[0] in self._uncacheable:
+            return
+        self._cache.inputs.put(input_key, x, codes)
+        fmt, axis, rows = operand.format, operand.axis, codes.shape
+        if x.is_contiguous() and fmt is not None:  # so the codes are of memory order, and serve other operations too
             coded = Coded(lambda saved, dtype: unpack(saved[0], saved[1], fmt, rows, axis, dtype), x.dtype, order)
-            self._cached(key, x, codes, coded, order, (operand, x.shape[-1]))
+            self._cached(key, x, (codes.codes, codes.scales), coded, order)
 
     def recompute(self, y: Tensor, sources: Sequence[Saved | None], fn: Callable[..., Tensor]) -> SavedForm | None:
         """Cache that ``y`` is ``fn(*values of sources)``: an operation that would save it saves the sources instead.
@@ -245,9 +241,8 @@ class Stash:
         tensors: tuple[Tensor, ...],
         source: Coded | Recomputed,
         order: MemoryOrder,
-        linear: tuple[Operand, int] | None = None,
     ) -> SavedForm:
         form = SavedForm(tensors, Shared(source))
         if key[0] not in self._uncacheable:
-            self._cache.forms[key] = CachedForm(form, order, weak(x), linear)
+            self._cache.forms[key] = CachedForm(form, order, weak(x))
         return form

@@ -19,6 +19,7 @@ from dsq.linear import linear
 from dsq.ops import linear_passes
 from dsq.ops.einsum import as_product, two_operands
 from dsq.ops.linear_passes import LinearPlan
+from dsq.ops.shared_inputs import input_key
 from dsq.quantizers import Quantizers
 from dsq.stash.functions import save, saved
 from dsq.stash.memory import is_weight
@@ -80,13 +81,14 @@ class QuantizedLinear(torch.autograd.Function):
         ctx: Any, stash: Stash, x: Tensor, w_NK: Tensor, bias: Tensor | None, plan: LinearPlan, seed: int | None
     ) -> Tensor:
         w = w_NK if ctx.needs_input_grad[1] else None
-        codes, form = stash.find_linear(x, plan.stash)
-        y, x1 = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=codes is None and form is None)
-        ctx.as_codes = form is None
-        if isinstance(x1, Codes):
-            codes = x1.codes, x1.scales
-            stash.put_linear(x, plan.stash, codes)
-        save(ctx, w, *((form,) if codes is None else codes))
+        key = input_key(x, plan.stash, seed is None)
+        x1: Any = stash.find_input(key, x)
+        y, new_codes = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=x1 is None)
+        if isinstance(new_codes, Codes):
+            x1 = new_codes
+            stash.put_input(key, x, plan.stash, x1)
+        ctx.as_codes = type(x1) is Codes
+        save(ctx, w, *(x1[:2] if ctx.as_codes else (x1,)))
         ctx.plan = plan
         ctx.seed = seed
         ctx.biased = bias is not None

@@ -63,6 +63,20 @@ def test_layers_of_a_converted_model_keep_one_code_of_what_they_all_read(call):
     assert not any(m._forward_hooks or m._forward_pre_hooks or m._forward_hooks_always_called for m in model.modules())
 
 
+@pytest.mark.parametrize("stash", ["linears", "all"])
+@pytest.mark.parametrize("layout", [lambda x: x.transpose(0, 1), lambda x: x], ids=["transposed", "contiguous"])
+def test_layers_share_codes_of_any_layout_under_each_stash(stash, layout):
+    model = converted(Attention(), stash=stash)
+    assert code_bytes(lambda: model(layout(torch.randn(8, 8, 32, requires_grad=True)))) == CODES
+
+
+def test_layers_share_codes_of_views_with_the_same_rows():
+    model, x = converted(nn.ModuleList([Attention()])), torch.randn(8, 8, 32)
+    attention = model[0]
+    attention.forward = lambda x: attention.q(x).sum() + attention.k(x.flatten(0, 1)).sum()
+    assert code_bytes(lambda: attention(x)) == CODES
+
+
 def test_layers_outside_of_a_forward_share_nothing():
     model, x = converted(Attention()), torch.randn(64, 32)
     assert code_bytes(lambda: model.q(x) + model.k(x) + model.v(x)) == 3 * CODES
