@@ -1,8 +1,8 @@
 """The controller of a policy at work on one model: it is entered around the model's calls, reports, and can be removed.
 
-call, call_part    run a call of the model, or of a part of it, under the policy
-enter              the context of one forward; subclasses override it
-suspend            run models as if they were under no policy
+call       run a call of the model, or of a part of it, under the policy
+enter      the context of one forward; subclasses override it
+suspend    run models as if they were under no policy
 """
 
 import copyreg
@@ -72,35 +72,28 @@ class Controller:
         raise RuntimeError(COMPILE_BEFORE)
 
     def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the model under the policy; ``run`` is the call without it. Nested calls of one model enter once.
+        """Call the model, or a part of it, under the policy; ``run`` is the call without it. Calls inside enter once.
 
-        RuntimeError where the model, or a block of it, was compiled and the policy does not go with that, and under
-        torch.func.
+        Parts that are called one after another are one forward, until one of them comes again. RuntimeError where the
+        model, or a block of it, was compiled and the policy does not go with that, and under torch.func.
         """
+        is_part = applied(module).get(self.name) is not self
         if torch.compiler.is_compiling():
-            self.enter_graph()
+            if not is_part:
+                self.enter_graph()
             return run(*args, **kwargs)
         if not torch.is_grad_enabled() or RUNNING.suspended or self in RUNNING.entered:
             return run(*args, **kwargs)
         skipped = get_eval_frame_callback() is not None
-        if not self.compiles and (skipped or next(compiled_blocks(module), None) is not None):
+        if is_part:
+            self.parts = (frozenset() if id(module) in self.parts else self.parts) | {id(module)}
+        elif not self.compiles and (skipped or next(compiled_blocks(module), None) is not None):
             raise RuntimeError(COMPILE_BEFORE)
-        self.parts = frozenset()
+        else:
+            self.parts = frozenset()
         # a compiler that skipped this frame (its recompile limit, a stance) would try each frame inside
         enter = torch.compiler.disable(self.run_forward) if skipped else self.run_forward
         return enter(module, run, *args, **kwargs)
-
-    def call_part(self, part: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a part of the model under the policy; inside of the model's forward, as it is.
-
-        Parts that are called one after another are one forward, until one of them comes again.
-        """
-        unseen = RUNNING.suspended or torch.compiler.is_compiling() or not torch.is_grad_enabled()
-        if unseen or self in RUNNING.entered:
-            return run(*args, **kwargs)
-        self.parts = (frozenset() if id(part) in self.parts else self.parts) | {id(part)}
-        enter = self.run_forward if get_eval_frame_callback() is None else torch.compiler.disable(self.run_forward)
-        return enter(part, run, *args, **kwargs)
 
     def run_forward(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call ``run`` in the context that ``enter`` returns. RuntimeError under torch.func."""
@@ -215,15 +208,15 @@ def applied(model: nn.Module) -> dict[str, Controller]:
     return here
 
 
-def applied_around(part: nn.Module) -> Sequence[Controller]:
-    """Return the policies that act on calls of this part of a model."""
-    around: Sequence[Controller] = part.__dict__.get(_PART_OF, ())
-    return around
+def acting_on(module: nn.Module) -> tuple[Controller, ...]:
+    """Return the policies that act on calls of this module: those applied to it, and to models of which it is a
+    part."""
+    return (*applied(module).values(), *module.__dict__.get(_PART_OF, ()))
 
 
 def intercept(controller: Controller, model: nn.Module) -> None:
     """Let calls of ``model`` go through ``controller.call``, until the controller is removed, and calls of its parts,
-    which a loss in chunks or a method of the model makes, through ``controller.call_part``.
+    which a loss in chunks or a method of the model makes.
 
     The class of each module is set to a subclass of it whose ``__call__`` does. Python looks ``__call__`` up in the
     class, not in the instance, and hooks cannot wrap a call in a context that an exception also leaves. Copies of the
@@ -289,10 +282,8 @@ def _intercepted(own: type[nn.Module]) -> type[nn.Module]:
 @not_compiled_alone  # of a model whose call the compiler gave back, it would compile this call
 def under_policies(model: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call ``run``, a part of ``model`` that is not its forward, under the policies applied to it."""
-    for policy in applied(model).values():
+    for policy in acting_on(model):
         run = partial(policy.call, model, run)
-    for policy in applied_around(model):
-        run = partial(policy.call_part, model, run)
     return run(*args, **kwargs)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dsq.stash.controller import Controller, applied, applied_around
+from dsq.stash.controller import Controller, acting_on
 from dsq.stash.interception import RulePolicy
 from dsq.stash.policy import register
 from dsq.stash.rules import RULES, Rule, masks, norms, products
@@ -76,8 +76,7 @@ class Selective(RulePolicy):
 
     @contextmanager
     def enter(self, module: nn.Module) -> Iterator[None]:
-        policies = (*applied(module).values(), *applied_around(module))
-        if any(policy is not self and isinstance(policy, RulePolicy) for policy in policies):
+        if any(policy is not self and isinstance(policy, RulePolicy) for policy in acting_on(module)):
             yield  # whose rules save no more than the leaves need, and that in fewer bits
             return
         with super().enter(module):
