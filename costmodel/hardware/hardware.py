@@ -21,7 +21,7 @@ from dsq.formats import BFP, FORMATS, NAMED, WIDEST, FixedPoint, Format, Identit
 
 DEFAULT_HARDWARE = "a100-80gb"
 _PROFILES = Path(__file__).with_name("profiles")
-NANO, MICRO = 1e-9, 1e-6
+PICO, NANO, MICRO = 1e-12, 1e-9, 1e-6
 #: of the figures of a file: what is made of others overflows
 SMALLEST, LARGEST = 1e-30, 1e30
 
@@ -145,6 +145,15 @@ class Pass:
 
 
 @dataclass(frozen=True)
+class Energy:
+    """Energy that others published, in joules: estimated, and without what a chip takes when idle."""
+
+    dram: float  #: of a byte that crosses DRAM
+    sram: float  #: of a byte that is written to the on-chip buffer, or read from it; 0: not stated
+    macs: dict[str, float]  #: datatype of a peak -> of a multiply-accumulate
+
+
+@dataclass(frozen=True)
 class Hardware:
     name: str
     bandwidth: float  #: DRAM bytes a second that programs reach
@@ -163,6 +172,7 @@ class Hardware:
     attention: float = 1  #: rate of a fused attention kernel, as a share of a product's, where its peak states none
     efficiency: Efficiency = Efficiency()  #: shares of the rates that steps reach
     passes: dict[tuple[str, int, str], Pass] = field(default_factory=dict)  #: (kind, container bits, phase)
+    energy: Energy | None = None  #: None: not stated
 
     def moving(self, nbytes: float) -> float:
         """Seconds that a step's kernels take to move so many bytes."""
@@ -219,6 +229,7 @@ _KEYS = {
     "vector": ("tflops", "source"),
     "step": _SHARE,
     "attention": _SHARE,
+    "energy": ("dram_pj_per_byte", "sram_pj_per_byte", "mac_pj", "source"),
     "peak": ("datatype", "holds", "attention", "source", *_TERMS, *_SHARE),
     "pass": ("kind", "bits", "phase", *_TERMS),
 }
@@ -244,8 +255,8 @@ def _hardware(data: dict[str, Any]) -> Hardware:
     measured = _field(data, "measured", str) if "measured" in data else ""
     passes = _field(data, "pass", list) if "pass" in data else []
     _field(data, "bandwidth", dict)
-    stated = [part for part in ("bandwidth", "vector", "memory", "link", "host", "network") if part in data]
-    moving = [part for part in stated if part not in ("vector", "memory")]
+    stated = [part for part in ("bandwidth", "vector", "memory", "link", "host", "network", "energy") if part in data]
+    moving = [part for part in stated if part not in ("vector", "memory", "energy")]
     return Hardware(
         name=_field(data, "name", str),
         **{part: 1e9 * _number(data, f"{part}.gb_per_s") * _efficiency(data, part) for part in moving},
@@ -261,7 +272,17 @@ def _hardware(data: dict[str, Any]) -> Hardware:
         measured=measured,
         stated_bandwidth=0 if measured else 1e9 * _number(data, "bandwidth.gb_per_s"),
         passes=dict(_pass(entry, f"pass[{index}]") for index, entry in enumerate(passes)),
+        energy=_energy(data) if "energy" in data else None,
     )
+
+
+def _energy(data: dict[str, Any]) -> Energy:
+    macs, peaks = _field(data, "energy.mac_pj", dict), [peak["datatype"] for peak in data["peak"]]
+    if unknown := sorted(set(macs) - set(peaks)):
+        raise ValueError(f"energy.mac_pj.{unknown[0]} must be the datatype of a peak: {', '.join(peaks)}")
+    sram = _number(data, "energy.sram_pj_per_byte") if "sram_pj_per_byte" in data["energy"] else 0
+    by_datatype = {name: PICO * _number(data, f"energy.mac_pj.{name}") for name in macs}
+    return Energy(PICO * _number(data, "energy.dram_pj_per_byte"), PICO * sram, by_datatype)
 
 
 def _reached(data: dict[str, Any], measured: str) -> Efficiency:

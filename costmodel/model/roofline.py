@@ -15,7 +15,15 @@ from dsq.costmodel.model.ledger import TIMED_AS, UPDATE
 from dsq.costmodel.model.memory import saved_bytes
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import CLASSES, Gemm, Group, Workload
-from dsq.costmodel.model.traffic import CostedMatMul, Transfer, arithmetic_cost, matmuls, total_stash_bytes, transfers
+from dsq.costmodel.model.traffic import (
+    AGAIN,
+    CostedMatMul,
+    Transfer,
+    arithmetic_cost,
+    matmuls,
+    total_stash_bytes,
+    transfers,
+)
 from dsq.formats import WIDEST, Identity
 
 FLOPS_PER_MAC = 2
@@ -158,9 +166,11 @@ class Estimate:
     """Costs of one training step."""
 
     dram_bytes: int
+    again_bytes: int  #: of these, what tiles in a finite buffer fetch again or spill
     stash_bytes: int  #: held by converted layers between forward and backward
     saved_bytes: float  #: held by the whole model, converted layers included
     arithmetic: float  #: in fixed-point 32 x 32 multiply-accumulates
+    joules: float | None  #: see step_joules
     classes: dict[str, Floor]
 
     @property
@@ -168,14 +178,27 @@ class Estimate:
         return sum(self.classes.values(), start=ZERO)
 
 
-def evaluate(workload: Workload, setup: Setup, hardware: Hardware) -> Estimate:
-    """Cost of one training step. Raises ValueError if the hardware lacks a datatype."""
-    moved = transfers(workload, setup)
+def evaluate(workload: Workload, setup: Setup, hardware: Hardware, buffer: float = 0) -> Estimate:
+    """Cost of one training step. Raises ValueError if the hardware lacks a datatype, or the buffer is too small."""
+    moved = transfers(workload, setup, buffer)
     multiplied = matmuls(workload, setup)
     return Estimate(
         dram_bytes=sum(transfer.bytes for transfer in moved),
+        again_bytes=sum(transfer.bytes for transfer in moved if transfer.tensor.endswith(AGAIN)),
         stash_bytes=total_stash_bytes(workload, setup),
         saved_bytes=saved_bytes(workload, setup),
         arithmetic=arithmetic_cost(multiplied),
+        joules=step_joules(moved, multiplied, hardware),
         classes=floors(moved, multiplied, hardware, setup.container_bits),
     )
+
+
+def step_joules(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware) -> float | None:
+    """Energy of a step: DRAM bytes, each in the buffer once in and once out, and multiply-accumulates of all passes.
+    None where the hardware states no energy of a unit that runs."""
+    energy = hardware.energy
+    runs = [(hardware.rate(matmul.first, matmul.second), matmul.total_macs) for matmul in listed]
+    if not energy or any(rate.peak.datatype not in energy.macs for rate, _ in runs):
+        return None
+    multiplied = sum(rate.passes * macs * energy.macs[rate.peak.datatype] for rate, macs in runs)
+    return multiplied + sum(transfer.bytes for transfer in moved) * (energy.dram + 2 * energy.sram)

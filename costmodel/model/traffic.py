@@ -15,11 +15,14 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from dsq.costmodel.model import ledger
-from dsq.costmodel.model.ledger import BACKWARD, BEFORE, FOR_GRADIENT, STATE_BITS, UPDATE, Stored
+from dsq.costmodel.model.ledger import BACKWARD, BEFORE, FOR_GRADIENT, FORWARD, STATE_BITS, UPDATE, Stored
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Group, Pointwise, Workload
+from dsq.costmodel.model.tiles import TiledProduct, bytes_again
 from dsq.formats import WIDEST, Format, Identity, Layout
 
+#: ends the name of what tiles move again
+AGAIN = " again"
 #: the operand of Gemm.on_chip -> its shape
 _ON_CHIP = {"x": "MK", "y": "MN", "": ""}
 
@@ -36,11 +39,15 @@ class Transfer:
     values: int
 
 
-def transfers(workload: Workload, setup: Setup) -> list[Transfer]:
-    """Every tensor moved in one training step."""
+def transfers(workload: Workload, setup: Setup, buffer: float = 0) -> list[Transfer]:
+    """Every tensor moved in one training step; with a ``buffer`` of so many bytes on chip, what tiles fetch again too.
+
+    Raises ValueError for a buffer that holds no tile.
+    """
     widths = widths_of(setup)
     pairs = ((group, stored) for group in workload.groups for stored in tensors_of(group, setup))
-    return [moved for group, stored in pairs for moved in _moves(group, stored, setup, widths)]
+    once = [moved for group, stored in pairs for moved in _moves(group, stored, setup, widths)]
+    return once + [_moved_again(matmul, setup, buffer) for matmul in matmuls(workload, setup) if buffer]
 
 
 def widths_of(setup: Setup) -> dict[str, int]:
@@ -174,6 +181,28 @@ def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
 #: operands of each product, by their names in dsq.operands
 _OPERANDS = {"forward": ("x", "w"), "dx": ("dy_for_dx", "w_for_dx"), "dw": ("dy_for_dw", "x_for_dw")}
 _OPERANDS["recompute"] = _OPERANDS["forward"]
+
+
+#: what each product multiplies, and its result; and their axes (rows of the first, sum, columns of the second)
+_TILED = {"forward": ("x", "w", "y", "MKN"), "dx": ("y", "w", "x", "MNK"), "dw": ("y", "stash", "dw", "NMK")}
+
+
+def _moved_again(matmul: CostedMatMul, setup: Setup, buffer: float) -> Transfer:
+    """The bytes that tiles of a product move beside its tensors once: fetched again, or spilled (tiles.py)."""
+    op, container = matmul.op, setup.container_bits / 8
+    *names, axes = _TILED.get(matmul.name, _TILED["forward"])
+    sizes = {"M": -(-op.M // op.weights), "K": op.K, "N": op.N}
+    widths = dict.fromkeys(("x", "w", "y", "stash"), container) | {"dw": STATE_BITS / 8 if op.weight else container}
+    if op.quantized and setup.stash.packs:
+        widths["stash"] = setup.stash.nbytes(Layout(1, op.M, op.K, along_rows=True)) / (op.M * op.K)
+    on_chip = {op.on_chip, "stash" if op.on_chip == "x" else ""}
+    held = tuple(widths[name] for name in names)
+    moved = tuple(0.0 if name in on_chip else widths[name] for name in names)
+    rows, summed, columns = (sizes[axis] for axis in axes)
+    product = TiledProduct(rows, summed, columns, held, moved)
+    again = matmul.group.count * op.batch * op.weights * bytes_again(product, buffer)
+    phase = FORWARD if matmul.name == "forward" else BACKWARD
+    return Transfer(matmul.group, f"{matmul.name}{AGAIN}", phase, "read", round(again), 0)
 
 
 #: K and p of a multiply-accumulate's cost, K (m1 m2)^p: of an array multiplier, which has one cell for each pair of

@@ -14,8 +14,10 @@ from dsq.arguments import whole_number
 from dsq.command import read_toml
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Workload
+from dsq.costmodel.model.tiles import TiledProduct, bytes_again
 from dsq.costmodel.model.traffic import mac_cost
 from dsq.formats import SCALE_BITS, WIDEST, FixedPoint, Format
+from dsq.precision import Precision
 
 #: a block (values and exponent) is stored in whole words of this many bits; it makes BFP 32 cost 36 bits a value
 #: (1.13x) and BFP 16 20 (0.63x)
@@ -24,6 +26,9 @@ WORD_BITS = 64
 _DATA = read_toml(Path(__file__).with_suffix(".toml"))
 TENSORS: list[list[str]] = _DATA["tensors"]
 MATMULS: list[list[str]] = _DATA["matmuls"]
+#: axes of each product, and the widths of its operands and its result; "": a weight's gradient, which is not counted
+PRODUCTS: list[list[str]] = _DATA["products"]
+FIXED_32 = Setup(FixedPoint(WIDEST), Precision(WIDEST, WIDEST, WIDEST, WIDEST))
 FITTED: dict[str, dict[str, str]] = _DATA["fitted"]  #: "arith", "dram" -> setup -> the assumption that it chose
 
 
@@ -39,15 +44,26 @@ def stored_bits(fmt: Format) -> float:
     return words * WORD_BITS / fmt.block_size
 
 
-def dram(workload: Workload, setup: Setup) -> float:
-    """DRAM traffic of a step's linear layers, relative to fixed-point 32. Raises ValueError if there is none."""
+def dram(workload: Workload, setup: Setup, buffer: float = 0) -> float:
+    """DRAM traffic of a step's linear layers, relative to fixed-point 32; with a ``buffer`` of so many bytes on chip,
+    what tiles fetch again too. Raises ValueError if there is no layer, or no tile fits."""
     layers = [gemm for gemm in workload.gemms if gemm.weight]
     if not layers:
         raise ValueError(f"workload {workload.name!r} has no linear layer, which alone the paper's accounting costs")
-    values = [sum(_values(gemm, shape) for gemm in layers) for shape, _ in TENSORS]
-    stored = [stored_bits(setup.operands[_OPERAND[width]]) for _, width in TENSORS]
-    bits = sum(count * width for count, width in zip(values, stored, strict=True))
-    return bits / (sum(values) * WIDEST)
+    bits, whole = (sum(_bits(gemm, each, buffer) for gemm in layers) for each in (setup, FIXED_32))
+    return bits / whole
+
+
+def _bits(gemm: Gemm, setup: Setup, buffer: float) -> float:
+    """Bits that a layer moves."""
+    width = {name: stored_bits(setup.operands[operand]) for name, operand in _OPERAND.items()} | {"": 0.0}
+    size = {"M": -(-gemm.M // gemm.weights), "K": gemm.K, "N": gemm.N}
+    bits = sum(size[axes[0]] * size[axes[1]] * width[name] for axes, name in TENSORS)
+    for axes, *names in PRODUCTS if buffer else ():
+        moved = tuple(width[name] / 8 for name in names)
+        rows, summed, columns = (size[axis] for axis in axes)
+        bits += 8 * bytes_again(TiledProduct(rows, summed, columns, moved, moved), buffer)
+    return gemm.weights * bits
 
 
 def arithmetic(setup: Setup) -> float:
@@ -57,14 +73,9 @@ def arithmetic(setup: Setup) -> float:
     return sum(costs) / len(costs) / mac_cost(FixedPoint(WIDEST), FixedPoint(WIDEST))
 
 
-def _values(gemm: Gemm, shape: str) -> int:
-    size = {"M": gemm.M, "K": gemm.K, "N": gemm.N}
-    return size[shape[0]] * size[shape[1]] * (gemm.weights if shape == "NK" else 1)
-
-
-def level_costs(workload: Workload, setups: Sequence[Setup]) -> list[dict[str, float]]:
+def level_costs(workload: Workload, setups: Sequence[Setup], buffer: float = 0) -> list[dict[str, float]]:
     """The arithmetic and the dram of a step at each level, relative to fixed-point 32."""
-    return [{"arithmetic": arithmetic(setup), "dram": dram(workload, setup)} for setup in setups]
+    return [{"arithmetic": arithmetic(setup), "dram": dram(workload, setup, buffer)} for setup in setups]
 
 
 def shares(rises: Sequence[float]) -> list[float]:

@@ -13,11 +13,13 @@ from dsq.costmodel.hardware.hardware import FUSED_BYTES, Efficiency, load_hardwa
 from dsq.costmodel.model.memory import peak_memory
 from dsq.costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, OPTIMIZERS, Method, Setup, parse_setups, whole_stash
 from dsq.costmodel.paper.calibrated import arithmetic, dram
+from dsq.costmodel.paper.tables import silicon_rows, static_rows
 from dsq.costmodel.planning.plan import NF4_BITS, Question
 from dsq.costmodel.planning.step import RANGES, step_time
 from dsq.costmodel.workloads.config_json import transformer_of
 from dsq.costmodel.workloads.named import AskedStep, load_workload
 from dsq.costmodel.workloads.transformer import build
+from dsq.operands import MIN_WEIGHT_BITS
 from dsq.precision import Precision
 from tests.costmodel.published import RUNS, residuals
 from tests.costmodel.test_published import WITHIN
@@ -63,6 +65,30 @@ def test_counts_and_extremes_of_published_trainings():
     assert set(extremes) <= ratios
 
 
+def test_the_published_trainings_are_described():
+    halves = [one["half"] for one in PUBLISHED]
+    mpt = [one for one in PUBLISHED if one["half"] in ("fitted", "judging")]
+    devices = [int(one["devices"]) for one in mpt]
+    assert {one["hardware"][:4] for one in mpt} == {"a100", "h100"}
+    counts = len(mpt), min(devices), max(devices), halves.count("others"), halves.count("commands")
+    assert "{} are of MPT on {} to {} A100 and H100".format(*counts) in TEXT
+    assert "{} are of others, such as Llama 2 and 3. {} were asked".format(*counts[3:]) in TEXT
+    assert "With the usual loss 29 of its 104 trainings are told not to." in TEXT  # test_published.py
+
+
+def test_the_first_sentences_are_what_the_tables_say():
+    medians = {row[0]: float(row[2].partition(" ")[0]) for row in table("| trainings |")}
+    times, peaks = (
+        [round(medians[name]) for name, (_, column) in OF.items() if column == of] for of in ("ratio", "of_peak")
+    )
+    assert f"its step times are {min(times)} to {max(times)} % off in the median" in TEXT
+    assert f"its peaks of memory {min(peaks)} to {max(peaks)} %" in TEXT
+    columns = zip(*(row[1:] for row in table("| | peak, GB: predicted, measured")), strict=True)
+    pairs = [[[float(number.strip(" *")) for number in cell.split(",")] for cell in column] for column in columns]
+    worst = [max(abs(predicted / measured - 1) for predicted, measured in column) for column in pairs]
+    assert "on an H100 peaks are {:.0%} off at most, times {:.0%}".format(*worst).replace("%", " %") in TEXT
+
+
 def test_ranges_and_how_many_times_lie_within():
     named = {
         "eager": "eager, one node, HBM",
@@ -93,8 +119,12 @@ def test_constants_that_the_page_names():
     assert f"without it {Efficiency().memory}" in TEXT
     assert f"**Experts** reach {Efficiency().experts} of" in TEXT
     assert f"A step waits for {Efficiency().exposed} of the time of sending" in TEXT
+    assert f"the weight of the backward in at least {MIN_WEIGHT_BITS} bits" in TEXT
     assert f"NF4 ({NF4_BITS:.2f} bits with scales)" in TEXT
     assert f"keeps {OPTIMIZERS['adam-8bit'].state:.2f} bytes for its moments" in TEXT
+    adam, small = OPTIMIZERS["adam"], OPTIMIZERS["adam-16bit"]
+    assert f"fp32 master weights, gradients and moments ({2 * 4 + adam.state} bytes a parameter)" in TEXT
+    assert f"`adam-16bit` {2 * 2 + small.state} in all" in TEXT
     assert f"fills {load_hardware('a100-80gb').memory_bytes:.0e} bytes".replace("8e+10", "80e9") in TEXT
 
 
@@ -126,6 +156,21 @@ def test_a_run_wholly_at_the_first_level_does_not_reach_the_headline():
     workload = load_workload("transformer_iwslt_de_en")
     less = arithmetic(sixteen) / arithmetic(low), dram(workload, sixteen) / dram(workload, low)
     assert "costs 0.0148 and 0.2016, which are {:.1f} x and {:.2f} x".format(*less) in TEXT
+
+
+def test_the_papers_tables():
+    rows = [row for number in (1, 6) for row in static_rows(number)]
+    figures = [(row, column) for row in rows for column in ("arith", "dram") if row[f"{column}_fits"] == "test"]
+    off = max(abs(row[f"{column}_off"]) for row, column in figures if not (row["contradicts"] and column == "dram"))
+    assert f"are within {off:.1%}".replace("%", " %") in TEXT
+    chips = sorted(row["off"] for row in silicon_rows())
+    assert "by {:.0f} and {:.0f} %.".format(*(100 * chip for chip in chips)) in TEXT
+
+
+def test_fewer_bits_make_larger_tiles():
+    low, workload = parse_setups("bfp:[2,2,2,16]", {})[0], load_workload("opt_1.3b")
+    shares = dram(workload, low), dram(workload, low, 256e3)
+    assert "takes {:.3f} of fixed-point 32's traffic, and {:.3f} through 256 kB".format(*shares) in TEXT
 
 
 # ---- an H100

@@ -11,18 +11,18 @@ from dsq import costmodel
 from dsq.command import read_toml, write_whole
 from dsq.costmodel.cli.answer import Answer, Record, Section, hardware_facts, refuse_idle
 from dsq.costmodel.hardware.hardware import Hardware, Rate, load_hardware, profile_names
-from dsq.costmodel.model.methods import Method, Setup, all_sizes, parse_setups, template, whole_stash
+from dsq.costmodel.model.methods import Method, Setup, all_sizes, parse_setups, whole_stash
 from dsq.costmodel.model.operations import Workload
 from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates
 from dsq.costmodel.model.traffic import matmuls, transfers
-from dsq.costmodel.paper.calibrated import dram, level_costs, shares
+from dsq.costmodel.paper.calibrated import FIXED_32, dram, level_costs, shares
 from dsq.costmodel.planning.plan import ASKED
 from dsq.costmodel.workloads.named import AskedStep, asked
-from dsq.formats import NAMED, WIDEST
-from dsq.precision import Precision, is_level_name, parse_rise_at
+from dsq.formats import NAMED
+from dsq.precision import is_level_name, parse_rise_at
 
 _NAMES: dict[str, dict[str, str]] = read_toml(Path(__file__).parents[1] / "method_names.toml")
-_BYTES = {"mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_BYTES = {"kb": 1e3, "kib": 2**10, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _COUNTS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
@@ -162,9 +162,13 @@ def estimate(arguments: argparse.Namespace) -> Answer:
     units = setups_of(arguments, [arguments.relative_to])
     if len(units) > 1:
         raise ValueError(f"relative_to must be one precision, as [16,4,4,16], got {arguments.relative_to!r}")
-    records = _estimates(workload, setups, units[0], hardware)
+    buffer = parse_size("buffer", arguments.buffer, _BYTES, "20MB")
+    records = _estimates(workload, setups, units[0], hardware, buffer)
     uses = _uses({str(setup): setup.mode for setup in setups})
-    notes = [*(f"{use}." for use in uses), _MEANING.format(units[0]), f"times: {hardware.rates}."]
+    again = "; ".join(f"{setup}: {record['again_MB']:,.0f} MB" for setup, record in zip(setups, records, strict=True))
+    notes = [f"through a buffer of {arguments.buffer} tiles fetch again {again}."] * bool(buffer)
+    notes += [*(f"{use}." for use in uses), _MEANING.format(units[0]), f"times: {hardware.rates}."]
+    notes += [_JOULES] * ("joules" in records[0])
     records = [named(setup) | record for setup, record in zip(setups, records, strict=True)]
     if worked:
         records.append(_mean_record(records, worked))
@@ -193,14 +197,21 @@ _MEANING = (
 )
 
 
-def _estimates(workload: Workload, setups: list[Setup], unit: Setup, hardware: Hardware) -> list[Record]:
+_JOULES = (
+    "joules: estimated, of DRAM bytes and of multiply-adds alone, with neither idle power nor control; their sources: "
+    "hardware_sources of --json."
+)
+
+
+def _estimates(workload: Workload, setups: list[Setup], unit: Setup, hardware: Hardware, buffer: float) -> list[Record]:
     """A record for each setup: by the paper's accounting, and in containers."""
-    by_bits = level_costs(workload, [unit, *setups])
-    whole, *costs = (evaluate(workload, setup, hardware) for setup in (unit, *setups))
+    by_bits = level_costs(workload, [unit, *setups], buffer)
+    whole, *costs = (evaluate(workload, setup, hardware, buffer) for setup in (unit, *setups))
     records = []
     for cost, bits in zip(costs, by_bits[1:], strict=True):
         record = {name: size / by_bits[0][name] for name, size in bits.items()}
         record |= {"dram_in_containers": cost.dram_bytes / whole.dram_bytes, "dram_MB": cost.dram_bytes / 1e6}
+        record |= {"again_MB": cost.again_bytes / 1e6} | ({} if cost.joules is None else {"joules": cost.joules})
         record |= {"arithmetic_of_step": cost.arithmetic / whole.arithmetic}
         record |= {"linears_stash_MB": cost.stash_bytes / 1e6, "model_saved_MB": cost.saved_bytes / 1e6}
         records.append(record | floor_record(cost.total))
@@ -239,10 +250,11 @@ def roofline(arguments: argparse.Namespace) -> Answer:
     workload = asked(**vars(arguments), cpu=hardware.cpu).build()
     records: list[Record] = []
     notes = []
+    buffer = parse_size("buffer", arguments.buffer, _BYTES, "20MB")
     for setup in setups_of(arguments, arguments.precision):
-        classes, note = _classes(workload, setup, hardware)
+        classes, note = _classes(workload, setup, hardware, buffer)
         records += classes
-        notes.append(f"{note} {_by_bits(workload, setup)}")
+        notes.append(f"{note} {_by_bits(workload, setup, buffer)}")
     if arguments.picture:
         from dsq.costmodel.cli.pictures.roofline import draw_roofline
 
@@ -254,19 +266,19 @@ def roofline(arguments: argparse.Namespace) -> Answer:
     return Answer([section], notes, facts(workload, hardware))
 
 
-def _by_bits(workload: Workload, setup: Setup) -> str:
+def _by_bits(workload: Workload, setup: Setup, buffer: float) -> str:
     """The traffic of linear layers by the paper's accounting and in containers, in a sentence; empty: there is none."""
     if not any(gemm.weight for gemm in workload.gemms):
         return ""
-    fixed = Setup(template("fixed", {}), Precision(WIDEST, WIDEST, WIDEST, WIDEST))
-    whole, moved = (sum(t.bytes for t in transfers(workload, each)) for each in (fixed, setup))
-    return f"DRAM: {dram(workload, setup):.3f} of fixed-point 32 by bits, {moved / whole:.3f} in containers, as drawn."
+    whole, moved = (sum(t.bytes for t in transfers(workload, each, buffer)) for each in (FIXED_32, setup))
+    by_bits = dram(workload, setup, buffer)
+    return f"DRAM: {by_bits:.3f} of fixed-point 32 by bits, {moved / whole:.3f} in containers, as drawn."
 
 
-def _classes(workload: Workload, setup: Setup, hardware: Hardware) -> tuple[list[Record], str]:
+def _classes(workload: Workload, setup: Setup, hardware: Hardware, buffer: float) -> tuple[list[Record], str]:
     """A record for each class of operations, and one for all; and a note of what bounds the step."""
     listed = matmuls(workload, setup)
-    classes = floors(transfers(workload, setup), listed, hardware, setup.container_bits)
+    classes = floors(transfers(workload, setup, buffer), listed, hardware, setup.container_bits)
     total = sum(classes.values(), start=ZERO)
     records: list[Record] = []
     for name, floor in {**classes, "total": total}.items():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsq import costmodel
-from dsq.costmodel.hardware.hardware import FusedUnit, load_hardware, profile_names
+from dsq.costmodel.hardware.hardware import Energy, FusedUnit, load_hardware, profile_names
 from dsq.formats import BFP, FixedPoint, Identity, parse_format
 
 MACHINE = """
@@ -166,12 +166,27 @@ def test_bad_hardware_file_names_the_field(line, replacement, message, tmp_path)
     assert str(tmp_path / "mine.toml") in str(error.value)
 
 
+ENERGY = "[energy]\ndram_pj_per_byte = 160\nmac_pj = { narrow = 0.5, wide = 2 }\n"
+
+
+def test_energy_is_stated_of_dram_and_of_each_datatype(tmp_path, mine):
+    energy = read(tmp_path, MINE + ENERGY).energy
+    assert (energy.dram, energy.sram, energy.macs["narrow"]) == (160e-12, 0, 0.5e-12)
+    assert mine.energy is None
+    with pytest.raises(ValueError, match=r"energy\.mac_pj\.int8 must be the datatype of a peak: wide, narrow"):
+        read(tmp_path, MINE + ENERGY.replace("narrow", "int8"))
+    with pytest.raises(ValueError, match=r"energy\.dram_pj_per_byte is missing"):
+        read(tmp_path, MINE + ENERGY.replace("dram_pj_per_byte", "sram_pj_per_byte"))
+
+
 def test_the_pages_listing_is_a_file_as_it_stands(tmp_path):
     page = (Path(__file__).parents[3] / "docs/cost-model.md").read_text()
     listing = page.partition("## A hardware file")[2].partition("    name =")[2].partition("\n\n")[0]
     hardware = read(tmp_path, "name =" + listing.replace("\n    ", "\n"))
     assert hardware.node == 8
     assert hardware.sources["link"] == "not stated"
+    # Horowitz, ISSCC 2014, figure 1.1.9: pJ of 64 bits of DRAM and of 1 MB of cache, of a product and a sum
+    assert hardware.energy == Energy(1300e-12 / 8, 100e-12 / 8, {"fp32": 4.6e-12, "bf16": 1.5e-12})
     assert costmodel.plan("gpt2", str(tmp_path / "mine.toml"), tokens=64).best.fits
 
 

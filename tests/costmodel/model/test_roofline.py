@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from dsq.costmodel.hardware.hardware import MEASURED, Efficiency, FusedUnit, Hardware, Pass, Peak
+from dsq.costmodel.hardware.hardware import MEASURED, Efficiency, Energy, FusedUnit, Hardware, Pass, Peak
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
-from dsq.costmodel.model.roofline import floors, rates
+from dsq.costmodel.model.roofline import evaluate, floors, rates
 from dsq.costmodel.model.traffic import matmuls, transfers
 from dsq.formats import BFP, Identity
 from dsq.precision import Precision
@@ -40,6 +40,16 @@ def test_floor_by_hand(mine):
     assert floor.seconds == pytest.approx(forward + backward)
     assert floor.intensity == pytest.approx(6 * n**3 / (forward_bytes + backward_bytes))
     assert floor.memory_bound == (floor.intensity < floor.ridge)
+
+
+def test_joules_by_hand(mine):
+    """Forward and dx in a narrow pass each, dw in three; each byte of DRAM passes the buffer twice."""
+    workload, setup = Workload("one", (Gemm("l", 160, 160, 160),), tokens=160), Setup(BFP(32), Precision(8, 8, 8, 16))
+    stated = replace(mine, energy=Energy(dram=3.0, sram=0.5, macs={"narrow": 2.0}))
+    cost = evaluate(workload, setup, stated)
+    assert cost.joules == pytest.approx((1 + 1 + 3) * 160**3 * 2.0 + cost.dram_bytes * 4.0)
+    assert evaluate(workload, setup, mine).joules is None
+    assert evaluate(workload, Setup(BFP(32), Precision(16, 16, 16, 16)), stated).joules is None  # "wide" states none
 
 
 def test_a_real_kernel_reaches_a_share_of_the_bandwidth_and_computes_or_moves(mine):
