@@ -53,12 +53,18 @@ X86 = (
         "linear.cpp": [],
     },
 )
+#: beside X86 on Linux, whose permission AMX needs
+AMX = {"gemm/amx.cpp": [*AVX512, "-mamx-tile", "-mamx-bf16"], "gemm/amx_emulated.cpp": AVX512}
 ARM = "-DDSQ_ARM", {"gemm/integer_neon.cpp": ["-march=armv8.2-a+dotprod"], "linear.cpp": []}
 MACHINES = {"x86_64": X86, "amd64": X86, "aarch64": ARM, "arm64": ARM}
 # a cross build says its platform in _PYTHON_HOST_PLATFORM; a Mac's universal2 gets what every machine has
-if own := MACHINES.get(sysconfig.get_platform().rpartition("-")[2]):
+platform = sysconfig.get_platform()
+if own := MACHINES.get(platform.rpartition("-")[2]):
     FLAGS.append(own[0])
     SOURCES |= own[1]
+if platform == "linux-x86_64":
+    FLAGS.append("-DDSQ_AMX")
+    SOURCES |= AMX
 CPU = Path("kernels", "cpu")
 SRC = CPU / "src"
 

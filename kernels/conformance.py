@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ from dsq.kernels.backend import (
     AffineCodes,
     Backend,
     Dtypes,
+    GemmKernel,
     Groups,
     Layer,
     LinearMatMuls,
@@ -349,23 +351,26 @@ def products() -> Iterator[Product]:
 
 
 def product_disagreements(backend: Backend, product: Product, device: torch.device) -> str:
-    """Return the names of the kernels whose result differs from the sum of the exact products of the quantized values
-    by more than float32's rounding of the sums."""
+    """Return the names of the kernels that get the product wrong (``multiplies``)."""
+    fitting = (gemm for gemm in backend.gemms if gemm.fits(product.matmul, torch.float32))
+    return " ".join(gemm.name for gemm in fitting if not multiplies(gemm, product, device))
+
+
+def multiplies(gemm: GemmKernel, product: Product, device: torch.device) -> bool:
+    """Return whether the result of ``gemm`` differs from the sum of the exact products of the quantized values by at
+    most float32's rounding of the sums."""
     generator = torch.Generator().manual_seed(0)
     matmul = product.matmul
     shapes = (product.rows, product.depth), (product.depth, product.columns)
-    a_MK, b_KN = (torch.randn(shape, generator=generator) for shape in shapes)
+    randn = partial(torch.randn, generator=generator, dtype=torch.float32, device="cpu")  # whatever the defaults are
+    a_MK, b_KN = (randn(shape) for shape in shapes)
     if product.spread:
         a_MK, b_KN = _spread_out(a_MK, product.spread, generator), _spread_out(b_KN.t(), product.spread, generator).t()
         a_MK[0, 0] = torch.nan
     x, w = ((t.t() if op.transposed else t).contiguous() for op, t in ((matmul.a, a_MK), (matmul.b, b_KN)))
-    bias = torch.randn(product.columns, generator=generator)
-    wrong_kernels = []
-    for gemm in (gemm for gemm in backend.gemms if gemm.fits(matmul, torch.float32)):
-        y = gemm.run(matmul, *operands_for(gemm, matmul, x.to(device), w.to(device), REFERENCE), bias.to(device))
-        if not _is_product(y, matmul, x, w, bias):
-            wrong_kernels.append(gemm.name)
-    return " ".join(wrong_kernels)
+    bias = randn(product.columns)
+    y = gemm.run(matmul, *operands_for(gemm, matmul, x.to(device), w.to(device), REFERENCE), bias.to(device))
+    return _is_product(y, matmul, x, w, bias)
 
 
 def _is_product(y: Tensor, matmul: MatMul, a: Tensor, b: Tensor, bias: Tensor | None) -> bool:

@@ -1,7 +1,8 @@
 """Products of quantized operands by the compiled kernels (src/gemm): products of values exact, sums in float32.
 
 The kernel "bfloat16" multiplies operands that bfloat16 represents exactly (AVX512_BF16). For bfloat16 tensors, BFP of
-any width is one.
+any width is one. The kernel "amx" multiplies the same operands by AMX's tiles. No machine with AMX has run it: tests
+emulate the tiles. Before its first use a few small products are compared with the reference's.
 
 The kernel "integer" multiplies packed operands with blocks along the contraction, as hardware for the format does: an
 exact integer dot product per block, then the scale factors of the blocks. It needs AVX512_VNNI, AVX-VNNI, AVX2, or
@@ -13,15 +14,19 @@ times the scale factors of either operand or both, must be within float32's rang
 Callers have checked shapes, dtypes and codes (dsq.ops). Shape suffixes: M rows, N columns, K the contraction.
 """
 
+import itertools
 import math
+import warnings
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dsq.formats import BFP, Layout
-from dsq.kernels.backend import Codes, GemmKernel, MatMul, Operand, Sizes
+from dsq.kernels.backend import Codes, GemmKernel, MatMul, Operand, Sizes, along_contraction
+from dsq.kernels.conformance import Product, multiplies
 from dsq.kernels.cpu.codec import SCALES, CodecKernels
 from dsq.kernels.cpu.library import Library, library
 from dsq.kernels.cpu.memory import Arena, addresses, scratch
@@ -36,17 +41,38 @@ ONEDNN = "onednn"
 def gemms(library: Library) -> tuple[GemmKernel, ...]:
     """Return the kernels of ``library``, and for other products PyTorch's matmul by MKL and by oneDNN. MKL starts a
     small product sooner, but on CPUs of other makers than Intel it may leave the widest units idle."""
-    has_bfloat16 = library.has_gemm("GEMM_BFLOAT16")
     has_integer = library.has_gemm("GEMM_INTEGER")
-    bf16 = torch.bfloat16
     return (
-        GemmKernel(
-            "bfloat16", lambda *product: has_bfloat16 and _fits_bfloat16(*product), _bfloat16, False, bf16, bf16
-        ),
+        _bfloat16_gemm(library, "bfloat16"),
         GemmKernel("integer", lambda *product: has_integer and _fits_integer(*product), _integer, packed=True),
+        with_first_check(_bfloat16_gemm(library, "amx")),  # after the others, so that it is chosen by its time alone
         TORCH,
         GemmKernel(ONEDNN, _fits_onednn, lambda _, a_MK, b_KN, bias_N: by_onednn(a_MK, b_KN.t(), bias_N)),
     )
+
+
+def _bfloat16_gemm(library: Library, name: str) -> GemmKernel:
+    has_instructions = library.has_gemm(KERNELS[name])
+    bf16 = torch.bfloat16
+    run = partial(_multiply_bfloat16, getattr(library.c, KERNELS[name]))
+    return GemmKernel(name, lambda *product: has_instructions and _fits_bfloat16(*product), run, False, bf16, bf16)
+
+
+def with_first_check(gemm: GemmKernel) -> GemmKernel:
+    """Return ``gemm`` with a check before its first use: if a small product differs from the reference's, a warning
+    says so and the kernel fits no product."""
+
+    @cache
+    def conforms() -> bool:
+        transpositions = (False, False), (False, True), (True, False)
+        for (rows, depth, columns), transposed in itertools.product(((64, 320, 32), (37, 300, 45)), transpositions):
+            product = Product(rows, depth, columns, along_contraction(BFP(9), BFP(9), transposed))
+            if not multiplies(gemm, product, torch.device("cpu")):
+                warnings.warn(f"dsq: the kernel {gemm.name!r} is not used: its {product} is wrong", stacklevel=3)
+                return False
+        return True
+
+    return gemm._replace(fits=lambda *product: gemm.fits(*product) and conforms())
 
 
 def _dot_product_size(block_size: int) -> int:
@@ -89,14 +115,14 @@ def _wants_exact(matmul: MatMul, dtype: torch.dtype) -> bool:
     return matmul.exact and dtype is not torch.float64
 
 
-def _bfloat16(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
-    """Return ``a b + bias`` of bfloat16 values in float32."""
+def _multiply_bfloat16(kernel: int, _: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
+    """Return ``a b + bias`` of bfloat16 values in float32. ``kernel`` is of ``enum GemmKernel``."""
     c = library().c
     sizes = (a_MK.shape[0], b_KN.shape[1], a_MK.shape[1])
     a, b = (x if 1 in x.stride() else x.contiguous() for x in (a_MK, b_KN))
     a_address, b_address = addresses(a, b, strided=True)
-    operands = a_address, *a.stride(), b_address, *b.stride()
-    return _multiply(sizes, bias_N, c.dsq_gemm_bfloat16, operands, c.dsq_gemm_bfloat16_scratch(*sizes))
+    operands = kernel, a_address, *a.stride(), b_address, *b.stride()
+    return _multiply(sizes, bias_N, c.dsq_gemm_bfloat16, operands, c.dsq_gemm_bfloat16_scratch(kernel, *sizes))
 
 
 def _integer(matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -> Tensor:
@@ -137,7 +163,7 @@ def _multiply(
 # ---- a product as a MatMulDesc (src/linear.cpp): its operands, and their places in scratch memory
 
 #: the name of a GemmKernel -> that in enum GemmKernel; any other is a product of PyTorch's
-KERNELS = {"bfloat16": "GEMM_BFLOAT16", "integer": "GEMM_INTEGER"}
+KERNELS = {"bfloat16": "GEMM_BFLOAT16", "amx": "GEMM_AMX", "integer": "GEMM_INTEGER"}
 
 
 class OperandInput(NamedTuple):
@@ -175,8 +201,8 @@ def describe(
         fields["block_size"] = block_size = _dot_product_size(a_format.block_size)
         size = c.dsq_gemm_integer_scratch(*sizes, a_format.bits, b_format.bits, block_size)
         fields["panels_offset"] = arena.allocate(size)
-    elif gemm == "bfloat16":
-        fields["panels_offset"] = arena.allocate(c.dsq_gemm_bfloat16_scratch(*sizes))
+    elif gemm in KERNELS:
+        fields["panels_offset"] = arena.allocate(c.dsq_gemm_bfloat16_scratch(fields["gemm"], *sizes))
     if matmul.result is not None:
         layout = Layout(1, rows, columns, along_rows=False)
         fields["result"] = codec.fields(matmul.result, layout, torch.float32, dtype, stochastic)

@@ -16,8 +16,9 @@ enum Scales { POWER, SIGNED_E4M3 };
 /* the scale of a block that holds a NaN or an infinity */
 enum { NAN_EXPONENT = 255 };
 
-/* which kernel multiplies; GEMM_TORCH: the call only quantizes the operands, the caller multiplies */
-enum GemmKernel { GEMM_BFLOAT16, GEMM_INTEGER, GEMM_TORCH };
+/* which kernel multiplies; GEMM_AMX_EMULATED: GEMM_AMX with emulated tiles, for tests; GEMM_TORCH: the call only quantizes
+   the operands, the caller multiplies */
+enum GemmKernel { GEMM_BFLOAT16, GEMM_AMX, GEMM_AMX_EMULATED, GEMM_INTEGER, GEMM_TORCH };
 
 /* How a tensor is quantized, packed or unpacked: a format, a layout (dsq/formats) and the caller's choices. */
 typedef struct {
@@ -149,11 +150,11 @@ void dsq_relu(int isa, address x, int64_t count, address y, address bits, int th
 
 /* c (rows x columns, contiguous, float32) = a (rows x depth) b (depth x columns) + bias (columns, float32, or 0). No
    size is 0. `scratch` has the bytes that the function ..._scratch asks for. */
-int64_t dsq_gemm_bfloat16_scratch(int64_t rows, int64_t columns, int64_t depth);
-/* One stride of a and one of b is 1. */
-void dsq_gemm_bfloat16(address a, int64_t a_row_stride, int64_t a_depth_stride, address b, int64_t b_depth_stride,
-                       int64_t b_column_stride, address bias, address c, int64_t rows, int64_t columns, int64_t depth,
-                       address scratch, int threads);
+int64_t dsq_gemm_bfloat16_scratch(int gemm, int64_t rows, int64_t columns, int64_t depth);
+/* `gemm`: GEMM_BFLOAT16 or AMX's. One stride of a and one of b is 1. */
+void dsq_gemm_bfloat16(int gemm, address a, int64_t a_row_stride, int64_t a_depth_stride, address b,
+                       int64_t b_depth_stride, int64_t b_column_stride, address bias, address c, int64_t rows,
+                       int64_t columns, int64_t depth, address scratch, int threads);
 int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, int a_bits, int b_bits, int block_size);
 /* Packed a and b with blocks of `block_size` values along the depth, or one scale each, of `kind` in enum Scales. `block_size` divides 256 and
    is a multiple of as many codes of the widest bits as 32 bits hold; a dot product over it must fit 32 bits. */

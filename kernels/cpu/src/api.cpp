@@ -25,10 +25,8 @@ const char* dsq_isa(int index, int* usable) {
 }
 
 int dsq_has_gemm(int gemm) {
-#ifdef DSQ_X86
-  if (gemm == GEMM_BFLOAT16) return gemm_bfloat16_usable();
-#endif
   if (gemm == GEMM_INTEGER) return integer_gemm() != nullptr;
+  if (const Bfloat16Gemm* bfloat16 = bfloat16_gemm(gemm)) return bfloat16->usable();
   return gemm == GEMM_TORCH;
 }
 
@@ -97,21 +95,18 @@ void dsq_relu(int isa, address x, int64_t count, address y, address bits, int th
   run_mask(isa, &IsaKernels::relu, job, count, threads);
 }
 
-#ifdef DSQ_X86  // elsewhere dsq_has_gemm says no, and nobody asks for these
-
-int64_t dsq_gemm_bfloat16_scratch(int64_t rows, int64_t columns, int64_t depth) {
-  return gemm_bfloat16_scratch({rows, columns, depth});
+int64_t dsq_gemm_bfloat16_scratch(int gemm, int64_t rows, int64_t columns, int64_t depth) {
+  return bfloat16_gemm(gemm)->scratch({rows, columns, depth});
 }
 
-void dsq_gemm_bfloat16(address a, int64_t a_row_stride, int64_t a_depth_stride, address b, int64_t b_depth_stride,
-                       int64_t b_column_stride, address bias, address c, int64_t rows, int64_t columns, int64_t depth,
-                       address scratch, int threads) {
-  gemm_bfloat16({At{a}, a_row_stride, a_depth_stride}, {At{b}, b_column_stride, b_depth_stride}, At{bias},
-                {At{c}, FLOAT32, nullptr}, {rows, columns, depth}, At{scratch}, threads);
+void dsq_gemm_bfloat16(int gemm, address a, int64_t a_row_stride, int64_t a_depth_stride, address b,
+                       int64_t b_depth_stride, int64_t b_column_stride, address bias, address c, int64_t rows,
+                       int64_t columns, int64_t depth, address scratch, int threads) {
+  bfloat16_gemm(gemm)->multiply({At{a}, a_row_stride, a_depth_stride}, {At{b}, b_column_stride, b_depth_stride},
+                                At{bias}, {At{c}, FLOAT32, nullptr}, {rows, columns, depth}, At{scratch}, threads);
 }
 
-#endif
-#if defined DSQ_X86 || defined DSQ_ARM
+#if defined DSQ_X86 || defined DSQ_ARM  // elsewhere dsq_has_gemm says no, and nobody asks for these
 
 int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, int a_bits, int b_bits, int block_size) {
   return integer_gemm()->scratch({rows, columns, depth}, a_bits, b_bits, block_size);

@@ -55,12 +55,10 @@ void matmul(const MatMulDesc& desc, OperandData a, OperandData b, const float* b
     integer_gemm()->multiply({left.data, left.scales, desc.a.codec.scales, desc.a.codec.bits, desc.a.across != 0},
                              {right.data, right.scales, desc.b.codec.scales, desc.b.codec.bits, desc.b.across != 0},
                              desc.a.codec.block_size == 0, desc.block_size, bias, result, size, panels, threads);
-#ifdef DSQ_X86
-  else if (desc.gemm == GEMM_BFLOAT16)
-    gemm_bfloat16({(const uint16_t*)left.data, desc.a.row_stride, desc.a.column_stride},
-                  {(const uint16_t*)right.data, desc.b.column_stride, desc.b.row_stride}, bias, result, size,
-                  panels, threads);
-#endif
+  else if (const Bfloat16Gemm* gemm = bfloat16_gemm(desc.gemm))
+    gemm->multiply({(const uint16_t*)left.data, desc.a.row_stride, desc.a.column_stride},
+                   {(const uint16_t*)right.data, desc.b.column_stride, desc.b.row_stride}, bias, result, size, panels,
+                   threads);
   if (after) quantize_tensor(codec, result.to, out, threads, seed + desc.result_seed);
 }
 

@@ -22,7 +22,7 @@ if not LIBRARY.exists():
     pytest.skip("the C++ kernels are not built", allow_module_level=True)
 
 NARROW = MatMul(Operand(BFP(4), -1), Operand(BFP(4), 0))
-BFLOAT16, INTEGER, TORCH, ONEDNN = load().gemms
+BFLOAT16, INTEGER, AMX, TORCH, ONEDNN = load().gemms
 INTEGER_GEMMS = library().usable(library().c.dsq_integer_gemm)
 SIZES = [(1, 1, 1), (3, 5, 7), (14, 256, 32), (15, 257, 33), (100, 600, 70)]
 needs_integer = pytest.mark.usefixtures("integer_gemm")
@@ -244,7 +244,7 @@ def test_subnormal_steps_count_whatever_the_thread_has_set_and_codes_in_another_
         assert torch.equal(INTEGER.run(matmul, strided, b, None), expected)
 
 
-@pytest.mark.parametrize("gemm", ["integer", "bfloat16", "torch", "onednn"])
+@pytest.mark.parametrize("gemm", ["integer", "bfloat16", "amx", "torch", "onednn"])
 def test_a_layer_is_multiplied_by_the_kernel_that_is_named_and_its_weight_may_be_transposed_in_memory(
     gemm, monkeypatch
 ):

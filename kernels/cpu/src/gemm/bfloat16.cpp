@@ -1,7 +1,7 @@
 // C = A B, operands in bfloat16, products exact, sums in float32 (AVX512_BF16, which takes subnormal values as zero).
 #define LANES 16
 #include "../threads.h"
-#include "packing.h"
+#include "bfloat16_packing.h"
 #include "result_tile.h"
 
 namespace {
@@ -10,22 +10,6 @@ constexpr int ROWS = 14, COLUMNS = TILE_COLUMNS;  // of C in a register tile: 28
 constexpr int DEPTH = 256;              // steps of a panel: B's takes 16 KiB and stays in the first-level cache
 constexpr int TASK_PANELS = 16;         // panels of A that a task multiplies by one panel of B
 constexpr int64_t A_PANEL = ROWS * DEPTH / 2, B_PANEL = COLUMNS * DEPTH / 2;
-
-// Packs the `width` vectors of x, which has `vectors`, from vector `first` on, over `depth` steps from k on.
-template <int width>
-void pack(const Bfloat16Operand& x, int64_t vectors, int64_t first, int64_t k, int depth, uint32_t* panel) {
-  const int present = least(width, vectors - first);
-  const uint16_t* from = x.data + first * x.vector_stride + k * x.depth_stride;
-  if (x.depth_stride == 1)
-    return pack_vectors<width>(
-        [&](int i, int element) {
-          const int left = i < present ? depth - 2 * element : 0;
-          return _mm512_maskz_loadu_epi16(first32(left), left > 0 ? from + i * x.vector_stride + 2 * element : from);
-        },
-        (depth + 1) / 2, panel);
-  const __mmask32 mask = first32(present);
-  pack_steps<width>([&](int i) { return _mm512_maskz_loadu_epi16(mask, from + i * x.depth_stride); }, depth, panel);
-}
 
 // A tile of C, `rows` high and `columns` wide, from a panel of A and one of B; `start`, where there is one, is added: C
 // itself, or a bias row (start_stride 0).
@@ -61,20 +45,18 @@ const Microkernel MICROKERNELS[ROWS + 1] = {
     microkernel<5>,  microkernel<6>,  microkernel<7>,  microkernel<8>,  microkernel<9>,
     microkernel<10>, microkernel<11>, microkernel<12>, microkernel<13>, microkernel<14>};
 
-}  // namespace
-
-bool gemm_bfloat16_usable() {
+bool usable() {
   return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16");
 }
 
-int64_t gemm_bfloat16_scratch(GemmSize size) {
+int64_t scratch_bytes(GemmSize size) {
   const int64_t blocks = ceil_div(size.depth, DEPTH);
   return 4 * blocks * (ceil_div(size.rows, ROWS) * A_PANEL + ceil_div(size.columns, COLUMNS) * B_PANEL);
 }
 
-void gemm_bfloat16(const Bfloat16Operand& a, const Bfloat16Operand& b, const float* bias, const Result& c,
-                   GemmSize size, uint32_t* scratch, int threads) {
+void multiply(const Bfloat16Operand& a, const Bfloat16Operand& b, const float* bias, const Result& c, GemmSize size,
+              uint32_t* scratch, int threads) {
   const int64_t rows = size.rows, columns = size.columns, depth = size.depth;
   const int64_t a_panels = ceil_div(rows, ROWS), b_panels = ceil_div(columns, COLUMNS), blocks = ceil_div(depth, DEPTH);
   uint32_t* b_scratch = scratch + a_panels * blocks * A_PANEL;
@@ -107,3 +89,7 @@ void gemm_bfloat16(const Bfloat16Operand& a, const Bfloat16Operand& b, const flo
     tile.finish();
   });
 }
+
+}  // namespace
+
+const Bfloat16Gemm BFLOAT16_AVX512 = {usable, scratch_bytes, multiply};

@@ -33,10 +33,26 @@ struct Result {
 };
 constexpr int TILE_COLUMNS = 32;  // of a register tile
 
-bool gemm_bfloat16_usable();
-int64_t gemm_bfloat16_scratch(GemmSize size);
-void gemm_bfloat16(const Bfloat16Operand& a, const Bfloat16Operand& b, const float* bias, const Result& c,
+// On values in bfloat16, by some machine's instructions.
+struct Bfloat16Gemm {
+  bool (*usable)();
+  int64_t (*scratch)(GemmSize size);
+  void (*multiply)(const Bfloat16Operand& a, const Bfloat16Operand& b, const float* bias, const Result& c,
                    GemmSize size, uint32_t* scratch, int threads);
+};
+extern const Bfloat16Gemm BFLOAT16_AVX512, AMX, AMX_EMULATED;
+
+// The kernel of an enum GemmKernel, or null: it takes no values in bfloat16, or was not built for this kind of machine.
+inline const Bfloat16Gemm* bfloat16_gemm(int gemm) {
+#ifdef DSQ_X86
+  if (gemm == GEMM_BFLOAT16) return &BFLOAT16_AVX512;
+#endif
+#ifdef DSQ_AMX
+  if (gemm == GEMM_AMX) return &AMX;
+  if (gemm == GEMM_AMX_EMULATED) return &AMX_EMULATED;
+#endif
+  return nullptr;
+}
 
 // On packed codes, by some machine's instructions. Blocks of `block_size` values along the depth, or one scale an operand; a dot
 // product over a block must fit 32 bits.

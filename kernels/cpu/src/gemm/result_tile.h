@@ -17,9 +17,11 @@ INLINE U rounded_to(int32_t dtype, F x) {
 // The part of C that one task computes: `rows` rows, `columns` of at most TILE_COLUMNS columns.
 template <int ROWS> class ResultTile {
  public:
-  ResultTile(const Result& result, int64_t row, int64_t column, int rows, int columns, int64_t all_columns)
+  // `in_place`: a result in float32 takes the sums themselves.
+  ResultTile(const Result& result, int64_t row, int64_t column, int rows, int columns, int64_t all_columns,
+             bool in_place = true)
       : result_(result), rows_(rows), columns_(columns), stride_(all_columns), at_(row * all_columns + column),
-        direct_(result.dtype == FLOAT32 && !result.codec) {
+        direct_(in_place && result.dtype == FLOAT32 && !result.codec) {
     if (!direct_ && columns < TILE_COLUMNS) memset(sums_, 0, sizeof sums_);  // blocks are padded with zeros
   }
   // Where row `r` of the sums begins, and how far it is to the next.
