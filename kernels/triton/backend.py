@@ -14,7 +14,7 @@ from dsq.kernels.triton.linear import Passes
 TRITON = replace(  # the reference serves the fields that are not listed, by PyTorch's operations
     REFERENCE,
     name="triton",
-    formats=frozenset(codec.GRIDS),
+    formats=frozenset(codec.SCALINGS),
     supports=lambda fmt: fmt.block_size in codec.BLOCKS,
     quantize=codec.quantize,
     pack=codec.pack,

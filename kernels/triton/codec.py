@@ -15,9 +15,9 @@ from dsq.kernels.reference.codec import BLOCK
 from dsq.kernels.reference.formats import NAN_EXPONENT
 from dsq.kernels.triton import codec_kernels as kernels
 from dsq.kernels.triton.launch import Launch
-from dsq.kernels.triton.tiles import POWER, SIGNED_E4M3, Grid, Target
+from dsq.kernels.triton.tiles import POWER, SIGNED_E4M3, Scaling, Target
 
-GRIDS: dict[type[Format], Grid] = {BFP: POWER, FixedPoint: POWER, SignedNVInt: SIGNED_E4M3}
+SCALINGS: dict[type[Format], Scaling] = {BFP: POWER, FixedPoint: POWER, SignedNVInt: SIGNED_E4M3}
 #: a tile of 32 x 128 values: 16 KiB of float32, eight 16-byte loads a thread
 TILE = {"T": 32, "C": BLOCK, "num_warps": 4}
 #: for blocks along rows a tile has one block of rows by 128 columns, and a warp for this many rows: up to 32 rows, each
@@ -167,7 +167,7 @@ class _Output:
         self.names = [f"{name}{suffix}" for name in kernels.Output._fields]
         word = word_of(fmt.bits, row_bits) if self.dtype is None else 8
         low, high = _exponents(request) or (-1, -1)
-        self.target = Target(GRIDS[type(fmt)], fmt.bits, fmt.smallest_code, low, high, self.dtype is None, word)
+        self.target = Target(SCALINGS[type(fmt)], fmt.bits, fmt.smallest_code, low, high, self.dtype is None, word)
         self.exponent_place = prod(self.scale_shape) - 1
         self.row_words = row_bits // word
 
@@ -259,7 +259,7 @@ def _decoder(fmt: Format, layout: Layout, address: int, dtype: torch.dtype) -> t
     word = word_of(fmt.bits, tiling.row_bits, address)
     exponent_place = prod(fmt.scale_shape(layout)) - 1
     sizes = {**tiling.sizes, "exponent_place": exponent_place, "row_words": tiling.row_bits // word}
-    of_format = {"GRID": GRIDS[type(fmt)], "OF_TENSOR": fmt.tensor_bytes > 0, "BITS": fmt.bits}
+    of_format = {"SCALING": SCALINGS[type(fmt)], "OF_TENSOR": fmt.tensor_bytes > 0, "BITS": fmt.bits}
     return Launch(kernels.decode, tiling.programs, **of_format, WORD=word, **tiling.options), sizes
 
 

@@ -6,7 +6,7 @@ A program works on a tile of T rows by C columns, in one of three ways:
     blocks along columns       T stretches of C columns, numbered through all the rows
     blocks along rows          the T rows of one block (of one block of rows) by C columns
 
-A tile holds whole blocks, so each value is read once. GRID is the grid of the format, and TARGET says what a tile is
+A tile holds whole blocks, so each value is read once. SCALING is that of the format, and TARGET says what a tile is
 rounded to (tiles.py). BLOCK_SIZE 0 is one block for the tensor, for which ALONG_ROWS is false. WIDE offsets have 64
 bits. A format with one exponent for the whole tensor needs the tensor's largest value, which ``largest`` finds before.
 The tensor is then read twice, as the code of a value depends on all others.
@@ -101,7 +101,7 @@ def _spread(v_TB, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit
 def _exponent_of_tensor(scales_pointer, exponent_place, OF_TENSOR: tl.constexpr):
-    """Return the exponent that a Grid takes as ``tensor``, from its place among the scales."""
+    """Return the exponent that a Scaling takes as ``tensor``, from its place among the scales."""
     if OF_TENSOR:
         return tl.load(scales_pointer + exponent_place).to(tl.int32)
     return 0
@@ -186,15 +186,15 @@ def _round_tile(
     if BLOCK_SIZE == 0:
         scale_TC = tl.zeros_like(tile.col_TC).to(tl.int32) + tensor
     elif ALONG_ROWS:
-        scale_C = TARGET.grid.scale(tl.max(TARGET.grid.key(x_TC, TARGET.bits), axis=0), tensor, TARGET.bits)
+        scale_C = TARGET.scaling.scale(tl.max(TARGET.scaling.key(x_TC, TARGET.bits), axis=0), tensor, TARGET.bits)
         scale_TC = scale_C[None, :]
         if TARGET.pack:
             col_C = tile.col0 + tl.arange(0, C)
             at_C = tile.block * tile.columns + col_C
             tl.store(output.scales_pointer + at_C, scale_C.to(tl.uint8), col_C < tile.columns)
     else:
-        key_TBX = tl.reshape(TARGET.grid.key(x_TC, TARGET.bits), (T, C // BLOCK_SIZE, BLOCK_SIZE))
-        scale_TB = TARGET.grid.scale(tl.max(key_TBX, axis=2), tensor, TARGET.bits)
+        key_TBX = tl.reshape(TARGET.scaling.key(x_TC, TARGET.bits), (T, C // BLOCK_SIZE, BLOCK_SIZE))
+        scale_TB = TARGET.scaling.scale(tl.max(key_TBX, axis=2), tensor, TARGET.bits)
         scale_TC = _spread(scale_TB, BLOCK_SIZE)
         if TARGET.pack:
             blocks = (tile.columns + BLOCK_SIZE - 1) // BLOCK_SIZE
@@ -205,17 +205,17 @@ def _round_tile(
     if output.seed_pointer is not None:
         seed = tl.load(output.seed_pointer)
     u_TC = uniform(seed, tile.row_T, tile.col0_T, width, FLAT, T, C) if STOCHASTIC else x_TC
-    t_TC = TARGET.grid.divide(x_TC, scale_TC, tensor, TARGET.bits)
+    t_TC = TARGET.scaling.divide(x_TC, scale_TC, tensor, TARGET.bits)
     magic_TC = round_to_code(t_TC, u_TC, TARGET.bits, TARGET.smallest, STOCHASTIC)
     if TARGET.pack:
-        code_mask_TC = tl.where(TARGET.grid.is_nan(scale_TC, tensor, TARGET.bits), 0, (1 << TARGET.bits) - 1)
+        code_mask_TC = tl.where(TARGET.scaling.is_nan(scale_TC, tensor, TARGET.bits), 0, (1 << TARGET.bits) - 1)
         code_TC = magic_TC.to(tl.int32, bitcast=True) & code_mask_TC
         store_codes(
             as_words(output.out_pointer, TARGET.word), code_TC, tile.row_T, tile.col0_T, tile.valid_T, output.row_words,
             BITS=TARGET.bits, WORD=TARGET.word, T=T, C=C,
         )  # fmt: skip
     else:
-        y_TC = TARGET.grid.multiply(magic_TC - MAGIC, scale_TC, tensor, TARGET.bits)
+        y_TC = TARGET.scaling.multiply(magic_TC - MAGIC, scale_TC, tensor, TARGET.bits)
         y_pointer = as_integers(output.out_pointer)
         store_float(y_pointer + tile.row_T[:, None] * tile.columns + tile.col_TC, y_TC, tile.mask_TC)
 
@@ -223,7 +223,7 @@ def _round_tile(
 @triton.jit(do_not_specialize=["lines", "rows", "exponent_place"])
 def decode(
     codes_pointer, scales_pointer, y_pointer, lines, rows, columns, exponent_place, row_words,
-    GRID: tl.constexpr, OF_TENSOR: tl.constexpr, BITS: tl.constexpr, BLOCK_SIZE: tl.constexpr, ALONG_ROWS: tl.constexpr,
+    SCALING: tl.constexpr, OF_TENSOR: tl.constexpr, BITS: tl.constexpr, BLOCK_SIZE: tl.constexpr, ALONG_ROWS: tl.constexpr,
     FLAT: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Unpack a tile of values into ``y``."""
@@ -245,7 +245,7 @@ def decode(
     SIGN: tl.constexpr = 1 << (BITS - 1)
     code_TC = split_words(words, BITS, WORD, T, C)
     magic_TC = (code_TC ^ (MAGIC_BITS | SIGN)).to(tl.float32, bitcast=True)  # MAGIC + SIGN + the signed code
-    y_TC = GRID.multiply(magic_TC - (MAGIC + SIGN), scale_TC, tensor, BITS)
+    y_TC = SCALING.multiply(magic_TC - (MAGIC + SIGN), scale_TC, tensor, BITS)
     store_float(as_integers(y_pointer) + tile.row_T[:, None] * columns + tile.col_TC, y_TC, tile.mask_TC)
 
 
