@@ -13,7 +13,7 @@ from dsq.arguments import choice, whole_number
 from dsq.formats import DEFAULT, WIDEST, Format, Identity, named, parse_format
 from dsq.kernels.backend import LinearMatMuls, MatMul, Operand
 from dsq.operands import MIN_WEIGHT_BITS, PLAIN_BITS, Operands, OperandSpec, parse_operands
-from dsq.ops.products import ProductMatMuls, product_matmuls
+from dsq.ops.products import ProductMatMuls, SeedOffset, product_matmuls
 from dsq.packing import Rounding
 from dsq.precision import Precision
 
@@ -68,10 +68,22 @@ class Quantizers:
         q0, q1, q2, q3 = (q if q.quantizes else None for q in (self.q0, self.q1, self.q2, self.q3))
         w = self.backward_weight if q1 else None
         exact = self.gemm == "exact"
-        return LinearMatMuls(  # each operand has a seed offset of its own, so that no two share random numbers
-            MatMul(Operand(q0, -1, seed=0), Operand(q0, -1, transposed=True, seed=1), exact=exact),
-            MatMul(Operand(q2, -1, seed=4), Operand(w, 0, seed=3), result=q3, result_seed=6, exact=exact),
-            MatMul(Operand(q3, 0, transposed=True, seed=5), Operand(q1, 0, seed=2), exact=exact),
+        return LinearMatMuls(
+            MatMul(
+                Operand(q0, -1, seed=SeedOffset.X), Operand(q0, -1, transposed=True, seed=SeedOffset.W), exact=exact
+            ),
+            MatMul(
+                Operand(q2, -1, seed=SeedOffset.DY_FOR_DX),
+                Operand(w, 0, seed=SeedOffset.W_FOR_DX),
+                result=q3,
+                result_seed=SeedOffset.DX,
+                exact=exact,
+            ),
+            MatMul(
+                Operand(q3, 0, transposed=True, seed=SeedOffset.DY_FOR_DW),
+                Operand(q1, 0, seed=SeedOffset.X_FOR_DW),
+                exact=exact,
+            ),
         )
 
     def _of_operands(self, specs: Operands) -> tuple[LinearMatMuls, ProductMatMuls]:
@@ -85,24 +97,40 @@ class Quantizers:
             transform = spec.hadamard, spec.random_signs
             return Operand(spec.resolved, axis, transposed, seed, nearest, *transform, first)
 
-        x, w, dx = operand(specs.x, -1, 0), operand(specs.w, -1, 1, transposed=True), operand(specs.dx, -1, 6)
+        x, w, dx = (
+            operand(specs.x, -1, SeedOffset.X),
+            operand(specs.w, -1, SeedOffset.W, transposed=True),
+            operand(specs.dx, -1, SeedOffset.DX),
+        )
         matmuls = LinearMatMuls(
             MatMul(x, w, exact=exact),
             MatMul(
-                operand(specs.dy_for_dx, -1, 4),
-                operand(specs.w_for_dx, 0, 3, of=w),
+                operand(specs.dy_for_dx, -1, SeedOffset.DY_FOR_DX),
+                operand(specs.w_for_dx, 0, SeedOffset.W_FOR_DX, of=w),
                 *(dx.format, dx.seed, dx.nearest),
                 exact=exact,
             ),
-            MatMul(operand(specs.dy_for_dw, 0, 5, True), operand(specs.x_for_dw, 0, 2, of=x), exact=exact),
+            MatMul(
+                operand(specs.dy_for_dw, 0, SeedOffset.DY_FOR_DW, True),
+                operand(specs.x_for_dw, 0, SeedOffset.X_FOR_DW, of=x),
+                exact=exact,
+            ),
         )
-        b, b_for_da = operand(specs.w, -2, 1), specs.w_for_dx
+        b, b_for_da = operand(specs.w, -2, SeedOffset.W), specs.w_for_dx
         if b_for_da.format == "-":
             b_for_da = specs.x_for_dw.untransformed()
         products = ProductMatMuls(
             MatMul(x, b, exact=exact),
-            MatMul(operand(specs.dy_for_dx, -1, 4), operand(b_for_da, -1, 3, True, b), exact=exact),
-            MatMul(operand(specs.dy_for_dw, -2, 5, True), operand(specs.x_for_dw, -2, 2, of=x), exact=exact),
+            MatMul(
+                operand(specs.dy_for_dx, -1, SeedOffset.DY_FOR_DX),
+                operand(b_for_da, -1, SeedOffset.W_FOR_DX, True, b),
+                exact=exact,
+            ),
+            MatMul(
+                operand(specs.dy_for_dw, -2, SeedOffset.DY_FOR_DW, True),
+                operand(specs.x_for_dw, -2, SeedOffset.X_FOR_DW, of=x),
+                exact=exact,
+            ),
         )
         return matmuls, products
 

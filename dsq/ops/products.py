@@ -28,8 +28,15 @@ from dsq.kernels.dispatch import backend_for, define, gemm_for, pack, plain, qua
 from dsq.kernels.reference.backend import TORCH
 from dsq.ops.hadamard import transform
 
-#: seeds that one product may take: those of its operands (product_matmuls) are offsets below this
-SEEDS = 8
+
+class SeedOffset:
+    """What each operand of a layer's products, x, w and their like, adds to the seed of a call, so that no two share
+    random numbers."""
+
+    X, W, X_FOR_DW, W_FOR_DX, DY_FOR_DX, DY_FOR_DW, DX = range(7)
+    NUMBER = 8  #: of seeds that one call may take
+
+
 _any_autocast = torch._C._is_any_autocast_enabled  # to ask for one device takes six times as long
 function_transform = torch._C._functorch.peek_interpreter_stack
 
@@ -151,9 +158,17 @@ def product_matmuls(q0: Format, q1: Format, q2: Format, exact: bool = True) -> P
     MatMul."""
     f0, f1, f2 = (q if q.quantizes else None for q in (q0, q1, q2))
     return ProductMatMuls(
-        MatMul(Operand(f0, -1, seed=0), Operand(f0, -2, seed=1), exact=exact),
-        MatMul(Operand(f2, -1, seed=4), Operand(f1, -1, transposed=True, seed=3), exact=exact),  # sums over N
-        MatMul(Operand(f2, -2, transposed=True, seed=5), Operand(f1, -2, seed=2), exact=exact),  # sums over M
+        MatMul(Operand(f0, -1, seed=SeedOffset.X), Operand(f0, -2, seed=SeedOffset.W), exact=exact),
+        MatMul(  # sums over N
+            Operand(f2, -1, seed=SeedOffset.DY_FOR_DX),
+            Operand(f1, -1, transposed=True, seed=SeedOffset.W_FOR_DX),
+            exact=exact,
+        ),
+        MatMul(  # sums over M
+            Operand(f2, -2, transposed=True, seed=SeedOffset.DY_FOR_DW),
+            Operand(f1, -2, seed=SeedOffset.X_FOR_DW),
+            exact=exact,
+        ),
     )
 
 
@@ -257,7 +272,7 @@ def attention(
     del scores  # the largest tensor, with the weights
     if dropout_p:
         weights, _ = torch.native_dropout(weights, dropout_p, True)  # on CPUs F.dropout keeps a float a value
-    return multiply(weights, v_SE, matmuls, offset_seed(seed, SEEDS)), weights
+    return multiply(weights, v_SE, matmuls, offset_seed(seed, SeedOffset.NUMBER)), weights
 
 
 def _grouped(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | None) -> Tensor:
