@@ -24,6 +24,7 @@ from torch.overrides import handle_torch_function
 from dsq.kernels.backend import Codes, LinearMatMuls
 from dsq.ops import linear_passes
 from dsq.ops.call_count import count_call
+from dsq.ops.checks import check_tensors
 from dsq.ops.shared_inputs import codes_of_forward, input_codes, input_key
 from dsq.ops.torch_checkpoint import (
     KNOWN,
@@ -62,7 +63,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
     if _function_mode():  # the mode then sees one call, and not each attribute of a tensor that is read below
         return handle_torch_function(linear, (x, weight, bias), x, weight, bias, precision)
     quantizers = precision if type(precision) is Quantizers else Quantizers.of(precision)
-    linear_passes.check_callers(x, weight, bias)
+    check_tensors(x, weight, bias)
     seed = quantizers.seed() if quantizers.draws else None
     trained = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     # PyTorch refuses an autograd function in forward mode; the kernels would lose the tangents

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from dsq.kernels.backend import (
-    FLOATS,
     Backend,
     BackwardCall,
     Codes,
@@ -26,7 +25,8 @@ from dsq.kernels.backend import (
     of_stored_transpose,
 )
 from dsq.kernels.dispatch import backend_for, gemm_for, layout_of, plain
-from dsq.ops.products import autocast_dtype, function_transform, multiply, packed, refuse_transforms
+from dsq.ops.checks import check_linear, check_present
+from dsq.ops.products import autocast_dtype, multiply, packed
 
 _any_autocast = torch._C._is_any_autocast_enabled
 _MAX_PLANS = 4096
@@ -70,7 +70,7 @@ def plan(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | None,
     autocast = autocast_dtype(x) if _any_autocast() else None
     dense = x.layout is w_NK.layout is torch.strided and not x.is_nested
     if not dense or not plain(x, w_NK, bias_N):
-        _check(x, w_NK, bias_N, autocast is not None)
+        check_linear(x, w_NK, bias_N, autocast is not None)
         dtypes = Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype)
         return LinearPlan(matmuls, matmuls.stash, dtypes, matrix(x).shape, None)
     # stochastic rounding draws by the place in (N, K)
@@ -81,7 +81,7 @@ def plan(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | None,
     key = (matmuls, backend, seed is None, of_tensors)
     cached = _plans.get(key)
     if cached is None:
-        _check(x, w_NK, bias_N, autocast is not None)
+        check_linear(x, w_NK, bias_N, autocast is not None)
         dtypes = Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype)
         layer = Layer(matmuls, dtypes, x.shape, w_NK.t().shape if stored_as_KN else w_NK.shape, seed is not None)
         cached = _cached(key, _new_plan(layer, stored_as_KN, backend))
@@ -151,31 +151,6 @@ def matrix(x: Tensor) -> Tensor:
     return x if dims == 2 else x.flatten(0, -2) if dims > 2 else x[None]
 
 
-def check_present(weight: Tensor, shape: torch.Size) -> None:
-    """Raise RuntimeError where the memory of a saved weight was freed, or swapped for that of another ``shape``.
-
-    FSDP frees storages, DeepSpeed sets ``.data`` to nothing: both bring a weight back for its own layer's backward.
-    """
-    got = weight.untyped_storage().nbytes()
-    needed = weight.nbytes + weight.storage_offset() * weight.itemsize
-    if not weight.is_contiguous() and weight.numel():  # an expanded weight has fewer bytes than its shape says
-        steps = [(n - 1) * step for n, step in zip(weight.shape, weight.stride(), strict=True)]
-        needed = (weight.storage_offset() + sum(steps) + 1) * weight.itemsize
-    if weight.shape != shape or got < needed:
-        text = f"a weight of {tuple(shape)} must be there for its backward, got {tuple(weight.shape)} in {got} bytes"
-        raise RuntimeError(f"{text}: it was freed since the forward, and not brought back")
-
-
-def check_callers(x: Any, weight: Any, bias: Any) -> None:
-    """Raise TypeError for what is no tensor, and RuntimeError under a transform of torch.func."""
-    if not (isinstance(x, Tensor) and isinstance(weight, Tensor) and (bias is None or isinstance(bias, Tensor))):
-        types = ", ".join(type(argument).__name__ for argument in (x, weight, bias))
-        fx = "; torch.fx takes no converted layers: call dsq.unconvert(model) first" if "Proxy" in types else ""
-        raise TypeError(f"x, weight and bias must be tensors, got {types}{fx}")
-    if function_transform() is not None:
-        refuse_transforms()
-
-
 def _new_plan(layer: Layer, stored_as_KN: bool, backend: Backend) -> LinearPlan:
     """Return the plan of a layer whose products are those of w (N, K), its shapes those that lie in memory."""
     matmuls, dtypes = layer.matmuls, layer.dtypes
@@ -224,22 +199,3 @@ def _cached(key: Any, plan: LinearPlan) -> LinearPlan:
         _plans.clear()
     _plans[key] = plan
     return plan
-
-
-def _check(x: Tensor, weight: Tensor, bias: Tensor | None, autocast: bool) -> None:
-    dtypes = FLOATS - {torch.float64} if autocast else {x.dtype}  # that may meet
-    if x.dtype not in FLOATS or weight.dtype not in dtypes:
-        raise TypeError(f"x and weight must share a floating dtype, got {x.dtype} and {weight.dtype}")
-    if x.layout != torch.strided or weight.layout != torch.strided or x.is_nested:
-        cure = "of a nested tensor give x.to_padded_tensor(0.0)" if x.is_nested else "of a sparse one x.to_dense()"
-        raise TypeError(f"x and weight must be dense tensors, got ones of {x.layout} and {weight.layout}; {cure}")
-    if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
-        raise ValueError(f"x must be (..., K) and weight (N, K), got {tuple(x.shape)} and {tuple(weight.shape)}")
-    if x.device != weight.device:
-        raise ValueError(f"x and weight must be on one device, got {x.device} and {weight.device}")
-    if bias is None:
-        return
-    if bias.dtype not in dtypes:
-        raise TypeError(f"bias must have the dtype of x, {x.dtype}, got {bias.dtype}")
-    if bias.shape != weight.shape[:1] or bias.device != x.device:
-        raise ValueError(f"bias must be ({weight.shape[0]},) on {x.device}, got {tuple(bias.shape)} on {bias.device}")

@@ -26,6 +26,7 @@ from dsq.formats import Format, GridFormat, Layout
 from dsq.kernels.backend import Codes, MatMul, Operand, check_codes, parse_matmul
 from dsq.kernels.dispatch import backend_for, define, gemm_for, pack, plain, quantize, signed, unpack
 from dsq.kernels.reference.backend import TORCH
+from dsq.ops.checks import refuse_transforms
 from dsq.ops.hadamard import transform
 
 
@@ -38,7 +39,6 @@ class SeedOffset:
 
 
 _any_autocast = torch._C._is_any_autocast_enabled  # to ask for one device takes six times as long
-function_transform = torch._C._functorch.peek_interpreter_stack
 
 
 def multiply(
@@ -177,13 +177,6 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     if not _any_autocast() or not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
         return None
     return torch.get_autocast_dtype(x.device.type)
-
-
-def refuse_transforms() -> None:
-    """Raise RuntimeError under a transform of torch.func. (While a compiler traces, its stack is never None.)"""
-    if function_transform() is not None and not torch.compiler.is_compiling():
-        text = "dsq layers do not go with the transforms of torch.func (grad, vmap, jvp)"
-        raise RuntimeError(f"{text}: call backward(), or dsq.unconvert(model) first")
 
 
 def product(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | None = None) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dsq.formats import Format
 from dsq.kernels.dispatch import pack, unpack, unpack_mask
-from dsq.ops.linear_passes import check_present
+from dsq.ops.checks import check_present
 from dsq.stash.memory import MemoryOrder
 from dsq.stash_bits import Role
 
