@@ -7,6 +7,7 @@ A page's comments name its tables (analysis/tables.py): these, or those of docs/
     <!-- table: evidence fp32 "[8,4,4,8]" -->   settings of the suite, over its tasks; "over=sst2,vit": over these
     <!-- table: beside gact gcn-cora,sst2 gact "gact 2" -->   scores minus fp32's by task, and by how much less is saved
                                                                    (in brackets): the suite's; those of a paper
+    <!-- table: setting-by-task wikitext2,vit hfp8 mxint8 -->   losses and scores minus fp32's: tasks, then settings
     <!-- table: file format_errors.csv bits=4 format error:.4f -->   columns of a file; "bits=4": of such rows
     <!-- table: gpu-tasks "[8,4,8,8] all" -->   what settings lost on a GPU, by task (evidence_gpu.csv)
     <!-- table: options -->   the options of dsq.DSQConfig, from its fields

@@ -116,6 +116,7 @@ def page_tables(evidence: Evidence) -> dict[str, Callable[..., str]]:
         "runs": lambda: _schedules(evidence) + _tasks(evidence),
         "regressions": partial(_regressions, evidence),
         "tasks": partial(_by_task, evidence),
+        "setting-by-task": partial(_by_setting, evidence),
         "provenance": partial(_provenance, evidence),
     }
 
@@ -196,6 +197,18 @@ def _by_task(evidence: Evidence, *settings: str) -> str:
             record[f"saved, time: {name}"] = ", ".join(shares) or None
         records.append(record)
     return table(records, markdown=True) if records else "No run yet."
+
+
+def _by_setting(evidence: Evidence, tasks: str, *settings: str) -> str:
+    """A row a setting; a cell has losses and scores minus fp32's on one of ``tasks``, which are joined by commas."""
+    records: list[dict[str, Any]] = []
+    for name in settings:
+        pairs = {task: (evidence.losses(task, name), evidence.scores(task, name)) for task in tasks.split(",")}
+        cells = {
+            task: f"{loss.text('+.3f')}; {score.text('+.2f')}" for task, (loss, score) in pairs.items() if loss.values
+        }
+        records.append({"setting": name} | {task: cells.get(task) for task in pairs})
+    return table(records, markdown=True)
 
 
 def _provenance(evidence: Evidence) -> str:

@@ -57,6 +57,15 @@ def test_differences_of_a_classifier_are_relative() -> None:
     assert evidence.losses("mrpc", "schedule").values == pytest.approx((0.2, 0.0))
 
 
+def test_a_cell_of_settings_by_task_has_loss_and_score() -> None:
+    evidence = rows({("enja", FP32): [3.0, 4.0], ("enja", "mxint8"): [3.1, 4.2], ("vit", FP32): [1.0]})
+    text = page_tables(evidence)["setting-by-task"]("enja,vit", "mxint8", "hfp8")
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    assert lines[0] == ["setting", "enja", "vit"]
+    assert lines[2] == ["mxint8", "+0.150 ± 0.635; -1.50 ± 6.35", "-"]
+    assert lines[3] == ["hfp8", "-", "-"]
+
+
 def test_mean_over_tasks_is_of_the_tasks_means() -> None:
     enja = {("enja", FP32): [3.0, 3.0], ("enja", "schedule"): [3.1, 3.3], ("enja", YARDSTICK): [3.1, 3.1]}
     evidence = rows(enja | {("wikitext2", FP32): [2.0], ("wikitext2", "schedule"): [2.4]})
