@@ -5,7 +5,7 @@ A name has parts with " + " between them, in the order of applying. A part is
 
     [4,4,4,8] WORDS     dsq.convert; words: "all" (every other saved tensor packed too), a format, "stochastic",
                         "float32" (its products in float32), "tied" (also a tied output projection), "headless" (the
-                        layer called head stays plain)
+                        layer called head is skipped)
     bfp 4, snvint 4     policy bfp, that format
     gact 4              also "gact 4 uniform", "gact 4 CB1", with uniform bits
     mesa                also "selective", "checkpoint SEGMENTS", "wtacrs 0.3"

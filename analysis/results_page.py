@@ -112,7 +112,7 @@ def _read(text: str, spec: str) -> str | float | None:
 
 
 def written(page: str) -> str:
-    """The page with its tables made anew. Raises ValueError for an unknown table."""
+    """Return the page with new tables. Raises ValueError for an unknown table."""
     evidence = _suite()
     kinds: dict[str, Callable[..., str]] = {"evidence": partial(_evidence, evidence)}
     kinds |= {"beside": partial(_beside, evidence), "file": _file, "processors": _processors, "options": _options}

@@ -1,4 +1,4 @@
-"""Tables of pages, made anew: each stands between two comments of a page, of which the first says what it is.
+"""Tables of pages: each stands between two comments of a page, of which the first says what it is.
 
 <!-- table: KIND WORDS -->
 <!-- end -->
@@ -13,7 +13,7 @@ _TABLE = re.compile(r"(<!-- table: (?P<words>[^\n]*) -->\n)(?:(?!<!-- table: ).)
 
 
 def written(page: str, kinds: Mapping[str, Callable[..., str]]) -> str:
-    """The page with its tables made anew, by ``kinds`` of their words. Raises ValueError for an unknown table."""
+    """Return the page with new tables, by ``kinds`` of their words. Raises ValueError for an unknown table."""
 
     def table(words: str) -> str:
         kind, *given = shlex.split(words)

@@ -2,7 +2,7 @@
 
 A machine that slows down slows them all. A ratio is the median over the rounds of (a contestant's time / the
 baseline's time in that round). The baseline is timed twice a round, the second time as a contestant: how far its ratio
-strays from 1 is the noise of all ratios.
+deviates from 1 is the noise of all ratios.
 """
 
 import time
@@ -16,7 +16,7 @@ Call = Callable[[], object]
 Clock = Callable[[Call, int], float]
 #: a turn repeats its call until it takes about this long, so that the clock's own cost does not count
 TURN_SECONDS = 0.004
-#: ratios are not to be trusted where the baseline strays further than this from itself
+#: ratios are not to be trusted where the baseline deviates further than this from itself
 TRUSTED_SPREAD = 0.1
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from dsq.arguments import choice, did_you_mean, whole_number
 
-#: widest code that packs; a wider format keeps the value in floating point
+#: widest code that packs; a wider format leaves the value in floating point
 MAX_PACKED_BITS = 16
 #: narrowest and widest format
 NARROWEST = 2
@@ -33,7 +33,7 @@ class Layout:
     """A contiguous tensor as the kernels see it: ``outer`` x ``rows`` x ``columns`` values and the axis of its blocks.
 
     Blocks run along the columns where the block axis is the last one (then ``outer`` is 1), else along the rows.
-    Codes keep the tensor's own order: each of the outer * rows rows is one little-endian bitstream of two's-complement
+    Codes lie in the tensor's order: each of the outer * rows rows is one little-endian bitstream of two's-complement
     codes, padded to a byte. Nothing is stored for the values that a short last block lacks.
     """
 
@@ -82,7 +82,7 @@ class Format:
     #: widest code at which it gains anything on BFP: ``at`` takes BFP for wider ones
     useful_to: ClassVar[int] = WIDEST
 
-    bits: int  #: width of a code, sign included: 2..16 packs, 17..32 keeps the value as it is
+    bits: int  #: width of a code, sign included: 2..16 packs, 17..32 leaves the value as it is
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bits", whole_number("bits", self.bits, NARROWEST, WIDEST))
@@ -440,7 +440,7 @@ class GridFormat(Format):
     scale: Scale = "e8m0"
     rule: str = ""  #: of SCALE_RULES; "": the first
     pair: int = 0  #: neighbors that share a bit that halves their step (MX9, MX6, MX4); 0: none
-    prescale: float = 1.0  #: factor of values before rounding, which is taken back after: 3/4 keeps all from clipping
+    prescale: float = 1.0  #: factor of values before rounding, which is undone after it: with 3/4 nothing clips
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bits", self.grid.bits)

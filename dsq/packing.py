@@ -17,7 +17,7 @@ def quantize(x: Tensor, fmt: Format | str, dim: int = -1, rounding: Rounding = "
     """Return ``x`` rounded to the grid of ``fmt``, in the shape and dtype of ``x``; detached: autograd sees a constant.
 
     One NaN or infinity makes its whole block NaN; with a scale for the tensor (FixedPoint, NVFP4), the whole tensor.
-    Formats that keep values in floating point (Identity; FixedPoint wider than 16 bits) give ``x`` itself, not a copy:
+    Formats that leave values in floating point (Identity; FixedPoint wider than 16 bits) give ``x`` itself, not a copy:
     a later change in place shows in both.
 
     Args:
@@ -41,7 +41,7 @@ class Packed:
     """A tensor in the bits of its format: what ``pack`` gives."""
 
     codes: Tensor  #: uint8 bitstream, a row of bytes for each row of the tensor (dsq.formats.Layout), or the values
-    scales: Tensor | None  #: uint8, what the blocks share; None where values are kept as they are
+    scales: Tensor | None  #: uint8, what the blocks share; None if values are saved as they are
     fmt: Format
     shape: torch.Size
     dim: int

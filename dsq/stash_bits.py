@@ -1,14 +1,14 @@
-"""How many bits of a value the policies of dsq.stash keep: read by the policies and by dsq-cost. Imports no torch.
+"""The bits in which the policies of dsq.stash save a value, for the policies and for dsq-cost. Imports no torch.
 
-Which operations keep what is the table's (dsq/stash/rules); dsq-cost's ledger (costmodel/model/ledger.py) names the
-same tensors by the same words, and tests/costmodel/model/running.py holds it against running models.
+Which tensors an operation saves, its rule says (dsq/stash/rules). dsq-cost's ledger (costmodel/model/ledger.py) names
+the same tensors by the same words, and tests/costmodel/model/running.py compares it with running models.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-#: a tensor that an operation keeps: a policy gives bits by this word
+#: the role of a saved tensor, by which a policy gives it bits
 Role = Literal[
     "linear",
     "product",
@@ -23,7 +23,7 @@ Role = Literal[
     "boundary",
 ]
 
-MAX_EXACT_NUMEL = 256  #: values up to which a tensor is kept exact
+MAX_EXACT_NUMEL = 256  #: values up to which a tensor is saved exact
 #: bits that policy bfp gives to some tensors beside q1's (docs/stash-policies.md has the measurements)
 EXTRA_BITS: Mapping[Role, int] = MappingProxyType(
     dict.fromkeys(("attention", "softmax", "activation", "layernorm", "groupnorm", "batchnorm"), 2)

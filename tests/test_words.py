@@ -1,4 +1,4 @@
-"""Pages, public names and help texts use the field's words: none of banned_words.txt."""
+"""Pages, code and help texts use the field's words: none of banned_words.txt."""
 
 import dataclasses
 import re
@@ -25,6 +25,25 @@ def banned(text):
     """The banned words of a text, each with what stands around it."""
     line = re.sub(r"bounding box(es)?", "", " ".join(text.split()))
     return [line[max(0, match.start() - 30) : match.end() + 30] for match in BANNED.finditer(line)]
+
+
+CODE = sorted(
+    path
+    for folder in ("dsq", "kernels", "costmodel", "fairseq_plugin", "analysis", "examples")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".pyi", ".cpp", ".h", ".toml") and not any(parent.is_symlink() for parent in path.parents)
+)
+#: hints for users of other tools, who write their words
+EXEMPT = {ROOT / "costmodel/cli/commands.toml"}
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for path in CODE}), ids=lambda folder: str(folder.relative_to(ROOT))
+)
+def test_code(folder):
+    files = [path for path in CODE if path.parent == folder and path not in EXEMPT]
+    found = {path.name: banned(path.read_text(encoding="utf-8")) for path in files}
+    assert {name: words for name, words in found.items() if words} == {}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

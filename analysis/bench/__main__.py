@@ -18,7 +18,7 @@ RACES = {
     "policies": comparisons.policies,
 }
 TOO_NOISY = (
-    f"TOO NOISY TO TRUST: the baseline strays by over {TRUSTED_SPREAD:.0%} from itself; stop what else runs and repeat"
+    f"TOO NOISY TO TRUST: the baseline varies by over {TRUSTED_SPREAD:.0%} from itself; stop what else runs and repeat"
 )
 SHOWN = {"contestant": "", "ms": ".4g", "ratio": ".3f", "best/best": ".3f", "stray": ".0%"}
 

@@ -20,7 +20,7 @@ from dsq.kernels.tuning import operands_for
 #: of a tensor: 512 MiB of float32, many times any cache
 ROWS, COLUMNS = 1 << 15, 4096
 PACKED = (*map(BFP, (4, 8)), *map(SignedNVInt, (2, 4)), BFP(2), BFP(16))
-QUANTISED = (BFP(4), SignedNVInt(4))
+QUANTIZED = (BFP(4), SignedNVInt(4))
 
 
 def bandwidth(machine: Machine) -> Iterator[Trial]:
@@ -31,7 +31,7 @@ def bandwidth(machine: Machine) -> Iterator[Trial]:
         for dim in (-1, 0):
             for fmt in PACKED:
                 yield from (_codec(machine, op, x, dim, fmt) for op in ("pack", "unpack"))
-            for fmt in QUANTISED:
+            for fmt in QUANTIZED:
                 yield _codec(machine, "pack", x, dim, fmt, seed=1)
                 yield _codec(machine, "quantize to bfloat16", x, dim, fmt)
             for fmt in (BFP(5), SignedNVInt(6), BFP(4, 128)):

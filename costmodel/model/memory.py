@@ -172,7 +172,7 @@ def _backward_moments(entries: tuple[LedgerEntry, ...], method: Method, gradient
 
 
 def saved_bytes(workload: Workload, setup: Setup) -> float:
-    """Bytes that the whole model keeps for the backward, converted layers' stash included."""
+    """Return the bytes that the model saves for the backward, the stash of converted layers included."""
     return sum(sum(entry.saved) for entry in entries_of(workload, setup))
 
 

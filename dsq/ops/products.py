@@ -204,8 +204,8 @@ class _Product(torch.autograd.Function):
     def forward(
         ctx: Any, a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | None, dtype: torch.dtype | None
     ) -> Tensor:
-        a1 = _kept(matmuls.b_gradient.b, a_MK, seed) if ctx.needs_input_grad[1] else (None, None)
-        b1 = _kept(matmuls.a_gradient.b, b_KN, seed) if ctx.needs_input_grad[0] else (None, None)
+        a1 = _saved_operand(matmuls.b_gradient.b, a_MK, seed) if ctx.needs_input_grad[1] else (None, None)
+        b1 = _saved_operand(matmuls.a_gradient.b, b_KN, seed) if ctx.needs_input_grad[0] else (None, None)
         ctx.save_for_backward(*a1, *b1)  # what hooks and the meter see
         ctx.shapes, ctx.matmuls, ctx.seed = (a_MK.shape, b_KN.shape), matmuls, seed
         return multiply(matmuls.output, a_MK, b_KN, seed=seed, dtype=dtype)
@@ -226,8 +226,8 @@ class _Product(torch.autograd.Function):
         return da_MK, db_KN, None, None, None
 
 
-def _kept(operand: Operand, x: Tensor, seed: int | None) -> tuple[Tensor, Tensor | None]:
-    """Return ``x`` as it is kept for the backward: codes and scales, or itself."""
+def _saved_operand(operand: Operand, x: Tensor, seed: int | None) -> tuple[Tensor, Tensor | None]:
+    """Return ``x`` as it is saved for the backward: codes and scales, or itself."""
     if not operand.packs:
         return x, None
     codes, scales, _ = packed(operand, x, seed)
@@ -260,11 +260,11 @@ def attention(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = scores.new_zeros(attn_mask.shape).masked_fill_(~attn_mask, -math.inf)
     if attn_mask is not None:
-        scores = scores + attn_mask.to(scores.dtype)  # which keeps nothing, where a filled mask stays
+        scores = scores + attn_mask.to(scores.dtype)  # which saves nothing, where masked_fill saves the mask
     weights = torch.ops.aten._safe_softmax(scores, -1)
     del scores  # the largest tensor, with the weights
     if dropout_p:
-        weights, _ = torch.native_dropout(weights, dropout_p, True)  # on CPUs F.dropout keeps a float a value
+        weights, _ = torch.native_dropout(weights, dropout_p, True)  # on CPUs F.dropout saves a float a value
     return multiply(weights, v_SE, matmuls, offset_seed(seed, SeedOffset.NUMBER)), weights
 
 
@@ -306,7 +306,7 @@ register_flop_formula(torch.ops.dsq.multiply)(_flops)
 def _refuse(ctx: Any, dy: Tensor) -> None:
     raise RuntimeError(
         "a quantized product has no gradient of its own: dsq layers are differentiable once (no create_graph), and not "
-        "in a graph of torch.export, which keeps the forward alone"
+        "in a graph of torch.export, which has the forward alone"
     )
 
 

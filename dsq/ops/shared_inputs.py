@@ -22,7 +22,7 @@ from dsq.ops.call_count import Calls
 
 class _Entry(NamedTuple):
     source: StorageWeakRef  #: while it lives no other storage has the address that the key names
-    codes: ref[torch.UntypedStorage]  #: while a graph keeps them
+    codes: ref[torch.UntypedStorage]  #: while a graph has saved them
     scales: ref[torch.UntypedStorage]
     shapes: tuple[torch.Size, torch.Size, torch.Size]  #: of codes, scales and values
 

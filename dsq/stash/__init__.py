@@ -1,12 +1,12 @@
-"""The tensors kept between forward and backward: one interface, a policy a file, one meter.
+"""Saved tensors: one interface for the policies that shrink them (a file each), and a meter of their bytes.
 
 controller = dsq.stash.apply(model, "gact", bits=4)   # in place; policies() lists the names
 ...                                                   # a plain loop: model(x), loss, backward
 print(controller.report()); controller.remove()
 
-print(dsq.stash.measure(lambda: model(x).sum()))      # bytes kept for the backward, by operation
+print(dsq.stash.measure(lambda: model(x).sum()))      # bytes saved for the backward, by operation
 
-x = dsq.stash.packed_checkpoint(block, x)             # checkpoints whose kept inputs are packed
+x = dsq.stash.packed_checkpoint(block, x)             # checkpoints whose saved inputs are packed
 
 Start reading in rules/ (what is saved of each operation), then saved_forms.py and stash.py (how), interception.py and
 controller.py (when).

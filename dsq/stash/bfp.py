@@ -1,12 +1,11 @@
-"""DSQ's stash for every operation of the table (DSQ, section 3, beyond the GEMM inputs): a number format at q1.
+"""DSQ's stash for every operation that has a rule (DSQ, section 3, beyond the GEMM inputs): a number format at q1.
 
 The policy has the name of the paper's format, block floating point. Blocks run over 16 values that are neighbors in
-memory, so all views of a tensor share one code: 4.5 bits a value at q1 = 4. What has no row is as PyTorch keeps it
-(dsq/stash/rules).
+memory, so all views of a tensor share one code: 4.5 bits a value at q1 = 4. Operations without a rule (dsq/stash/rules)
+save their tensors as PyTorch does.
 
-Some operations keep more bits than q1 (EXTRA_BITS), by the error of the whole gradient (docs/stash-policies.md):
-attention is where few bits hurt most, the more the longer a model has trained; a norm's x^ serves the linear layer
-behind it too.
+Some operations get more bits than q1 (EXTRA_BITS), by the error of the whole gradient (docs/stash-policies.md): few
+bits hurt attention most, the more the longer a model has trained; a norm's x^ serves the linear layer behind it too.
 """
 
 from collections.abc import Mapping
@@ -124,7 +123,7 @@ def _format(bits: int | None, name: str | None, block_size: int | None, q1: Form
 
 @lru_cache(maxsize=64)
 def _formats(fmt: Format) -> dict[Role, Format]:
-    """Return the format of each thing that is kept; nothing if they stay as they are."""
+    """Return the format of each role's saved tensors; nothing if they stay as they are."""
     if not fmt.packs:
         return {}
     return {role: fmt.at(min(fmt.bits + EXTRA_BITS.get(role, 0), MAX_PACKED_BITS)) for role in get_args(Role)}

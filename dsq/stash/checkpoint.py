@@ -1,4 +1,4 @@
-"""Activation checkpointing (Chen et al., 2016): keep the inputs of segments, recompute the rest in the backward.
+"""Activation checkpointing (Chen et al., 2016): save the inputs of segments, recompute the rest in the backward.
 
 Segments are PyTorch's (torch.utils.checkpoint). The policies that were active around the forward are active around the
 recomputation too (interception.py): `apply(model, "checkpoint")` and `apply(model, "bfp")` leave packed segment inputs,
@@ -67,7 +67,7 @@ def _blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 
 class Checkpointing(Controller):
-    """The policy at work. What segments keep, `dsq.stash.measure` counts, and the report of a policy that packs it."""
+    """The policy at work. `dsq.stash.measure`, and the report of a policy that packs inputs, count what segments save."""
 
     def restore(self, module: nn.Module) -> None:
         if getattr(module.__dict__.get("forward"), "func", None) is _checkpointed:
@@ -100,13 +100,13 @@ FOUR_BITS = format_class(DEFAULT)(4)
 
 
 def packed_checkpoint(function: Callable[..., Any], *args: Any, fmt: Format = FOUR_BITS, **kwargs: Any) -> Any:
-    """Run ``torch.utils.checkpoint.checkpoint(function, *args, **kwargs)``, with hidden states kept in ``fmt``.
+    """Run ``torch.utils.checkpoint.checkpoint(function, *args, **kwargs)``, with hidden states saved in ``fmt``.
 
         x = packed_checkpoint(block, x)                                                     # in one's own forward
         model._set_gradient_checkpointing(gradient_checkpointing_func=packed_checkpoint)    # a model of transformers
 
     Packed are the first of ``args`` and those of its rank and width, where they need a gradient: 4.5 bits a value at 4
-    bits, blocks over neighbors in memory. Others, as masks and position biases, are kept as they are. The forward is
+    bits, blocks over neighbors in memory. Others, as masks and position biases, are saved as they are. The forward is
     that of plain checkpointing, bit for bit; the backward recomputes each segment from the rounded input. What is
     recomputed is not packed: the policy "checkpoint" with "bfp" does that too.
 
@@ -120,7 +120,7 @@ def packed_checkpoint(function: Callable[..., Any], *args: Any, fmt: Format = FO
     if not isinstance(fmt, Format):
         raise TypeError(f"fmt must be a format, as dsq.BFP(4), got {fmt!r}")
     if kwargs.pop("use_reentrant", False):
-        raise ValueError("use_reentrant must be False: checkpoints that re-enter keep their inputs as they are")
+        raise ValueError("use_reentrant must be False: reentrant checkpoints save their inputs as they are")
 
     def run(*inputs: Any, **options: Any) -> Any:
         segment = segment_now()  # None where it is recomputed

@@ -31,13 +31,13 @@ class PolicyStatus:
     policy: str
     attached: tuple[str, ...] = ()  #: names of the modules it changed; () for a policy that acts on the whole model
     raw_bytes: int = 0  #: of the tensors that came to be saved (unique storages)
-    saved_bytes: int = 0  #: kept for them
+    saved_bytes: int = 0  #: of what was saved for them
     details: tuple[str, ...] = ()  #: lines for a person: bits of each tensor, budgets
 
     def __str__(self) -> str:
         head = f"{self.policy}: {f'{len(self.attached)} modules' if self.attached else 'whole model'}"
         if self.raw_bytes:
-            head += f", {self.raw_bytes / 2**20:.1f} MiB kept as {self.saved_bytes / 2**20:.1f} MiB"
+            head += f", {self.raw_bytes / 2**20:.1f} MiB saved as {self.saved_bytes / 2**20:.1f} MiB"
         return "\n".join((head, *self.details))
 
 
@@ -112,7 +112,7 @@ class Controller:
         return PolicyStatus(self.name, self.attached)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the policy keeps between steps: tensors and plain values."""
+        """Return the state of the policy between steps: tensors and plain values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

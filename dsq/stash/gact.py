@@ -9,8 +9,8 @@ adapt_interval steps a forward makes two codes of each tensor, and its backward 
 outputs, from the gradients that come back there. That leaves .grad, buffers and random streams as they are; the user's
 hooks on tensors and parameters run again. It takes about L backwards and twice the stash.
 
-What each operation keeps is the table's (dsq/stash/rules). Coded tensors are told apart by their order in the forward.
-What the loss keeps stays exact: it is the most sensitive there is (section 6.1). The paper's level L2 is PyTorch's
+Which tensors an operation saves, its rule says (dsq/stash/rules). Coded tensors are identified by their order in the
+forward. The loss saves exact tensors, the most sensitive of all (section 6.1). The paper's level L2 is PyTorch's
 ``torch.autograd.graph.save_on_cpu(pin_memory=True)`` around the forward.
 
 Beyond the paper, masks of the ReLU family and of dropout take one bit, exact, on top of the average, and max-pool's
@@ -42,7 +42,7 @@ from dsq.stash.saved_forms import Codec, Decode, Encoded
 from dsq.stash_bits import GACT_GROUP, Role
 
 LEVELS = ("L1", "CB1", "CB2")
-EXACT = 32  #: the width that stands for "kept as it is"
+EXACT = 32  #: the width that stands for "saved exact"
 #: bits that a code may have, narrowest first
 WIDTHS = tuple(range(1, 9))
 
@@ -56,7 +56,7 @@ def encode(values_N: Tensor, bits: int, seed: int) -> Encoded:
 
 
 def factor(bits: int) -> float:
-    """Return S(b): how the variance of the rounding depends on the bits (assumption B2); 0 for a tensor kept exact."""
+    """Return S(b): how the variance of the rounding depends on the bits (assumption B2); 0 for an exact tensor."""
     return 0.0 if bits == EXACT else (2.0**bits - 1) ** -2
 
 
@@ -92,7 +92,7 @@ def allocate(
 ) -> tuple[int, ...]:
     """Return b_l, each one of ``widths`` (ascending): the least sum_l c_l S(b_l) where sum_l b_l D_l <= budget.
 
-    All tensors start at the narrowest width, which they keep where even that is over the budget. Then widenings are
+    All tensors start at the narrowest width, and stay there if even that is over the budget. Then widenings are
     made, first those that lower the variance most for each bit they cost, if they fit. With S convex in b that order is
     optimal up to the last widening that fits.
     """

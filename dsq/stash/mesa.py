@@ -1,13 +1,13 @@
-"""Mesa (Pan et al., 2021): the activations of a transformer kept in 8 bits, attention's by head.
+"""Mesa (Pan et al., 2021): the activations of a transformer saved in 8 bits, attention's by head.
 
     alpha <- lambda alpha + (1 - lambda)(max X - min X)    beta <- lambda beta + (1 - lambda) min X    (equations 6, 7)
-    kept: q = clip(round((x - beta) 255 / alpha), 0, 255), rounded stochastically                      (3, 4)
+    saved: q = clip(round((x - beta) 255 / alpha), 0, 255), rounded stochastically                     (3, 4)
     in the backward: q alpha / 255 + beta                                                               (5)
 
 A group is a head for queries, keys, values and attention maps; elsewhere the channels are cut into as many groups as
 there are heads. The ranges are updated in the training forward before its tensors are quantized, and the range used
-is kept with the codes. The forward itself is exact. What each operation keeps is the table's (dsq/stash/rules): layer
-norm its normalized input beside the exact deviation where the paper keeps the input; attention in one call q, k and v.
+is saved with the codes. The forward itself is exact. Which tensors an operation saves, its rule says (dsq/stash/rules):
+a layer norm its normalized input and the exact deviation, where the paper saves the input; fused attention q, k and v.
 """
 
 import math
@@ -30,7 +30,7 @@ from dsq.stash.saved_forms import Encoded
 from dsq.stash_bits import MESA_BITS, Role
 
 KINDS = ("matmul", "softmax", "gelu", "layernorm", "conv", "linear", "batchnorm", "other")
-#: the kind of operation, and the axis along which groups lie (heads -3, channels), by what is kept
+#: the kind of operation, and the axis along which groups lie (heads -3, channels), by the role of the saved tensor
 _PLACES: dict[Role, tuple[str, int]] = {
     "linear": ("linear", -1),
     "product": ("matmul", -3),
@@ -62,7 +62,7 @@ def attach(
 
     Args:
         kinds: any of matmul, softmax, gelu, layernorm, conv, linear, batchnorm, other (the paper's table 7 switches
-            them on alone). An operation outside of `kinds` keeps what it saves exact.
+            them on alone). An operation outside of `kinds` saves exact tensors.
         decay: lambda of the running ranges, 0 <= lambda < 1; the first forward copies its ranges.
         groups: heads and channel groups; None: the number of heads that most modules name (num_heads, nhead, ...), or
             8. A tensor with an axis of heads shows them itself.

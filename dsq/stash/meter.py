@@ -1,4 +1,4 @@
-"""The meter: what a forward keeps for its backward, wherever the graph holds it.
+"""The meter: the bytes that a forward saves for its backward, wherever the graph holds them.
 
 The autograd graph is weighed from the outputs back. A node holds bytes in two ways, and both are counted: saved tensors
 (as they are, or as the object into which a saved-tensor hook packed them) and what a custom Function put on its ctx,
@@ -24,7 +24,7 @@ from dsq.stash.segment_inputs import saved_behind
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """One storage kept for the backward, under the first (oldest) node that holds it."""
+    """One storage saved for the backward, under the first (oldest) node that holds it."""
 
     op: str  #: the autograd node, ReluBackward0 say
     name: str  #: the attribute that holds it: "result", "saved_tensors", or that of a ctx
@@ -57,11 +57,11 @@ class StashProfile:
 
     def __str__(self) -> str:
         lines = [f"{h.nbytes / 2**20:9.2f}  {h.op}.{h.name} {h.shape} {h.dtype}" for h in self.tensors[:20]]
-        return "\n".join((f"{self.nbytes / 2**20:.2f} MiB kept for the backward", *lines))
+        return "\n".join((f"{self.nbytes / 2**20:.2f} MiB saved for the backward", *lines))
 
 
 def measure(fn: Callable[[], Any]) -> StashProfile:
-    """Run ``fn`` and weigh what its result keeps for the backward.
+    """Run ``fn`` and count the bytes that its result saves for the backward.
 
     Args:
         fn: a forward without arguments, ``lambda: model(x).sum()``; whatever it returns (a tensor, or tensors in lists,

@@ -1,11 +1,11 @@
-"""Every stash policy is a registered function that attaches to a model and hands back a controller.
+"""The registry of stash policies: functions that attach to a model and return a controller.
 
-A policy is a file of dsq/stash/, named in its __init__.py. The keyword-only parameters of its function ARE the policy's
-options: `apply` derives names, defaults and the error messages from the signature. No policy imports another's.
+A policy is a file of dsq/stash/, named in its __init__.py. The keyword-only parameters of its function are the policy's
+options: `apply` derives names, defaults and the error messages from the signature. No policy imports another.
 
-Policies compose by being applied one after another, IN ANY ORDER:
+Policies compose by being applied one after another, in any order:
     apply(model, "wtacrs"); apply(model, "bfp", bits=4)     the sampled rows are packed
-    apply(model, "selective"); apply(model, "bfp")          only what a leaf needs is kept, and that is packed
+    apply(model, "selective"); apply(model, "bfp")          only what a leaf needs is saved, and that is packed
     apply(model, "checkpoint"); apply(model, "bfp")         segment inputs are packed, and the recomputed stash too
 Pairs that no policy names in `composes_with` are refused: two quantizers of one stash make no sense.
 """

@@ -1,17 +1,16 @@
-"""Selective differentiation (memsave): keep only what the wanted gradients need. Gradients are PyTorch's, bit for bit.
+"""Selective differentiation (memsave): save only the tensors that the requested gradients need. Nothing is rounded.
 
-Rules with nothing coded. They run where they keep less than PyTorch does:
+These rules code nothing. They run where they save less than PyTorch does:
 
-    op                                  PyTorch keeps       kept here
+    operation                           saved by PyTorch    saved here
     convolution                         x and the weight    x only if the weight trains
     batch norm by running statistics    x                   x only if the scale trains
     ReLU, leaky, 6, hardtanh, clamp     x or the result     a bit a value
     dropout                             a float a value     a bit a value
     max-pool 2d; average pools 2d       x and places        places in 16 or 32 bits; nothing
 
-(memsave, section 2.2.1; its section 2.2.2 keeps ReLU's mask in bytes.) PyTorch drops the input of a frozen linear layer
-by itself. Where the layer behind a ReLU trains, it keeps the ReLU's result too: the bits are then 1/32 more than what
-PyTorch keeps.
+(memsave, section 2.2.1; its section 2.2.2 saves ReLU's mask in bytes.) PyTorch itself saves no input of a frozen linear
+layer. If the layer behind a ReLU trains, it saves the ReLU's result too, and the bits are 1/32 more than PyTorch saves.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ from dsq.stash.stash import Stash
 
 
 def _if_frozen(rule: Rule, function: Callable[..., Any], position: int) -> Rule:
-    """Return ``rule``, and PyTorch's ``function``, which keeps x, where the weight, at ``position``, trains."""
+    """Return ``rule``, and PyTorch's ``function``, which saves x, where the weight, at ``position``, trains."""
 
     def run(stash: Stash, *args: Any, **kwargs: Any) -> Any:
         weight = kwargs.get("weight", args[position] if len(args) > position else None)
@@ -65,7 +64,7 @@ _RULES: dict[Callable[..., Any], Rule] = {
 
 @register("selective", composes_with=("bfp", "gact", "checkpoint", "wtacrs"))
 def attach(model: nn.Module) -> Controller:
-    """Keep what the differentiable leaves need. No options: who needs a gradient is asked at each call."""
+    """Save what the differentiable leaves need. No options: each call looks which tensors need a gradient."""
     return Selective(model)
 
 

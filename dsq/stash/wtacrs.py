@@ -1,4 +1,4 @@
-"""WTA-CRS: linears keep a sample of their input's rows for the weight gradient (Liu et al., 2023, arXiv 2305.15265).
+"""WTA-CRS: linear layers save a sample of their input's rows for the weight gradient (Liu et al., 2023, 2305.15265).
 
     forward    Z  = H W^T + b                             exact; stash k rows of H, their numbers and their scales
     backward   dH = dZ W                                  exact
@@ -7,15 +7,15 @@
 
 One draw serves all layers that read one activation. Gradient norms are cached for every sample of the data set, from
 the last time it was seen (algorithm 1's Cache): a number a layer and a sample, the root mean square over the sample's
-tokens of ||dZ_i||. The mean and not the sum, so that a sample padded to another length next epoch keeps its number.
+tokens of ||dZ_i||. The mean and not the sum, so that the number does not depend on the padding.
 
 What the paper leaves open, and our choice:
 - A row's scale stays beside it until the backward. Scaling in the forward (algorithm 2) would spread the magnitudes of
-  the kept rows, and cost precision where another policy packs them.
+  the saved rows, and cost precision where another policy packs them.
 - Norms are cached a sample, as in the paper, so the tokens of a sample share one; without sample ids, p_i ~ ||H_i||.
 - Products of two activations stay exact: their gradients flow on, and everything before would see the noise.
 
-Shapes: T tokens (all leading dimensions), K in-features, N out-features, k kept rows, B samples.
+Shapes: T tokens (all leading dimensions), K in-features, N out-features, k saved rows, B samples.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -72,7 +72,7 @@ class Tally:
     draws: int = 0
     readers: int = 0  #: linears that read a draw's rows
     cached: int = 0  #: draws whose probabilities used cached gradient norms
-    exact: int = 0  #: linears with no more tokens than the budget, kept whole
+    exact: int = 0  #: linear layers with no more tokens than the budget: all rows are saved
     raw_bytes: int = 0
     saved_bytes: int = 0
 
@@ -134,7 +134,7 @@ class NormCache:
         return norms
 
 
-# ---- winner-take-all column-row sampling: which rows of a product to keep, and how much each counts
+# ---- winner-take-all column-row sampling: which rows of a product to save, and how much each counts
 #
 # Pure functions of probabilities and of uniform random numbers; they read nothing back from the device.
 
@@ -144,7 +144,7 @@ NORM_FLOOR = 0.1
 
 
 def budget(tokens: int, ratio: float) -> int:
-    """Return k, the rows to keep."""
+    """Return k, the number of rows to save."""
     return max(1, round(ratio * tokens))
 
 
@@ -164,17 +164,17 @@ def probabilities(h_norm_T: Tensor, dz_norm_T: Tensor | None = None) -> Tensor:
 
 
 def sample_rows(p_T: Tensor, k: int, uniform_k: Tensor, winners: int | None = None) -> tuple[Tensor, Tensor]:
-    """Return the kept rows and their scales: X Y ~ sum_t scale_t X[:, row_t] Y[row_t, :], unbiased (equation 6,
+    """Return the saved rows and their scales: X Y ~ sum_t scale_t X[:, row_t] Y[row_t, :], unbiased (equation 6,
     algorithm 2).
 
-    The winners C, the |C| likeliest rows, are kept with scale 1. The other k - |C| are drawn with replacement from the
+    The winners C, the |C| likeliest rows, are taken with scale 1. The other k - |C| are drawn with replacement from the
     rest, row j with probability q_j = p_j / (1 - sum_C p). The average of n = k - |C| draws of X_j Y_j / q_j has the
     mean sum_{j not in C} X_j Y_j, so a drawn row's scale is 1 / (n q_j) = (1 - sum_C p) / ((k - |C|) p_j), algorithm
     2's; the text of section 3.2 drops the 1 / p_j that equation 6 hides in f(j).
 
     Args:
         p_T: probabilities of the rows; any positive multiple of them does as well.
-        k: rows to keep, 1 <= k <= T.
+        k: rows to save, 1 <= k <= T.
         uniform_k: k random numbers of [0, 1), float64, on the device of ``p_T``.
         winners: |C|, less than k; default the minimizer of (1 - sum_C p) / (k - |C|) (theorem 2). 0 is plain CRS
             (equation 5).
@@ -235,8 +235,7 @@ class WTACRS(Controller):
                 self.tally = before
 
     def sample(self, x: Tensor, dtype: torch.dtype, reader: str) -> RowSample:
-        """Return the kept rows of ``x``, in ``dtype``: of an open sample of the same memory in the same state, or a new
-        draw.
+        """Return the saved rows of ``x``, in ``dtype``: of an open sample of the same memory and state, or a new draw.
 
         A layer that reads an activation again (a second forward on the same input) gets a new draw.
         """
@@ -255,7 +254,7 @@ class WTACRS(Controller):
         return sample
 
     def close(self, expired: bool = False) -> None:
-        """Close all samples, or those whose activation is gone: then only what autograd saved of them is kept."""
+        """Close all samples, or those whose activation is gone: then only what autograd saved of them stays."""
         for key, (storage, sample) in list(self._open.items()):
             if not expired or storage.expired():
                 sample.close()
@@ -320,11 +319,11 @@ def attach(model: nn.Module, *, ratio: float = 0.3, seed: int = 0) -> WTACRS:
     """Estimate weight gradients of linears from round(ratio * tokens) rows of their input.
 
     Covers nn.Linear. Left alone: its subclasses (dsq.convert's among them, which pack their input), parametrised
-    modules, and F.linear called by a module itself, as in nn.MultiheadAttention. A layer with a frozen weight keeps
+    modules, and F.linear called by a module itself, as in nn.MultiheadAttention. A layer with a frozen weight saves
     nothing, as in PyTorch.
 
     Args:
-        ratio: part of the rows to keep, in (0, 1].
+        ratio: part of the rows to save, in (0, 1].
         seed: of the policy's own random numbers; a rank of a process group adds its number.
     Raises:
         TypeError, ValueError: an option that is not what it must be. ValueError: the model has none of these layers.

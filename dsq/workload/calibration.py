@@ -290,7 +290,7 @@ def _kinds(device: torch.device, dtype: torch.dtype, rows: int, width: int) -> d
 
 
 class _Stashing(nn.Module):
-    """Norms, GELUs and softmax, each of an input of its own: what PyTorch keeps whole, and a stash policy codes."""
+    """Norms, GELUs and softmax, each of an input of its own: what PyTorch saves exact, and a stash policy codes."""
 
     def __init__(self, width: int):
         super().__init__()

@@ -1,5 +1,5 @@
-"""The operations of a forward, seen by hooks on its linears and by a dispatch mode for all else: products by their
-sizes, all else as passes over its tensors.
+"""The operations of a forward: hooks see its linear layers, a dispatch mode all others. Products are recorded by their
+sizes, other operations as passes over their tensors.
 
 Shape suffixes: B batch, M rows, K the contraction, N columns; T tokens, E experts; C channels, O out-channels; of
 attention H heads, L queries, G groups of heads, S keys, D features, E features of a value.
@@ -282,8 +282,8 @@ def _convolution(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
 
 
 def _fused_attention(recorder: Recorder, name: str, args: Any, out: Any) -> None:
-    """q_BHLD, k_BGSD, v_BGSE: two products whose scores stay on chip and are made again in the backward. Where they are
-    quantized it is dsq.ops.products.attention that runs, which stores the scores."""
+    """q_BHLD, k_BGSD, v_BGSE: two products whose scores stay on chip and are recomputed in the backward. Quantized,
+    they are dsq.ops.products.attention, which stores the scores."""
     q, k, v = args[:3]
     batch, heads, length, depth = q.shape
     groups, keys = k.shape[1], k.shape[2]

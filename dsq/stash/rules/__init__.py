@@ -1,41 +1,41 @@
-"""The table: a row an operation, which says what of its arguments and results is kept, in which form and bits.
+"""The rules: for each operation, which of its tensors are saved for the backward, in which form and bits.
 
-An allow list. What has no row stays exact, as PyTorch keeps it: a policy codes only what an operation is known to bear.
-A row is a function with PyTorch's own signature behind the stash of the forward, and an autograd function of a dozen
-lines that saves forms (dsq/stash/saved_forms.py) and calls PyTorch's own backward of their values. Two principles:
+This is an allow list. An operation without a rule saves its tensors as PyTorch does. A rule is a function with
+PyTorch's own signature behind the stash of the forward, and an autograd function of a dozen lines that saves forms
+(dsq/stash/saved_forms.py) and calls PyTorch's own backward on their values. Two principles:
 
-1.  What is unpacked is a state that the operation could have been in. Then its backward is the exact gradient at a
-    point nearby, and what cancels in exact arithmetic still cancels. Rows of a softmax are divided by their sums;
-    attention in one call makes its result and its logarithms of sums again from the rounded q, k and v.
-2.  What can be made again, value by value, from what is kept already is not kept. A norm keeps x^, of which the input
-    of the linear layer behind it is made; an activation its input, of which its result is.
+1.  The unpacked tensors are a state that the operation could have been in. So its backward is the exact gradient at a
+    point nearby, and terms that cancel in exact arithmetic still cancel. Rows of a softmax are divided by their sums;
+    fused attention recomputes its result and the logarithms of its sums from the rounded q, k and v.
+2.  A tensor that can be recomputed, value by value, from saved ones is not saved. A norm saves x^, from which the input
+    of the linear layer behind it is recomputed; an activation saves its input, from which its result is.
 
-    operation                             kept                                      made again of it
-    linear, dsq.functional.linear, addmm  x                                         x of another layer that reads it
+    operation                             saved                                     recomputed
+    linear, dsq.functional.linear, addmm  x                                         -; layers that read one x share it
     matmul, mm, bmm, @, einsum of two     both operands
     grouped_mm                            x
     convolution                           x
     softmax                               roots of its result, in more bits         rows that sum to 1
-    attention in one call                 q, k, v, in more bits                     its result, its sums
+    fused attention                       q, k, v, in more bits                     its result, its sums
     layer, RMS, batch, group norm, and    x^, and 1 / deviation exact               its result
         instance norm; F.normalize
     GELU, SiLU, tanh, ... , x ** 2, ** 3  x                                         its result
-    product of two tensors, addcmul       both; a broadcast one exact               its result; addcmul's not
-    difference to data; division          as PyTorch keeps them                     - ; the quotient
-    1 - z                                 nothing                                   its result, where z is made again
-    sum, where of few values for many     nothing                                   its result, of these
-    contiguous                            nothing                                   its result, where x is made again
-    ReLU, leaky, ReLU6, hardtanh, clamp   a bit a value                             its result, where x is kept
+    product of two tensors, addcmul       both; a broadcast one exact               its result; addcmul's is not
+    difference to data; division          what PyTorch saves                        -; the quotient
+    1 - z                                 nothing                                   its result, if z is recomputed
+    sum of a few values and many          nothing                                   its result
+    contiguous                            nothing                                   its result, if x is recomputed
+    ReLU, leaky, ReLU6, hardtanh, clamp   a bit a value                             its result, if x is saved
     PReLU                                 a bit a value, and x for its weight's     its result
-    dropout                               a bit a value                             its result, where x is kept
+    dropout                               a bit a value                             its result, if x is saved
     max-pool; average pool, padding       places in 16 or 32 bits; nothing
-    index_select, x[index]                the index                                 its result, where x is kept
+    index_select, x[index]                the index                                 its result, if x is saved
     index_add, gather                     the index, not what is added or read
-    norm, by 2, of what is kept already   nothing                                   its result
+    norm, by 2, of a saved tensor         nothing                                   its result
 
-What is worth more bits stands in dsq/stash/bfp.py. No row, by evidence: losses and log-softmax (the gradient is most
-sensitive to them: GACT, section 6.1), what divides or compares (amax, log), sin and cos of large arguments.
-docs/extending.md shows how to add a row.
+EXTRA_BITS of dsq/stash_bits.py says which tensors get more bits. These have no rule, by evidence: losses and
+log-softmax (the gradient is most sensitive to them: GACT, section 6.1), operations that divide or compare (amax, log),
+sin and cos of large arguments. docs/extending.md shows how to add a rule.
 """
 
 from collections.abc import Callable
@@ -51,9 +51,9 @@ from dsq.stash.rules import attention, masks, norms, pointwise, products
 Rule = Callable[..., Any]
 aten = torch.ops.aten
 _OUTER = (torch.where, torch.add, Tensor.add, Tensor.__add__)
-#: functions whose rows run without a gradient too: masks want none, and are kept
+#: functions whose rules run without a gradient too: masks need none, and are saved
 MASK_RULES = frozenset((*_OUTER, Tensor.contiguous))
-#: the functions that each row runs for
+#: the functions that each rule runs for
 _FUNCTIONS: dict[Rule, tuple[Any, ...]] = {
     products.plain_linear: (F.linear,),
     products.quantized_linear: (linear,),
@@ -100,6 +100,6 @@ RULES: dict[Callable[..., Any], Rule] = {
     **products.CONVOLUTIONS,
     **pointwise.ACTIVATIONS,
     **masks.POOLS,
-    **{function: row for row, functions in _FUNCTIONS.items() for function in functions},
+    **{function: rule for rule, functions in _FUNCTIONS.items() for function in functions},
     **{function: pointwise.outer(function) for function in _OUTER},
 }

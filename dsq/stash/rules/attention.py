@@ -1,11 +1,11 @@
-"""Rules of attention: softmax, and attention in one call.
+"""Rules of attention: softmax, and fused attention.
 
-Both follow the first principle of the table. A softmax is kept by the roots of its result, which is unpacked as one: no
-value below 0, rows that sum to 1. In a linear code of 6 bits what was under 1/64 of its block's largest was 0, and so
-was the gradient of -log of it where a model ends in a softmax; by roots 1/4096 is. Attention in one call keeps q, k and
-v alone: its result and the logarithms of its rows' sums are made again of the rounded q and k in the backward. Kept
-exact beside rounded q and k, as PyTorch's backward wants them, exp(q k - lse) would not sum to 1, and the gradient of a
-peaked attention grows without bound (a factor of 20,000 at 4 bits and logits of standard deviation 36).
+Both follow the first principle of dsq/stash/rules. A softmax saves the roots of its result, which is unpacked as a
+softmax: no value below 0, rows that sum to 1. In a linear code of 6 bits a value under 1/64 of its block's largest
+rounds to 0, and so does the gradient of -log of it if a model ends in a softmax; by roots the limit is 1/4096. Fused
+attention saves q, k and v alone: its result and the logarithms of its rows' sums are recomputed from the rounded q and
+k in the backward. If these were saved exact, as PyTorch's backward takes them, exp(q k - lse) would not sum to 1, and the
+gradient of a peaked attention would grow without bound (by 20,000 at 4 bits and logits of standard deviation 36).
 """
 
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ class Softmax(torch.autograd.Function):
 
 def _roots(y: Tensor) -> Tensor:
     """Return what is coded of a softmax. A row that is masked as a whole is NaN, which would spread over a block to
-    rows beside it: it is kept as zeros."""
+    rows beside it: it is saved as zeros."""
     return y.sqrt().nan_to_num_(0.0)
 
 
@@ -132,7 +132,7 @@ class FusedAttention(torch.autograd.Function):
 
 
 def _cast(mask: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
-    """Return ``mask`` as autocast, which asks for ``dtype``, gives it to PyTorch's function; kept, layers share it."""
+    """Return ``mask`` as autocast, which asks for ``dtype``, passes it to PyTorch's function; layers share it."""
     return mask if mask is None or dtype is None or mask.dtype == torch.bool else mask.to(dtype)
 
 

@@ -1,4 +1,4 @@
-"""Rules of what needs a bit a value or less: ReLU, clamp, dropout, pooling, padding. Gradients are PyTorch's own."""
+"""Rules of operations that save a bit a value or less: ReLU, clamp, dropout, pooling, padding. Gradients are exact."""
 
 import itertools
 from functools import partial
@@ -139,7 +139,7 @@ _OPTIONS = {  # in PyTorch's order
 
 
 def pool(kind: str, dimensions: int) -> Any:
-    """Return the row of F.max_pool{1,2,3}d, or of F.avg_pool{1,2,3}d. A pool over one axis is one over two, as in
+    """Return the rule of F.max_pool{1,2,3}d, or of F.avg_pool{1,2,3}d. A pool over one axis is one over two, as in
     PyTorch."""
     function = getattr(F, f"{kind}_pool{dimensions}d")
     usual = _OPTIONS[kind]
@@ -195,7 +195,7 @@ def adaptive_avg_pool2d(stash: Stash, input: Tensor, output_size: Any) -> Tensor
     """Run F.adaptive_avg_pool2d: nothing but the shape of x."""
     size = [output_size] * 2 if isinstance(output_size, int) else list(output_size)
     size = [input_size if output is None else output for input_size, output in zip(input.shape[-2:], size, strict=True)]
-    if input.dim() != 4 or size == [1, 1]:  # which PyTorch computes as a mean, that keeps nothing
+    if input.dim() != 4 or size == [1, 1]:  # which PyTorch computes as a mean, which saves nothing
         return F.adaptive_avg_pool2d(input, output_size)
     gradient = lambda dy, x, size: aten._adaptive_avg_pool2d_backward(dy, x)  # noqa: E731
     return Shaped.apply(stash, input, aten._adaptive_avg_pool2d, gradient, (size,))  # type: ignore[no-any-return, no-untyped-call]

@@ -1,8 +1,8 @@
 """Rules of the normalizations: one code of x^ = (x - mean) / deviation, which serves whoever reads the result too.
 
 x itself may lie far from 0, where codes are coarse; x^ never does. The deviations stay exact, a float a row. Unpacked,
-x^ is normalized once more, so that the backward is that of a state the norm could have been in; the result is made
-again as x^ weight + bias, so a linear layer behind a norm keeps nothing of its own.
+x^ is normalized once more, so that the backward is that of a state the norm could have been in; the result is
+recomputed as x^ weight + bias, so a linear layer behind a norm saves nothing of its own.
 """
 
 from functools import partial
@@ -152,7 +152,7 @@ def batch_norm(
 
 
 class BatchNorm(torch.autograd.Function):
-    """By running statistics, x^ has no unit variance, and is kept for the gradient of the scale alone."""
+    """By running statistics, x^ has no unit variance, and is saved for the gradient of the scale alone."""
 
     @staticmethod
     def forward(

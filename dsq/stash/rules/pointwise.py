@@ -256,8 +256,8 @@ class Mul(torch.autograd.Function):
 
 
 def sub(stash: Stash, input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
-    """Run torch.sub. The difference to a tensor without a gradient is a loss's residual: whoever keeps it keeps it
-    exact."""
+    """Run torch.sub. The difference to a tensor without a gradient is a loss's residual, which stays exact wherever
+    it is saved."""
     y = torch.sub(input, other, alpha=alpha)
     if isinstance(input, Tensor) and isinstance(other, Tensor) and input.requires_grad != other.requires_grad:
         stash.leave_exact(y)
@@ -265,8 +265,7 @@ def sub(stash: Stash, input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
 
 
 def rsub(stash: Stash, input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
-    """Run torch.rsub: 1 - z, as in z h + (1 - z) x, made again where z is, of what its sigmoid keeps. Codes of a z near
-    1 would not say how near."""
+    """Run torch.rsub: 1 - z, as in z h + (1 - z) x, recomputed if z is. Codes of a z near 1 would lose 1 - z."""
     y = torch.rsub(input, other, alpha=alpha)
     if not isinstance(other, Tensor):
         stash.recompute(y, (stash.find_recomputed(input),), lambda z: torch.rsub(z, other, alpha=alpha))
@@ -295,7 +294,7 @@ def outer(function: Callable[..., Tensor]) -> Callable[..., Any]:
 
 
 def contiguous(stash: Stash, input: Tensor, *args: Any, **named: Any) -> Tensor:
-    """Run Tensor.contiguous: a copy of what is made again of others is made so too."""
+    """Run Tensor.contiguous: the copy of a recomputed tensor is recomputed too."""
     y = input.contiguous(*args, **named)
     if y is not input:
         stash.recompute(y, (stash.find_recomputed(input),), Tensor.clone)
@@ -303,7 +302,7 @@ def contiguous(stash: Stash, input: Tensor, *args: Any, **named: Any) -> Tensor:
 
 
 def div(stash: Stash, input: Any, other: Any, **named: Any) -> Tensor:
-    """Run torch.div: for a gradient of ``other`` PyTorch keeps both exact, and the result is made again of them."""
+    """Run torch.div: for a gradient of ``other`` PyTorch saves both exact, and the result is recomputed from them."""
     y = torch.div(input, other, **named)
     if isinstance(input, Tensor) and isinstance(other, Tensor) and not named and other.requires_grad:
         stash.recompute(y, (input, other), torch.div)
@@ -311,7 +310,7 @@ def div(stash: Stash, input: Any, other: Any, **named: Any) -> Tensor:
 
 
 def power(stash: Stash, input: Any, exponent: Any) -> Tensor:
-    """Run torch.pow(input, 2), or 3 (transformers' gelu_new, of GPT-2). Other exponents keep their input exact: a
+    """Run torch.pow(input, 2), or 3 (transformers' gelu_new, of GPT-2). Other exponents save their input exact: a
     gradient may divide by it."""
     if not isinstance(input, Tensor) or isinstance(exponent, Tensor) or exponent not in (2, 3):
         return torch.pow(input, exponent)
@@ -327,7 +326,8 @@ def norm(stash: Stash, input: Tensor, p: Any = "fro", dim: Any = None, keepdim: 
 def vector_norm(
     stash: Stash, input: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
-    """Run torch.linalg.vector_norm. What no other operation keeps stays exact: a loss's, or what its norm divides."""
+    """Run torch.linalg.vector_norm. A tensor that no other operation saves stays exact: a loss's, or one that its norm
+    divides."""
     run = partial(torch.linalg.vector_norm, ord=ord, dim=dim, keepdim=keepdim, dtype=dtype)
     if ord != 2 or dtype is not None or stash.find(input) is None:
         return run(input)
@@ -361,7 +361,7 @@ def _from_index(stash: Stash, y: Tensor, x: Tensor, index: Tensor, make: Any) ->
 
 
 def gather(stash: Stash, input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    """Run torch.gather: nothing but the index. PyTorch keeps the input too, for its shape."""
+    """Run torch.gather, which saves the index alone. PyTorch saves the input too, for its shape."""
     if sparse_grad:
         return torch.gather(input, dim, index, sparse_grad=sparse_grad)
     return Gather.apply(stash, input, dim, index)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,7 +1,7 @@
 """Rules of the products: linear layers, matrix products, convolutions.
 
-An operand is kept where the other one wants a gradient. Rounding an operand moves the other's gradient by the mean of
-many rounding errors: these are what low bits are safest for (DSQ, section 3). Shape suffixes: K in-, N out-features.
+An operand is saved if the other one needs a gradient. Rounding an operand moves the other's gradient by the mean of
+many rounding errors, so low bits are safest here (DSQ, section 3). Shape suffixes: K in-, N out-features.
 """
 
 from dataclasses import replace
@@ -107,7 +107,7 @@ class QuantizedLinear(torch.autograd.Function):
         return None, dx, dw_NK, linear_passes.matrix(dy).sum(0) if ctx.biased else None, None, None
 
 
-_WIDE = 8  #: bits at which an input that was made again enters the product: it was rounded before, at q1
+_WIDE = 8  #: bits at which a recomputed input enters the product: it was rounded before, at q1
 
 
 @lru_cache(maxsize=256)  # the caches of kernels go by it
@@ -252,7 +252,7 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         output_mask = list(ctx.needs_input_grad[1:4])
-        x, w = (  # what is not kept is not read: memory of its layout serves
+        x, w = (  # an operand that was not saved is not read: empty memory of its layout serves
             dy.new_empty_strided(shape, stride) if value is None else value.to(dy.dtype)
             for value, shape, stride in zip(saved(ctx), ctx.shapes, ctx.strides, strict=True)
         )
