@@ -67,7 +67,7 @@ def _blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 
 class Checkpointing(Controller):
-    """The policy at work. `dsq.stash.measure`, and the report of a policy that packs inputs, count what segments save."""
+    """The policy at work. `dsq.stash.measure` counts what segments save, and so does a policy that packs it."""
 
     def restore(self, module: nn.Module) -> None:
         if getattr(module.__dict__.get("forward"), "func", None) is _checkpointed:

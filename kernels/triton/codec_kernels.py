@@ -224,7 +224,8 @@ def _round_tile(
 def decode(
     codes_pointer, scales_pointer, y_pointer, lines, rows, columns, exponent_place, row_words,
     SCALING: tl.constexpr, OF_TENSOR: tl.constexpr, BITS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    ALONG_ROWS: tl.constexpr, FLAT: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr,
+    ALONG_ROWS: tl.constexpr, FLAT: tl.constexpr, WORD: tl.constexpr, T: tl.constexpr, C: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Unpack a tile of values into ``y``."""
     tile = _tile(lines, rows, columns, BY_ROWS=ALONG_ROWS, FLAT=FLAT, T=T, C=C, WIDE=WIDE)
