@@ -30,17 +30,24 @@ def transform(x: Tensor, axis: int, size: int, seed: int | None) -> Tensor:
 
 
 def _transform(x: Tensor, axis: int, size: int, seed: int | None) -> Tensor:
-    x = x.to(torch.promote_types(x.dtype, torch.float32)).movedim(axis, -1)
-    length, runs, begin = x.shape[-1], [], 0
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    axis %= x.dim()
+    outer, length, inner = x.shape[:axis].numel(), x.shape[axis], x.shape[axis + 1 :].numel()
     if seed is not None and length:
         signs = uniform(1, length, seed + SIGN_SEED, x.device)[0].round().mul(2).sub(1)
-        x = x * signs.to(x.dtype)
+        x = x * signs.to(x.dtype).view(-1, *[1] * (x.dim() - 1 - axis))
+    flat = x.reshape(outer, length, inner)
+    results, begin = [], 0
     while begin < length:
         size = min(size, 1 << ((length - begin).bit_length() - 1))
         end = length - (length - begin) % size
-        runs.append((x[..., begin:end].unflatten(-1, (-1, size)) @ matrix(size, x.dtype, x.device)).flatten(-2))
+        h = matrix(size, x.dtype, x.device)
+        runs = flat[:, begin:end].reshape(outer * (end - begin) // size, size, inner)
+        # the matrix is its own transpose; one product of all rows takes a third of the time of one a run
+        result = (runs[..., 0] @ h)[..., None] if inner == 1 else h @ runs
+        results.append(result.view(outer, end - begin, inner))
         begin = end
-    return (torch.cat(runs, -1) if len(runs) != 1 else runs[0]).movedim(-1, axis).contiguous()
+    return (torch.cat(results, 1) if len(results) != 1 else results[0]).view(x.shape)
 
 
 @lru_cache(maxsize=64)
