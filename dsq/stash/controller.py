@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NoReturn, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -56,7 +57,6 @@ class Controller:
     compiles: bool = False  #: whether the model, or blocks of it, may be compiled; set by apply
     attached: tuple[str, ...] = ()
     hooks: list[Any] = field(default_factory=list, repr=False)  #: before forwards; which remove() takes away
-    parts: frozenset[int] = frozenset()  #: ids of those that were called by themselves, one after another
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -86,11 +86,12 @@ class Controller:
             return run(*args, **kwargs)
         skipped = get_eval_frame_callback() is not None
         if is_part:
-            self.parts = (frozenset() if id(module) in self.parts else self.parts) | {id(module)}
+            parts = RUNNING.parts.get(self, frozenset())
+            RUNNING.parts[self] = (frozenset() if id(module) in parts else parts) | {id(module)}
         elif not self.compiles and (skipped or next(compiled_blocks(module), None) is not None):
             raise RuntimeError(COMPILE_BEFORE)
         else:
-            self.parts = frozenset()
+            RUNNING.parts.pop(self, None)
         # a compiler that skipped this frame (its recompile limit, a stance) would try each frame inside
         enter = torch.compiler.disable(self.run_forward) if skipped else self.run_forward
         return enter(module, run, *args, **kwargs)
@@ -154,7 +155,11 @@ class Running(threading.local):
 
     def __init__(self) -> None:
         self.entered: dict[Controller, nn.Module] = {}  #: policies and the models whose forwards they are in
-        self.stashes: list[Any] = []  #: those of the table's policies
+        self.stashes: list[Any] = []  #: those of the policies with rules
+        #: ids of the parts of a policy's model that were called by themselves, one after another
+        self.parts = WeakKeyDictionary[Controller, frozenset[int]]()
+        #: the stash of a policy's latest training forward, and the level at which it began
+        self.latest = WeakKeyDictionary[Controller, tuple[Any, str]]()
 
 
 RUNNING = Running()

@@ -177,7 +177,6 @@ class RulePolicy(Controller):
 
     by_parts = True
     latest: Stash | None = None  #: of the latest training forward
-    _latest_level = ""  #: at which it began
     rules: Mapping[Callable[..., Any], Rule] = RULES  #: of the operations that it acts on
     has_exact_graph = False  #: a graph of the model was compiled without a partitioner
 
@@ -188,10 +187,12 @@ class RulePolicy(Controller):
     @contextmanager
     def enter(self, module: nn.Module) -> Iterator[None]:
         recomputing, level = in_backward(), self.level(module)
-        goes_on = len(self.parts) > 1 and not recomputing and level == self._latest_level
-        stash = self.latest if goes_on and self.latest else Stash(self.codec(module))
+        goes_on = len(RUNNING.parts.get(self, ())) > 1 and not recomputing
+        latest, latest_level = RUNNING.latest.get(self, (None, "")) if goes_on else (None, "")
+        stash = Stash(self.codec(module)) if latest is None or level != latest_level else latest
         if not recomputing:
-            self.latest, self._latest_level = stash, level
+            self.latest = stash
+            RUNNING.latest[self] = stash, level
         RUNNING.stashes.append(stash)
         mode = Interception(stash, self.rules, self)
         try:

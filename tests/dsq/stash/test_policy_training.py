@@ -7,6 +7,7 @@ import io
 import re
 from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -287,6 +288,34 @@ def test_a_part_that_ends_in_a_checkpoint_leaves_the_bytes_of_the_next_counted()
     of_first = controller.report().raw_bytes
     second(X)
     assert controller.report().raw_bytes - of_first == of_both / 2
+
+
+class TwoReaders(nn.Module):
+    """Two layers that read one input; ``between`` is called after the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+        self.between = lambda: None
+
+    def forward(self, x):
+        y = self.layers[0](x)
+        self.between()
+        return y + self.layers[1](x)
+
+
+def test_parts_in_two_threads_are_two_forwards():
+    model = nn.Sequential(TwoReaders(), nn.Sequential(nn.Linear(32, 32), nn.GELU()))
+    apply(model, "bfp")
+    alone = measure(lambda: model[0](X)).nbytes
+
+    def call_second_part():
+        thread = Thread(target=model[1], args=(X,))
+        thread.start()
+        thread.join()
+
+    model[0].between = call_second_part
+    assert measure(lambda: model[0](X)).nbytes == alone
 
 
 def test_a_level_that_rises_between_two_parts_holds_for_the_second():
