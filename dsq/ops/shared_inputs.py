@@ -3,7 +3,7 @@
 Sharing ends with the forward, which the outermost call of a module that ``dsq.convert`` was given, or of a part of it
 with several layers, bounds (dsq/layers/forwards.py). The backward bounds what a checkpoint recomputes. Layers that are
 called outside of both share nothing: a buffer may have been refilled since another layer read it, past autograd's
-version counter, by NumPy, ``x.data.copy_`` or a collective.
+version counter, by NumPy, ``x.data.copy_`` or a collective. Inside of a forward such a refill is not seen.
 
 Under ``stash="all"`` the forms of the forward hold the codes that layers share (dsq/stash/form_cache.py).
 """
