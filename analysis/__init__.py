@@ -4,7 +4,7 @@ evidence/     the suite of real tasks that judges every default and every figure
 translation/  a translation model from text to BLEU; the demo
 bench/        times and memory on this CPU
 revisions.py  digests of small trainings, to compare two checkouts
-gpu/          the GPU kernels: agreement, bandwidth, steps
+gpu/          the GPU kernels: agreement, bandwidth, steps; steps estimated without a GPU
 timing.py     the one timer, and races of steps
 results/      files that these gave
 models.py     the small models that are measured in several rooms, and what a setup's name puts on one

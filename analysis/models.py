@@ -11,7 +11,9 @@ A name has parts with " + " between them, in the order of applying. A part is
     mesa                also "selective", "checkpoint SEGMENTS", "wtacrs 0.3"
     around bfp 4        a GPT's blocks are called with a packed checkpoint of that format; "around checkpoint": plain
     bf16                the model itself is cast
-    compiled            the model's blocks, by torch.compile; after a policy by dsq.compile
+    float8              torchao's float8 training of all linear layers but the head
+    compiled            the model's blocks, by torch.compile; after a policy by dsq.compile, and with the word
+                        "recomputing" with all products of normalized values recomputed
     fp32, plain, autocast, bf16 autocast, fused    nothing: the caller's contexts
 """
 
@@ -206,8 +208,12 @@ def attach(model: nn.Module, name: str) -> list[Any]:
             model.around = around
         elif part == "bf16":
             model.bfloat16()
-        elif part == "compiled" and controllers:
-            dsq.compile(model)
+        elif part == "float8":
+            from torchao.float8 import convert_to_float8_training
+
+            convert_to_float8_training(model, module_filter_fn=lambda _, name: "head" not in name)
+        elif first == "compiled" and controllers:
+            dsq.compile(model, recomputed_products=float("recomputing" in words))
         elif part == "compiled":
             for block in repeated_blocks(model):
                 block.compile(fullgraph=True)

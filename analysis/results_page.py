@@ -10,6 +10,7 @@ A page's comments name its tables (analysis/tables.py): these, or those of docs/
     <!-- table: setting-by-task wikitext2,vit hfp8 mxint8 -->   losses and scores minus fp32's: tasks, then settings
     <!-- table: file format_errors.csv bits=4 format error:.4f -->   columns of a file; "bits=4": of such rows
     <!-- table: gpu-tasks "[8,4,8,8] all" -->   what settings lost on a GPU, by task (evidence_gpu.csv)
+    <!-- table: estimates -->   times over compiled bf16's, and peaks, on a GPU (gpu_estimated.csv)
     <!-- table: options -->   the options of dsq.DSQConfig, from its fields
 """
 
@@ -58,6 +59,15 @@ def _processors() -> str:
                 cells = rows.setdefault(row["setup"], {"setup": row["setup"]})
                 cells[processor] = f"{float(row['above MiB']):.0f}; {float(row['seconds']):.2f}"
     return table(list(rows.values()), dict.fromkeys(("setup", *_PROCESSES), ""), markdown=True)
+
+
+def _estimates() -> str:
+    """The time over compiled bf16's, and the peak in MiB: a design a row, a model a column."""
+    rows: dict[str, dict[str, Any]] = {}
+    for row in read_csv(RESULTS / "gpu_estimated.csv"):
+        cells = rows.setdefault(row["design"], {"design, estimated": row["design"]})
+        cells[f"{row['model']}, {row['tokens']}"] = f"{row['x compiled bf16']}; {int(row['peak MiB']):,}"
+    return table(list(rows.values()), markdown=True)
 
 
 def _options() -> str:
@@ -115,7 +125,8 @@ def written(page: str) -> str:
     """Return the page with new tables. Raises ValueError for an unknown table."""
     evidence = _suite()
     kinds: dict[str, Callable[..., str]] = {"evidence": partial(_evidence, evidence)}
-    kinds |= {"beside": partial(_beside, evidence), "file": _file, "processors": _processors, "options": _options}
+    kinds |= {"beside": partial(_beside, evidence), "file": _file, "processors": _processors}
+    kinds |= {"estimates": _estimates, "options": _options}
     on_gpu = Evidence(evidence.suite, read_rows(RESULTS / "evidence_gpu.csv", evidence.suite))
     kinds["gpu-tasks"] = page_tables(on_gpu)["tasks"]
     return tables.written(page, kinds | page_tables(evidence))

@@ -1,9 +1,10 @@
 """Hold the GPU kernels against the reference, and time them against their ceilings, within minutes.
 
-    python -m analysis.gpu.check [--minutes 10] [--part PART]... [--out DIR]
+    python -m analysis.gpu.check [--minutes 15] [--part PART]... [--out DIR]
 
 Parts run in the order of their worth, each in a process of its own with a share of the minutes:
 
+    compiled    compiled steps of a GPT of 1.3B parameters: bf16, packed by dsq, recomputed; then 124M and large batches
     agreement   every kernel against the reference on the CPU, bit for bit, over shapes and values full of edges
     steps       a GPT of 124M parameters: tokens a second and peak memory of fp32, bf16, recomputed, float8, dsq
     bandwidth   every kernel against a device-to-device copy that moves the same bytes
@@ -25,10 +26,12 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
@@ -37,6 +40,7 @@ from typing import NamedTuple
 
 import torch
 
+from analysis import ROOT
 from analysis.gpu import this_machine
 from dsq.command import OneLineParser, Record, fail, guarded, make_folder, table, write_text
 
@@ -51,6 +55,7 @@ class Part(NamedTuple):
 
 #: in the order of their worth
 PARTS = {
+    "compiled": Part("designs:compiled", 4.0),  # of 15 minutes 12
     "agreement": Part("agreement:agreement", 0.3, processes=12),
     "steps": Part("training:steps", 0.2),
     "bandwidth": Part("speed:bandwidth", 0.15),
@@ -61,12 +66,15 @@ PARTS = {
     "devices": Part("training:two_devices", 0.05),
 }
 #: what says nothing without a GPU
-TIMES = ("ms", "us", "copy us", "share of copy", "GB/s", "TFLOP/s", "tokens/s", "with quantizing ms", "MB moved")
+TIMES = (
+    *("ms", "us", "copy us", "x compiled bf16", "share of copy", "GB/s", "TFLOP/s", "tokens/s", "with quantizing ms"),
+    "MB moved",
+)
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog=PROG, description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="that all parts together may take")
+    parser.add_argument("--minutes", type=float, default=15.0, help="that all parts together may take")
     parser.add_argument("--part", action="append", choices=PARTS, help="only this (may be given again); default: all")
     parser.add_argument("--out", type=Path, default=Path("build/gpu_check"), help="folder for the results")
     parser.add_argument("--trials", type=int, help="only so many of each part (for a rehearsal)")
@@ -76,13 +84,15 @@ def main(argv: list[str] | None = None) -> int:
         fail(PROG, "triton is not installed")
     if refused := guarded(PROG, lambda: make_folder(args.out)):
         return refused
+    if args.worker is None and (missing := _missing()):
+        print(missing, flush=True)
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported, which no module has done yet
     if args.worker is not None:
         _work(args.part[0], args.out, args.worker, args.trials)
         return 0
     end = time.monotonic() + 60 * args.minutes
-    chosen = args.part or list(PARTS)
+    chosen = [name for name in args.part or PARTS if name != "compiled" or not _missing()]
     for position, name in enumerate(chosen):  # what a part leaves over goes to those behind it
         share = PARTS[name].share / sum(PARTS[other].share for other in chosen[position:])
         done = _run(name, args.out, max(end - time.monotonic(), 0.0) * share, args.trials)
@@ -90,6 +100,19 @@ def main(argv: list[str] | None = None) -> int:
         write_text(args.out / "report.md", report(args.out))
     print(report(args.out))
     return int(any(row.get("disagree") or "error" in row for name in PARTS for row in _rows(args.out, name)))
+
+
+def _missing() -> str:
+    """Say what the PyTorch here cannot run, if it is older than dsq requires."""
+    requirements = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    (required,) = (text.removeprefix("torch>=") for text in requirements if text.startswith("torch>="))
+    if _version(torch.__version__) >= _version(required):
+        return ""
+    return f"PyTorch {torch.__version__} is older than {required}: no part compiled, and checkpoints will fail"
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)[:2]))
 
 
 # ---- a part: its processes, and what they write

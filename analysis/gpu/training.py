@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 import dsq
 from analysis.gpu import Machine, Trial, captured
+from analysis.gpu.llama import Llama
 from analysis.models import GPT, attach
 from dsq.command import Record
 from dsq.kernels.dispatch import use_backend
@@ -25,7 +26,6 @@ from dsq.kernels.triton.backend import TRITON
 from dsq.precision import DEFAULT_LEVELS
 
 LEVELS = (str(DEFAULT_LEVELS[0]), "[4,3,3,8]")
-FLOAT8 = "torchao float8"
 
 
 class Size(NamedTuple):
@@ -35,14 +35,13 @@ class Size(NamedTuple):
     blocks: int
     heads: int
     batch: int
+    family: type[GPT | Llama] = GPT
 
 
 GPT2 = Size(50304, 1024, 768, 12, 12, 8)  # 124 million parameters
 LARGE = Size(50304, 1024, 2048, 24, 16, 8)  # 1.3 billion, whose kernels take longer than the host takes to launch them
-TINY = Size(64, 16, 32, 1, 2, 2)
-
-#: by PyTorch's compiler, of steps alone: the first question to a GPU is what packing costs there (docs/gpu.md)
-COMPILED = {"bf16, compiled": "compiled + autocast", "dsq 6 bits, compiled": "bfp 4 + compiled + autocast"}
+LLAMA = Size(128256, 4096, 4096, 32, 32, 4, Llama)  # Llama-3-8B
+TINY = Size(64, 16, 32, 2, 2, 2)
 
 
 def setups(machine: Machine) -> dict[str, str]:
@@ -53,56 +52,62 @@ def setups(machine: Machine) -> dict[str, str]:
         names[f"dsq {level}, all"] = f"{level} all + autocast"
     names[f"dsq {LEVELS[0]}, all, checkpoints"] = f"{LEVELS[0]} all + around checkpoint + autocast"
     if machine.is_gpu and importlib.util.find_spec("torchao") and torch.cuda.get_device_capability() >= (8, 9):
-        names[FLOAT8] = "autocast"
+        names["torchao float8"] = "float8 + autocast"
     return names
 
 
 class Step:
-    """Forward, backward and an update of one batch, always the same."""
+    """Forward, backward and an update of one batch, always the same, of a model under a setup (analysis/models.py).
 
-    def __init__(self, machine: Machine, name: str, size: Size, batch: int | None = None) -> None:
+    A step of compiled blocks compiles its loss too. A model in bfloat16 runs without autocast.
+    """
+
+    def __init__(self, machine: Machine, setup: str, size: Size, batch: int | None = None) -> None:
         torch.manual_seed(0)
-        made_on = machine.device if size == LARGE else torch.device("cpu")  # where small ones are what a CPU has
-        with made_on:
-            model = GPT(*size[:5], dropout=0.0)
-        setup = (setups(machine) | COMPILED)[name]
-        attach(model, setup)
-        if name == FLOAT8:
-            from torchao.float8 import convert_to_float8_training
-
-            convert_to_float8_training(model, module_filter_fn=lambda _, name: "head" not in name)
-        self.model = model.to(machine.device)
+        with machine.device:
+            self.model = size.family(*size[:5], dropout=0.0)
+        attach(self.model, setup)
         shape = batch or size.batch, size.tokens + 1
         self.tokens = torch.randint(size.vocabulary, shape, generator=torch.Generator().manual_seed(0))
         self.tokens = self.tokens.to(machine.device)
         on_gpu = {"fused": machine.is_gpu, "capturable": machine.is_gpu}
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 3e-4, **on_gpu)  # type: ignore[arg-type]
-        self.autocast = torch.autocast(machine.device.type, torch.bfloat16, enabled="autocast" in setup)
+        casts = "autocast" in setup and self.model.head.weight.dtype is torch.float32
+        self.autocast = torch.autocast(machine.device.type, torch.bfloat16, enabled=casts)
+        self.compiled_loss = torch.compile(_loss_of_hidden) if "compiled" in setup else None
 
     def __call__(self) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
+        inputs, targets = self.tokens[:, :-1], self.tokens[:, 1:]
         with self.autocast:  # no variable keeps the logits, which are much of the peak, until the backward
-            loss = F.cross_entropy(self.model(self.tokens[:, :-1]).flatten(0, 1).float(), self.tokens[:, 1:].flatten())
+            if self.compiled_loss is None:
+                loss = F.cross_entropy(self.model(inputs).flatten(0, 1).float(), targets.flatten())
+            else:
+                loss = self.compiled_loss(self.model(inputs, logits=False), self.model.head.weight, targets)
         loss.backward()
         self.optimizer.step()
         return loss.detach()
 
 
+def _loss_of_hidden(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(hidden_BTD, weight_VD).flatten(0, 1).float(), targets_BT.flatten())
+
+
 def steps(machine: Machine) -> Iterator[Trial]:
     """A row a setup: tokens a second and the peak that the allocator held."""
-    for name in COMPILED if machine.is_gpu else ():
-        yield Trial(f"{name}, 1.3 billion", partial(_step, machine, name, LARGE))
-    for name in (*setups(machine), *(COMPILED if machine.is_gpu else ())):
-        yield Trial(name, partial(_step, machine, name, GPT2 if machine.is_gpu else TINY))
-    for name in ("bf16", "bf16, checkpoints", *(it for it in setups(machine) if LEVELS[0] in it)):
+    names = setups(machine)
+    for name, setup in names.items():
+        yield Trial(name, partial(measured_step, machine, setup, GPT2 if machine.is_gpu else TINY))
+    for name in ("bf16", "bf16, checkpoints", *(it for it in names if LEVELS[0] in it)):
         if machine.is_gpu:
-            yield Trial(f"{name}, 1.3 billion", partial(_step, machine, name, LARGE))
+            yield Trial(f"{name}, 1.3 billion", partial(measured_step, machine, names[name], LARGE))
 
 
-def _step(machine: Machine, name: str, size: Size) -> Record:
+def measured_step(machine: Machine, setup: str, size: Size) -> Record:
+    """Return the time of a step, and on a GPU its peak memory."""
     gc.collect()  # what a trial before kept would count
     with use_backend(TRITON, machine.device.type):
-        step = Step(machine, name, size)
+        step = Step(machine, setup, size)
         taken = machine.milliseconds({"step": step})["step"]
         row = {"ms": round(taken, 2), "tokens/s": round(1000 * size.batch * size.tokens / taken)}
         if machine.is_gpu:
@@ -123,7 +128,7 @@ def _largest(machine: Machine, name: str) -> Record:
         trial = min(2 * fits, (fits + fails) // 2)
         try:
             with use_backend(TRITON, machine.device.type):
-                Step(machine, name, size, trial)()
+                Step(machine, setups(machine)[name], size, trial)()
             fits = trial
         except torch.cuda.OutOfMemoryError:
             fails = trial
@@ -140,7 +145,7 @@ def graphs(machine: Machine) -> Iterator[Trial]:
 
 def _waits(machine: Machine, name: str) -> Record:
     with use_backend(TRITON, machine.device.type):
-        step = Step(machine, name, TINY)
+        step = Step(machine, setups(machine)[name], TINY)
         for _ in range(3):
             step()
         if machine.is_gpu:
@@ -156,7 +161,7 @@ def _waits(machine: Machine, name: str) -> Record:
 def _replayed(machine: Machine, name: str) -> Record:
     size = GPT2 if machine.is_gpu else TINY
     with use_backend(TRITON, machine.device.type):
-        step = Step(machine, name, size)
+        step = Step(machine, setups(machine)[name], size)
         if not machine.is_gpu:
             return {"ms": None, "first loss": float(step()), "later loss": float(step())}
         for _ in range(2):

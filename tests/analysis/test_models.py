@@ -25,7 +25,7 @@ def test_a_name_says_what_is_converted_and_which_policies_apply(name: str) -> No
     assert bool(dsq.converted(model)) == ("[" in name)
 
 
-@pytest.mark.parametrize("name", ["compiled + autocast", "bfp 4 + compiled"])
+@pytest.mark.parametrize("name", ["compiled + autocast", "bfp 4 + compiled", "bfp 4 + compiled recomputing"])
 def test_the_blocks_are_compiled_and_nothing_else(name: str) -> None:
     model = GPT(16, 8, 16, 2, 2, dropout=0.0)
     attach(model, name)

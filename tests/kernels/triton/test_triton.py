@@ -87,6 +87,23 @@ def test_a_trial_that_hangs_in_two_calls_has_a_row(tmp_path, monkeypatch):
     assert row["error"] == "was running, in two calls, when the time of its part was over"
 
 
+def test_an_older_pytorch_is_named_before_anything_runs(tmp_path, monkeypatch, capsys):
+    from analysis.gpu import check
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # which the check sets
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu128")
+    assert check.main(["--part", "compiled", "--out", str(tmp_path)]) == 0
+    first_line = capsys.readouterr().out.partition("\n")[0]
+    assert first_line == "PyTorch 2.11.0+cu128 is older than 2.13: no part compiled, and checkpoints will fail"
+    assert check._rows(tmp_path, "compiled") == []
+
+
+def test_codes_that_graphs_make_are_the_references(tmp_path):
+    process, rows = check(tmp_path, "--part", "compiled", "--trials", "1")
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert [(row["name"], row["disagree"]) for row in rows["compiled"]] == [("codes of 6 bits", "")]
+
+
 def test_a_process_ends_with_the_call_that_began_it(tmp_path, monkeypatch):
     from analysis.gpu import check
 
@@ -101,7 +118,7 @@ def test_a_process_ends_with_the_call_that_began_it(tmp_path, monkeypatch):
 def test_a_rehearsal_of_every_part(tmp_path, fails):
     _, rows = check(tmp_path, "--minutes", "6", "--trials", "3", fails=fails)
     ran = [name for name in rows if rows[name]]
-    assert {"agreement", "steps", "bandwidth", "products", "graphs", "batches"} <= set(ran)
+    assert {"compiled", "agreement", "steps", "bandwidth", "products", "graphs", "batches"} <= set(ran)
     failed = {name: sum("error" in row for row in rows[name]) for name in ran}
     assert failed == {name: int(fails in ("raise", "lost", "kill") and len(rows[name]) > 1) for name in ran}
     if fails == "hang":  # a trial that hung is tried once more
