@@ -72,20 +72,28 @@ def _question(
     **options: Any,
 ) -> "Question":
     from dsq.costmodel.hardware.hardware import load_hardware
+    from dsq.costmodel.names import refuse
     from dsq.costmodel.planning.plan import BASE_BITS, Question
     from dsq.costmodel.workloads.named import AskedStep
 
-    if qlora is not None:
-        if options.get("lora") is not None:
-            raise ValueError("give --lora or --qlora, not both: --qlora has a rank of its own")
-        options["lora"], base_bits = qlora, base_bits or 4
-    if base_bits and options.get("lora") is None:
-        raise ValueError("--base-bits does nothing without --lora: leave it out")
-    if gpus is not None:
-        inside = options.get("tensor", 1) * options.get("pipeline", 1)
-        if not 1 <= gpus <= MAX_DEVICES or gpus % inside:
-            raise ValueError(f"--gpus {gpus} must be a positive multiple of --tensor times --pipeline ({inside})")
-        options["devices"] = gpus // inside
+    lora, inside = options.get("lora"), options.get("tensor", 1) * options.get("pipeline", 1)
+    refuse(
+        (
+            lora is not None and qlora is not None,
+            "give --lora or --qlora, not both: --qlora has a rank of its own",
+        ),
+        (
+            base_bits and lora is None and qlora is None,
+            "--base-bits does nothing without --lora: leave it out",
+        ),
+        (
+            gpus is not None and (not 1 <= gpus <= MAX_DEVICES or gpus % inside),
+            f"--gpus {gpus} must be a positive multiple of --tensor times --pipeline ({inside})",
+        ),
+    )
+    options |= {} if qlora is None else {"lora": qlora}
+    options |= {} if gpus is None else {"devices": gpus // inside}
+    base_bits = base_bits or (4 if qlora is not None else 0)
     device = load_hardware(hardware)
     AskedStep.build.cache_clear()  # a config.json may have changed since the last question
     AskedStep.parts.cache_clear()
@@ -125,7 +133,6 @@ def predicted(config: Mapping[str, Any], workload: dict[str, Any], total_updates
         each = [cost[field] for cost in costs]
         of_run = [sum(map(mul, each, worked))] if worked else [each[0], each[-1]]
         parts = [f"{cost:.4f} at {level}" for cost, level in zip(each, levels, strict=True)]
-        if len(parts) > 1:
-            parts.append(f"{' to '.join(f'{cost:.4f}' for cost in of_run)} in all")
+        parts += [f"{' to '.join(f'{cost:.4f}' for cost in of_run)} in all"] * (len(levels) > 1)
         lines.append(f"{name} {', '.join(parts)}")
     return "; ".join(lines)

@@ -1,4 +1,4 @@
-"""Which of the known names a user means."""
+"""Which of the known names a user means, and what is refused."""
 
 import difflib
 import re
@@ -6,6 +6,13 @@ from collections.abc import Iterable
 
 #: what names leave out: all but letters and digits, and words of a device's full name, as "NVIDIA A100-SXM4-80GB"
 _LEFT_OUT = re.compile(r"[^a-z0-9]|nvidia|geforce|tesla|amd|instinct|sxm\d?")
+
+
+def refuse(*faults: tuple[object, str]) -> None:
+    """Raise ValueError with the text of the first fault whose condition holds."""
+    for condition, text in faults:
+        if condition:
+            raise ValueError(text)
 
 
 def completed(

@@ -287,10 +287,8 @@ def _energy(data: dict[str, Any]) -> Energy:
 
 def _reached(data: dict[str, Any], measured: str) -> Efficiency:
     """The shares of the rates that steps reach: [step] states that of the bandwidth."""
-    if measured:
-        return MEASURED
-    if "step" not in data:
-        return Efficiency()
+    if measured or "step" not in data:
+        return MEASURED if measured else Efficiency()
     _field(data, "step.efficiency", object)
     return replace(Efficiency(), memory=_efficiency(data, "step"))
 

@@ -49,12 +49,9 @@ class Memory:
     @property
     def cause(self) -> str:
         """The moment of the peak in words: "forward of NAME", "backward of NAME" or "update"."""
-        count = len(self.operations)
-        if self.moment == 2 * count:
-            return "update"
-        if self.moment < count:
-            return f"forward of {self.operations[self.moment]}"
-        return f"backward of {self.operations[2 * count - 1 - self.moment]}"
+        forward = [f"forward of {name}" for name in self.operations]
+        backward = [f"backward of {name}" for name in reversed(self.operations)]
+        return [*forward, *backward, "update"][self.moment]
 
     @property
     def categories(self) -> dict[str, float]:
@@ -77,6 +74,8 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
     if method.devices > 1 and not method.zero:  # what DDP sums lies in buckets beside the gradients
         rows[:, Category.GRADIENTS] += workload.trained * gradient_bytes(method)
     if shards:
+        # FSDP allocates shards of gradients on the stream that scatters them, whose blocks no other stream reuses
+        rows[:, Category.GRADIENTS] = workload.trained * gradient_bytes(method) / method.devices
         weights, gradients = _gathered(workload, run)
         rows[:-1, Category.PARAMETERS] += weights
         rows[len(names) : -1, Category.TEMPORARY] += gradients

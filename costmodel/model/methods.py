@@ -98,11 +98,9 @@ def sizes(name: str) -> dict[str, int]:
 
 def all_sizes() -> dict[str, dict[str, int]]:
     """The numeric fields of all formats, each with its default by the format's name."""
-    defaults: dict[str, dict[str, int]] = {}
-    for name in format_names():
-        for field, default in sizes(name).items():
-            defaults.setdefault(field, {})[name] = default
-    return defaults
+    by_name = {name: sizes(name) for name in format_names()}
+    fields = dict.fromkeys(field for defaults in by_name.values() for field in defaults)
+    return {field: {name: of[field] for name, of in by_name.items() if field in of} for field in fields}
 
 
 def template(name: str, described: Mapping[str, Any]) -> Format:

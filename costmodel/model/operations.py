@@ -169,11 +169,7 @@ class Workload:
     def excluding(self, exclude: str) -> "Workload":
         """The workload with layers whose name matches the regex left unconverted. Raises ValueError."""
         named = layers_named("exclude", exclude)
-
-        def leave(op: Operation) -> Operation:
-            return replace(op, quantized=False) if isinstance(op, Gemm) and named(op.name) else op
-
-        return self.changed(leave)
+        return self.changed(lambda op: isinstance(op, Gemm) and named(op.name), quantized=False)
 
     def freezing(self, frozen: str) -> "Workload":
         """The workload with weights and biases of layers whose name matches the regex held as they are: no dw product,
@@ -220,9 +216,8 @@ class Workload:
 
     def chunking_loss(self) -> "Workload":
         """The workload with logits made CHUNK tokens at a time, and their gradient at once (Liger-Kernel)."""
-        chunked = self._with_loss("chunked loss")
-        return chunked.changed(
-            lambda op: replace(op, on_chip="y") if isinstance(op, Gemm) and op.name == "output_projection" else op
+        return self._with_loss("chunked loss").changed(
+            lambda op: isinstance(op, Gemm) and op.name == "output_projection", on_chip="y"
         )
 
     def fusing_loss(self) -> "Workload":
@@ -230,21 +225,13 @@ class Workload:
         return self._with_loss("fused loss")
 
     def _with_loss(self, kind: str) -> "Workload":
-        usual = ("loss", "loss of fp32")
-        whole = replace(
-            self, operations=tuple(op for op in self.operations if op.name != "logits.cap")
-        )  # in its kernel
-        return whole.changed(
-            lambda op: replace(op, kind=kind) if isinstance(op, Pointwise) and op.kind in usual else op
-        )
+        # a cap of the logits is in the loss's kernel
+        whole = replace(self, operations=tuple(op for op in self.operations if op.name != "logits.cap"))
+        return whole.changed(lambda op: op.kind in ("loss", "loss of fp32"), kind=kind)
 
     def on_cpu(self) -> "Workload":
         """The workload as PyTorch runs it on a CPU, where a dropout keeps a mask of floats."""
-
-        def masked(op: Operation) -> Operation:
-            return replace(op, kind=CPU_DROPOUT) if isinstance(op, Pointwise) and op.kind == "dropout" else op
-
-        return self.changed(masked)
+        return self.changed(lambda op: op.kind == "dropout", kind=CPU_DROPOUT)
 
     def fusing_attention(self, cpu: bool = False) -> "Workload":
         """The workload with attention's scores left on chip and recomputed in the backward, as fused kernels do.
@@ -282,9 +269,9 @@ class Workload:
             operations.append(op)
         return replace(self, operations=tuple(operations))
 
-    def changed(self, change: Callable[[Operation], Operation]) -> "Workload":
-        """The workload with each operation as ``change`` returns it."""
-        return replace(self, operations=tuple(map(change, self.operations)))
+    def changed(self, where: Callable[[Operation], bool], **fields: Any) -> "Workload":
+        """The workload with other ``fields`` in each operation for which ``where`` holds."""
+        return replace(self, operations=tuple(replace(op, **fields) if where(op) else op for op in self.operations))
 
     @cached_property
     def groups(self) -> list["Group"]:
@@ -328,12 +315,12 @@ def _frozen(op: Operation) -> Operation:
 
 def _from_the_first_that_trains(operations: list[Operation]) -> list[Operation]:
     """The operations; those before the first that trains have no backward."""
-    trained = [index for index, op in enumerate(operations) if op.trains and (isinstance(op, Gemm) or op.parameters)]
-    first = trained[0] if trained else len(operations)
-    start = operations[first].name if trained else ""
+    trained = (index for index, op in enumerate(operations) if op.trains and (isinstance(op, Gemm) or op.parameters))
+    first = next(trained, len(operations))
+    start = operations[first : first + 1]
     # tensors that need no gradient: what the first of them reads, and an encoder's output where nothing in it trains
-    inputs = {op.input for op in operations[first : first + 1]} - {""}
-    inputs |= set() if start.startswith("encoder.") else {ENCODER_OUT}
+    inputs = {op.input for op in start} - {""}
+    inputs |= set() if any(op.name.startswith("encoder.") for op in start) else {ENCODER_OUT}
 
     def without_gradient(index: int, op: Operation) -> Operation:
         if isinstance(op, Gemm):

@@ -87,14 +87,11 @@ def floors(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware
     flops: dict[Kernel, float] = defaultdict(float)
     seconds: dict[Kernel, float] = defaultdict(float)
     for transfer in moved:
-        kernel = (id(transfer.group), transfer.phase)
+        kernel, pointwise = (id(transfer.group), transfer.phase), not isinstance(transfer.group.operation, Gemm)
         groups[kernel[0]] = transfer.group
-        passes = transfer.phase != UPDATE and not isinstance(transfer.group.operation, Gemm)
-        nbytes[kernel] += transfer.bytes * (hardware.efficiency.fused if passes else 1)
-        if not isinstance(transfer.group.operation, Gemm):
-            values = float(transfer.values)
-            flops[kernel] += values
-            seconds[kernel] += values / hardware.vector_flops
+        nbytes[kernel] += transfer.bytes * (hardware.efficiency.fused if pointwise and kernel[1] != UPDATE else 1)
+        flops[kernel] += float(transfer.values * pointwise)
+        seconds[kernel] += transfer.values * pointwise / hardware.vector_flops
     launches: dict[Kernel, int] = defaultdict(int)
     for matmul in listed:
         kernel = (id(matmul.group), "forward" if matmul.name == "forward" else "backward")
@@ -104,13 +101,10 @@ def floors(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware
     totals = dict.fromkeys(CLASSES, ZERO)
     for kernel, size in nbytes.items():
         group, phase = groups[kernel[0]], kernel[1]
-        memory, compute = hardware.moving(size), seconds[kernel]
-        measured = _measured_pass(group, phase, hardware, container)
-        if measured is not None:
-            compute = measured
-        if measured is not None or (hardware.measured and isinstance(group.operation, Gemm)):
-            taken = compute
-        else:
+        memory, measured = hardware.moving(size), _measured_pass(group, phase, hardware, container)
+        compute = seconds[kernel] if measured is None else measured
+        taken = compute  # a measured product's time has its bytes'
+        if measured is None and not (hardware.measured and isinstance(group.operation, Gemm)):
             both = max(memory, compute) if hardware.efficiency.overlaps else memory + compute
             taken = max(both, group.count * max(1, launches[kernel]) * hardware.efficiency.launch)
         totals[group.operation.cls] += Floor(flops[kernel], size, compute, memory, taken)

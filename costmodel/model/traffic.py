@@ -87,13 +87,18 @@ def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, i
 def total_stash_bytes(workload: Workload, setup: Setup) -> int:
     """Bytes that all converted linear layers save of their inputs; a shared input counts once. Of floats the input
     itself."""
-    total, widths = 0, widths_of(setup)
-    for group in workload.groups:
-        op = group.operation
-        if isinstance(op, Gemm) and op.quantized and op.trains and group.owner:
-            inputs = [stored for stored in tensors_of(group, setup) if stored.saved and stored.name in ("stash", "x")]
-            total += group.count * sum(layout_bytes(group, stored, setup, widths) for stored in inputs)
-    return total
+    widths = widths_of(setup)
+    owners = (
+        group
+        for group in workload.groups
+        if isinstance(op := group.operation, Gemm) and op.quantized and op.trains and group.owner
+    )
+    return sum(
+        group.count * layout_bytes(group, stored, setup, widths)
+        for group in owners
+        for stored in tensors_of(group, setup)
+        if stored.saved and stored.name in ("stash", "x")
+    )
 
 
 def shape_of(group: Group, stored: Stored) -> tuple[int, int, int]:

@@ -58,13 +58,13 @@ def static_rows(table: int) -> list[Record]:
 
 
 def _static(row: PublishedRow, setup: Setup) -> Record:
-    record: Record = {"dataset": row.dataset, "setup": str(setup)}
-    residuals: Record = {"method": row.method, "precision": str(setup.precision), "contradicts": row.contradicts}
+    record: Record = {"dataset": row.dataset, "setup": str(setup), "method": row.method}
+    record |= {"precision": str(setup.precision), "contradicts": row.contradicts}
     for name, stated, ours in zip(("arith", "dram"), (row.arithmetic, row.dram), _costs(row, setup), strict=True):
-        record |= {f"{name}_paper": stated, f"{name}_ours": ours, f"{name}_off": (ours - stated) / stated}
-        record |= {f"{name}_fits": calibrated.FITTED[name].get(str(setup), "test")}
-        residuals |= {f"{name}_residual": ours - stated}
-    return record | residuals
+        figures: Record = {"paper": stated, "ours": ours, "off": (ours - stated) / stated, "residual": ours - stated}
+        figures["fits"] = calibrated.FITTED[name].get(str(setup), "test")
+        record |= {f"{name}_{kind}": figure for kind, figure in figures.items()}
+    return record
 
 
 def dsq_rows() -> list[Record]:
@@ -86,9 +86,11 @@ def _dsq(row: PublishedRow) -> Iterator[Record]:
     share = best_share([(goal, first, second) for _, goal, first, second in columns])
     for name, goal, first, second in columns:
         ours = first + share * (second - first)
-        record: Record = {"dataset": row.dataset, "column": name, "published": goal, "level_1": first}
-        record |= {"level_2": second, "share_alone": (goal - first) / (second - first), "share_best": share}
-        yield record | {"ours": ours, "residual": ours - goal, "off": (ours - goal) / goal}
+        yield {
+            **{"dataset": row.dataset, "column": name, "published": goal, "level_1": first, "level_2": second},
+            **{"share_alone": (goal - first) / (second - first), "share_best": share},
+            **{"ours": ours, "residual": ours - goal, "off": (ours - goal) / goal},
+        }
 
 
 def best_share(columns: list[tuple[float, float, float]]) -> float:

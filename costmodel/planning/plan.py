@@ -11,6 +11,7 @@ from dsq.costmodel.hardware.hardware import Hardware
 from dsq.costmodel.model.memory import Memory, update_copy
 from dsq.costmodel.model.methods import ADAPTERS, FP32, OPTIMIZERS, USUAL, Method, Training
 from dsq.costmodel.model.operations import Workload
+from dsq.costmodel.names import refuse
 from dsq.costmodel.planning.step import Stages, StepTime, offloaded_bytes, sent_bytes, sharded_memory, sharded_step
 from dsq.costmodel.workloads.named import AskedStep
 from dsq.costmodel.workloads.transformer import Shard
@@ -56,25 +57,38 @@ class Question(Training):
         choice("optimizer", self.optimizer, OPTIMIZERS)
         for name in ("devices", "tensor", "pipeline", "accumulate"):
             whole_number(name, getattr(self, name), 1, MAX_SEQUENCES)
-        if not self.memory:
-            raise ValueError(f"hardware {self.hardware.name!r} does not state its memory: give --fit, as in --fit 80GB")
-        if self.zero and self.devices == 1:
-            raise ValueError(f"--zero {self.zero} does nothing on one device: give --devices, or leave it out")
-        if self.zero > 1 and self.pipeline > 1:
-            raise ValueError("--zero 2 and 3 do not go with --pipeline: its micro-batches' gradients are summed whole")
-        stored = self.step.weight_format()
-        if stored and not (self.base_bits and stored.startswith(f"{int(self.base_bits)}-bit")):
-            raise ValueError(
+        stored, shares_more = self.step.weight_format(), self.accumulate > 1 or self.pipeline > 1 or self.zero > 1
+        refuse(
+            (
+                not self.memory,
+                f"hardware {self.hardware.name!r} does not state its memory: give --fit, as in --fit 80GB",
+            ),
+            (
+                self.zero and self.devices == 1,
+                f"--zero {self.zero} does nothing on one device: give --devices, or leave it out",
+            ),
+            (
+                self.zero > 1 and self.pipeline > 1,
+                "--zero 2 and 3 do not go with --pipeline: its micro-batches' gradients are summed whole",
+            ),
+            (
+                stored and not (self.base_bits and stored.startswith(f"{int(self.base_bits)}-bit")),
                 f"workload {self.step.workload}: quantization_config stores {stored} weights, which --qlora RANK "
-                "or --lora RANK --base-bits 8 trains adapters over; to plan with 16-bit weights leave the field out"
-            )
-        if self.foreach and (self.in_backward or not OPTIMIZERS[self.optimizer].foreach):
-            raise ValueError("--foreach is of --optimizer adam and adam-16bit, not --in-backward: leave it out")
-        if self.price and not self.train_tokens:
-            raise ValueError("--price needs --train-tokens, the tokens of the whole training, as in 10B")
-        if self.in_backward and (self.accumulate > 1 or self.pipeline > 1 or self.zero > 1):
-            unfit = "--accumulate, --pipeline and --zero 2 or 3"
-            raise ValueError(f"--in-backward frees gradients at once: leave out {unfit}")
+                "or --lora RANK --base-bits 8 trains adapters over; to plan with 16-bit weights leave the field out",
+            ),
+            (
+                self.foreach and (self.in_backward or not OPTIMIZERS[self.optimizer].foreach),
+                "--foreach is of --optimizer adam and adam-16bit, not --in-backward: leave it out",
+            ),
+            (
+                self.price and not self.train_tokens,
+                "--price needs --train-tokens, the tokens of the whole training, as in 10B",
+            ),
+            (
+                self.in_backward and shares_more,
+                "--in-backward frees gradients at once: leave out --accumulate, --pipeline and --zero 2 or 3",
+            ),
+        )
 
     @property
     def memory(self) -> float:
@@ -135,19 +149,20 @@ class MethodCost:
     def record(self) -> dict[str, Any]:
         """The row as JSON has it (docs/cost-model.md, "JSON of a plan")."""
         memory, step = self.memory, self.step
-        fits = "yes" if self.fits else "chunked loss" if self.fits_chunked else "no"
-        record: dict[str, Any] = {"method": self.method.name, "mode": self.method.mode, "fits": fits}
-        record |= {"peak_GB": memory.peak / GIGA, "peak_at": memory.cause, "saved_GB": memory.saved / GIGA}
-        record["host_GB"] = self.host / GIGA
-        record |= {name: size / GIGA for name, size in zip(_SHORT, memory.categories.values(), strict=True)}
-        record |= {"step_ms": step.seconds * 1e3, "step_ms_low": step.seconds * step.low * 1e3}
-        record |= {"step_ms_high": step.seconds * step.high * 1e3, "launched_ms": step.launched * 1e3}
-        record["bound"] = step.bound
-        record |= {"compute_ms": (step.compute + step.update) * 1e3, "packing_ms": step.packing * 1e3}
-        record |= {"packing_measured": step.packing_measured, "communication_ms": step.communication * 1e3}
-        record |= {"communication_GB": self.sent / GIGA, "tokens/s": self.tokens_per_second}
-        record |= {"trusted": self.method.trusted}
-        return record | ({} if self.largest_batch is None else {"largest_batch": self.largest_batch})
+        return {
+            **{"method": self.method.name, "mode": self.method.mode},
+            "fits": "yes" if self.fits else "chunked loss" if self.fits_chunked else "no",
+            **{"peak_GB": memory.peak / GIGA, "peak_at": memory.cause, "saved_GB": memory.saved / GIGA},
+            "host_GB": self.host / GIGA,
+            **{name: size / GIGA for name, size in zip(_SHORT, memory.categories.values(), strict=True)},
+            **{"step_ms": step.seconds * 1e3, "step_ms_low": step.seconds * step.low * 1e3},
+            **{"step_ms_high": step.seconds * step.high * 1e3, "launched_ms": step.launched * 1e3},
+            **{"bound": step.bound, "compute_ms": (step.compute + step.update) * 1e3},
+            **{"packing_ms": step.packing * 1e3, "packing_measured": step.packing_measured},
+            **{"communication_ms": step.communication * 1e3, "communication_GB": self.sent / GIGA},
+            **{"tokens/s": self.tokens_per_second, "trusted": self.method.trusted},
+            **({} if self.largest_batch is None else {"largest_batch": self.largest_batch}),
+        }
 
 
 def _costed(question: Question, method: Method, stages: Stages) -> MethodCost:
@@ -196,16 +211,13 @@ class Plan:
         what = self.workload.name + (f" with LoRA of rank {lora}" if lora is not None else "")
         several = f"each of {devices:,}" if devices > 1 else "one"
         room = f"{_size(question.memory)} of {several} {question.hardware.name}"
-        takes = f"takes {_size(best.memory.peak)}"
-        if best.fits:
-            first = f"{what} fits in the {room}: {best.method.name} {takes}"
-            if best.largest_batch is not None:
-                items = "images" if self.workload.patches else "sequences"
-                first += f", and the largest batch that fits has {best.largest_batch:,} {items}"
-            if self.longest_context:
-                first += f", the longest context {self.longest_context:,} tokens"
-        else:
-            sizes = best.memory.categories
+        takes, sizes = f"takes {_size(best.memory.peak)}", best.memory.categories
+        first = f"{what} fits in the {room}: {best.method.name} {takes}"
+        if best.largest_batch is not None:
+            items = "images" if self.workload.patches else "sequences"
+            first += f", and the largest batch that fits has {best.largest_batch:,} {items}"
+        first += f", the longest context {self.longest_context:,} tokens" if self.longest_context else ""
+        if not best.fits:
             most = max(sizes, key=lambda name: sizes[name]).replace("temporary", "temporaries")
             first = (
                 f"{what} does not fit in the {room}: {best.method.name}, which needs least, {takes}, most of it {most}"
@@ -289,55 +301,69 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """The plan as JSON has it: answer, workload, hardware, methods, notes."""
         workload, question = self.workload, self.question
-        facts: dict[str, Any] = {"answer": self.answer, "workload": workload.name}
-        facts |= {name: getattr(workload, name) for name in ("tokens", "parameters", "trained", "macs", "source")}
-        facts |= {"hardware": question.hardware.name, "rates": question.hardware.rates}
-        facts |= {"hardware_sources": question.hardware.sources, "budget_bytes": question.memory}
-        facts |= {name: getattr(question, name) for name in ASKED} | {"best": self.best.method.name}
-        facts |= {"longest_context": self.longest_context, "hours": self.hours, "cost": self.cost}
-        return facts | {"methods": [row.record() for row in self.rows], "notes": self.notes}
+        return {
+            **{"answer": self.answer, "workload": workload.name},
+            **{name: getattr(workload, name) for name in ("tokens", "parameters", "trained", "macs", "source")},
+            **{"hardware": question.hardware.name, "rates": question.hardware.rates},
+            **{"hardware_sources": question.hardware.sources, "budget_bytes": question.memory},
+            **{name: getattr(question, name) for name in ASKED},
+            **{"best": self.best.method.name, "longest_context": self.longest_context},
+            **{"hours": self.hours, "cost": self.cost},
+            **{"methods": [row.record() for row in self.rows], "notes": self.notes},
+        }
 
     @cached_property
     def notes(self) -> list[str]:
-        question, rows = self.question, self.rows
-        notes = [f"the peak comes at the {'; '.join(dict.fromkeys(row.memory.cause for row in rows))}."]
-        if question.step.stores_scores():
-            notes.append("attention's scores are stored: with --fused-attention they stay on chip.")
-        if positions := question.step.beyond_positions():
-            notes.append(f"{self.workload.name} was made for {positions:,} positions: a sequence has more.")
-        if any(gemm.container for gemm in self.workload.gemms):
-            refused = (
-                "attention with dropout or a learned bias is written out by PyTorch on a CPU, its scores saved in fp32"
-            )
-            notes.append(f"{refused}; policies of dsq.stash keep none of them.")
-        if question.devices * question.shard.devices > 1:
-            parts = [f"{question.devices} data parallel, ZeRO {question.zero}", str(question.shard)]
-            notes.append(f"{', '.join(filter(None, parts))}: memory and time of one device, tokens/s of all together.")
-        if question.offload:
-            notes.append(f"--offload: {_size(self.best.host)} a device lie in the host's memory.")
+        question, rows, positions = self.question, self.rows, self.question.step.beyond_positions()
+        parts = [f"{question.devices} data parallel, ZeRO {question.zero}", *filter(None, [str(question.shard)])]
         tight = [row.method.name for row in rows if row.fits and row.memory.totals[-1] + row.copied > question.memory]
-        if tight and not question.foreach:
-            notes.append(f"give AdamW fused=True: its other update (--foreach) does not fit with {', '.join(tight)}.")
-        if any(row.fits_chunked and not row.fits for row in rows):
-            notes.append("fits, chunked loss: with --chunked-loss, or a fused kernel of cross-entropy.")
-        left_out = (
-            "what a process takes besides (up to 0.1 GB)" if question.hardware.cpu else "the CUDA context (0.5 GB)"
-        )
-        notes.append(f"memory: tensors, without fragmentation, workspaces and {left_out}.")
+        on_cpu = question.hardware.cpu
+        left_out = "what a process takes besides (up to 0.1 GB)" if on_cpu else "the CUDA context (0.5 GB)"
         units = {peak.datatype for peak in question.hardware.peaks}
-        if "fp16" in units and "bf16" not in units:
-            notes.append("its units take no bf16: read fp16 with a scaled loss, at the same size and time.")
-        if not all(row.method.trusted for row in rows):
-            doubted = ", ".join(row.method.name for row in rows if not row.method.trusted)
-            shown = "" if question.methods else ", nor shown without --all"
-            notes.append(f"not advised{shown}, as no training of docs/evidence.md supports them: {doubted}.")
-        if not all(row.step.packing_measured for row in rows):
-            notes.append("packing was never measured on this hardware: its bytes at the bandwidth are counted.")
-        if any(row.step.launched > row.step.seconds for row in rows):
-            notes.append(
-                "step ms: of CUDA graphs; launched ms: kernel by kernel from Python, of an H100's host (docs/gpu.md)."
-            )
-        return [*notes, f"times: {question.hardware.rates}."]
+        doubted = ", ".join(row.method.name for row in rows if not row.method.trusted)
+        shown = "" if question.methods else ", nor shown without --all"
+        notes = (
+            (True, f"the peak comes at the {'; '.join(dict.fromkeys(row.memory.cause for row in rows))}."),
+            (
+                question.step.stores_scores(),
+                "attention's scores are stored: with --fused-attention they stay on chip.",
+            ),
+            (positions, f"{self.workload.name} was made for {positions:,} positions: a sequence has more."),
+            (
+                any(gemm.container for gemm in self.workload.gemms),
+                "attention with dropout or a learned bias is written out by PyTorch on a CPU, its scores saved in "
+                "fp32; policies of dsq.stash keep none of them.",
+            ),
+            (
+                question.devices * question.shard.devices > 1,
+                f"{', '.join(parts)}: memory and time of one device, tokens/s of all together.",
+            ),
+            (question.offload, f"--offload: {_size(self.best.host)} a device lie in the host's memory."),
+            (
+                tight and not question.foreach,
+                f"give AdamW fused=True: its other update (--foreach) does not fit with {', '.join(tight)}.",
+            ),
+            (
+                any(row.fits_chunked and not row.fits for row in rows),
+                "fits, chunked loss: with --chunked-loss, or a fused kernel of cross-entropy.",
+            ),
+            (True, f"memory: tensors, without fragmentation, workspaces and {left_out}."),
+            (
+                "fp16" in units and "bf16" not in units,
+                "its units take no bf16: read fp16 with a scaled loss, at the same size and time.",
+            ),
+            (doubted, f"not advised{shown}, as no training of docs/evidence.md supports them: {doubted}."),
+            (
+                not all(row.step.packing_measured for row in rows),
+                "packing was never measured on this hardware: its bytes at the bandwidth are counted.",
+            ),
+            (
+                any(row.step.launched > row.step.seconds for row in rows),
+                "step ms: of CUDA graphs; launched ms: kernel by kernel from Python, of an H100's host (docs/gpu.md).",
+            ),
+            (True, f"times: {question.hardware.rates}."),
+        )
+        return [note for holds, note in notes if holds]
 
 
 def _changes(question: Question, largest_batch: int) -> Iterator[tuple[str, Question]]:

@@ -11,7 +11,7 @@ from typing import Any
 from dsq.arguments import whole_number
 from dsq.command import read_json, read_toml
 from dsq.costmodel.model.operations import Workload
-from dsq.costmodel.names import completed
+from dsq.costmodel.names import completed, refuse
 from dsq.costmodel.workloads import config_json, workload_file
 from dsq.costmodel.workloads.shapes import MAX_SIZE, Head, Stack, Transformer
 from dsq.costmodel.workloads.transformer import Shard, build, stages
@@ -95,14 +95,19 @@ def _of_models(name: str) -> Transformer:
 
 def _sized(model: Transformer, given: Any) -> Transformer:
     for length, side in (("source_length", "encoder"), ("target_length", "decoder")):
-        stack = getattr(model, side)
-        if length in given and not stack:
-            raise ValueError(f"{length} does nothing for {model.name}, which has no {side}: leave it out")
-        if length in given and stack.patches:
-            raise ValueError(f"{length} is what the patches of {model.name} are: leave it out")
-        learned = stack and "positions" in dict(stack.tables)
-        if learned and model.positions and given.get(length, 0) > model.positions:
-            raise ValueError(f"{model.name} has a table of {model.positions:,} positions: give at most as many tokens")
+        stack, stated = getattr(model, side), given.get(length, 0)
+        most = model.positions if stack and "positions" in dict(stack.tables) else 0
+        refuse(
+            (stated and not stack, f"{length} does nothing for {model.name}, which has no {side}: leave it out"),
+            (
+                stated and stack and stack.patches,
+                f"{length} is what the patches of {model.name} are: leave it out",
+            ),
+            (
+                most and stated > most,
+                f"{model.name} has a table of {most:,} positions: give at most as many tokens",
+            ),
+        )
     return replace(model, **given)
 
 
@@ -137,12 +142,18 @@ class AskedStep:
     @lru_cache(maxsize=64)  # noqa: B019 - questions are few
     def build(self, copies: bool = False) -> Workload:
         """The step. copies: adapters keep copies of their inputs, as PEFT's do. Raises ValueError."""
-        if self.lora is None and self.lora_layers != ADAPTED:
-            raise ValueError("lora_layers does nothing without lora: leave it out")
-        if self.lora is None and self.lora_dropout:
-            raise ValueError("lora_dropout does nothing without lora: leave it out")
-        if self.lora is not None and self.freeze:
-            raise ValueError("freeze does nothing beside lora, which trains adapters alone: leave it out")
+        adapts = self.lora is not None
+        refuse(
+            (
+                self.lora_layers != ADAPTED and not adapts,
+                "lora_layers does nothing without lora: leave it out",
+            ),
+            (self.lora_dropout and not adapts, "lora_dropout does nothing without lora: leave it out"),
+            (
+                self.freeze and adapts,
+                "freeze does nothing beside lora, which trains adapters alone: leave it out",
+            ),
+        )
         workload = load_workload(self.workload, self._fused, self.cpu, **self._sizes())
         for change, fault in self._changes(copies):
             before, workload = workload, change(workload)
@@ -172,8 +183,7 @@ class AskedStep:
 
     def most_positions(self) -> int:
         """Return the most tokens that a sequence of the model may have."""
-        model = _load(self.workload)
-        assert not isinstance(model, Workload)
+        model = load_shapes(self.workload)
         stacks = [stack for stack in (model.encoder, model.decoder) if stack]
         return model.positions if any("positions" in dict(stack.tables) for stack in stacks) else MAX_LENGTH
 
@@ -213,9 +223,8 @@ class AskedStep:
         if self.freeze:
             yield partial(Workload.freezing, frozen=self.freeze), "--freeze does nothing for {}: leave it out"
         if self.lora is not None:
-            rank, layers = whole_number("lora", self.lora, 1, MAX_SIZE), self.lora_layers
-            dropout = self.lora_dropout
-            yield partial(Workload.adapting, rank=rank, layers=layers, copies=copies, dropout=dropout), ""
+            adapters: dict[str, Any] = {"rank": whole_number("lora", self.lora, 1, MAX_SIZE), "copies": copies}
+            yield partial(Workload.adapting, layers=self.lora_layers, dropout=self.lora_dropout, **adapters), ""
         if self.chunked_loss:
             yield Workload.chunking_loss, "--chunked-loss does nothing for {}: leave it out"
         if self.fused_loss:

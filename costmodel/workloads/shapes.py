@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from dsq.arguments import whole_number
+from dsq.costmodel.names import refuse
 
 MAX_SIZE = 2**24
 MAX_LAYERS = 4096
@@ -75,10 +76,16 @@ class Stack:
             whole_number(f"{self.name}.{field}", getattr(self, field), 1, MAX_SIZE)
         whole_number(f"{self.name}.layers", self.layers, 1, MAX_LAYERS)
         heads = f"{self.name}.heads ({self.heads})"
-        if not self.head_dim and self.d % self.heads:
-            raise ValueError(f"{self.name}.d ({self.d}) must be a multiple of {heads}")
-        if self.heads % (self.kv_heads or self.heads):
-            raise ValueError(f"{heads} must be a multiple of {self.name}.kv_heads ({self.kv_heads})")
+        refuse(
+            (
+                not self.head_dim and self.d % self.heads,
+                f"{self.name}.d ({self.d}) must be a multiple of {heads}",
+            ),
+            (
+                self.heads % (self.kv_heads or self.heads),
+                f"{heads} must be a multiple of {self.name}.kv_heads ({self.kv_heads})",
+            ),
+        )
 
     @property
     def keys(self) -> int:

@@ -45,15 +45,12 @@ def _mark_stream(ops: list[Operation]) -> list[Operation]:
 
 
 def _stack(stack: Stack, model: Transformer, length: int) -> list[Operation]:
-    tokens = model.sequences * length
+    tokens, dropout = model.sequences * length, stack.dropout and stack.more_dropout
     ops = _embeddings(stack, model.sequences, length) + _added_to_scores(stack, model, length)
     for layer in range(stack.layers):
         ops += _layer(stack, layer, model, length)
-    if stack.final_norm:
-        ops.append(_norm(f"{stack.name}.final_norm", tokens, stack))
-    if stack.dropout and stack.more_dropout:
-        ops.append(Pointwise(f"{stack.name}.final_dropout", "dropout", tokens, stack.d, container="r"))
-    return ops
+    ops += [_norm(f"{stack.name}.final_norm", tokens, stack)] * stack.final_norm
+    return ops + [Pointwise(f"{stack.name}.final_dropout", "dropout", tokens, stack.d, container="r")] * dropout
 
 
 def _embeddings(stack: Stack, sequences: int, length: int) -> list[Operation]:
@@ -65,11 +62,9 @@ def _embeddings(stack: Stack, sequences: int, length: int) -> list[Operation]:
             ops.append(Pointwise(f"{name}.{table}.add", "residual", tokens, stack.d))
     if stack.embedding_norm:
         ops.append(_norm(f"{name}.embedding_norm", tokens, stack))
-    if stack.dropout:
-        ops.append(Pointwise(f"{name}.dropout", "dropout", tokens, stack.d, container="r"))
-    if stack.extra_parameters:
-        ops.append(Pointwise(f"{name}.extra", "parameters", 1, 1, parameters=stack.extra_parameters))
-    return ops
+    dropout = Pointwise(f"{name}.dropout", "dropout", tokens, stack.d, container="r")
+    extra = Pointwise(f"{name}.extra", "parameters", 1, 1, parameters=stack.extra_parameters)
+    return [*ops, *[dropout] * stack.dropout, *[extra] * bool(stack.extra_parameters)]
 
 
 def _patch_product(patches: Patches, name: str, sequences: int, d: int) -> Gemm:
@@ -80,13 +75,10 @@ def _patch_product(patches: Patches, name: str, sequences: int, d: int) -> Gemm:
 
 def _added_to_scores(stack: Stack, model: Transformer, length: int) -> list[Operation]:
     """Operations that run once for the scores of all layers: a mask, T5's zeros for cross-attention."""
-    ops: list[Operation] = []
-    if stack.causal or stack.window:
-        ops.append(Pointwise(f"{stack.name}.mask", "mask", model.sequences * length, length, cls="attention"))
-    if stack.position_bias and stack.cross:
-        rows = stack.heads * length
-        ops.append(Pointwise(f"{stack.name}.cross_bias", "zero bias", rows, model.source_length, cls="attention"))
-    return ops
+    mask = Pointwise(f"{stack.name}.mask", "mask", model.sequences * length, length, cls="attention")
+    zeros = stack.heads * length, model.source_length
+    bias = Pointwise(f"{stack.name}.cross_bias", "zero bias", *zeros, cls="attention")
+    return [*[mask] * bool(stack.causal or stack.window), *[bias] * bool(stack.position_bias and stack.cross)]
 
 
 def _layer(stack: Stack, layer: int, model: Transformer, length: int) -> list[Operation]:
@@ -168,16 +160,12 @@ def _experts(prefix: str, stack: Stack, experts: MixtureOfExperts, tokens: int, 
 def _head(head: Head, d: int, tokens: int, sequences: int) -> list[Operation]:
     rows = tokens if head.kind == "lm" else sequences
     whole = 0 if head.kind == "lm" else tokens * d  # a view of all positions is read
-    ops: list[Operation] = []
-    if head.dense:
-        ops.append(Gemm("head.dense", rows, d, d, bias=True, input="head.x", x_values=whole))
-        whole = 0
-        ops.append(Pointwise("head.activation", "activation", rows, d))
-    if head.norm:
-        ops.append(Pointwise("head.norm", "norm", rows, d, parameters=2 * d))
+    dense = Gemm("head.dense", rows, d, d, bias=True, input="head.x", x_values=whole)
+    ops: list[Operation] = [dense, Pointwise("head.activation", "activation", rows, d)] * head.dense
+    ops += [Pointwise("head.norm", "norm", rows, d, parameters=2 * d)] * head.norm
     if head.kind != "none":
-        name = "output_projection"
-        own: dict[str, Any] = {"bias": head.bias, "tied": head.tied, "input": f"{name}.x", "x_values": whole}
+        name, read = "output_projection", 0 if head.dense else whole
+        own: dict[str, Any] = {"bias": head.bias, "tied": head.tied, "input": f"{name}.x", "x_values": read}
         ops.append(Gemm(name, rows, d, head.outputs, quantized=not head.tied, **own))
         ops.append(Pointwise("loss", "loss of fp32" if head.upcasts else "loss", rows, head.outputs))
     return ops
@@ -214,10 +202,10 @@ class _Attention:
 def _attention(own: _Attention) -> list[Operation]:
     """The operations of one attention, in order: projections, copies, two products with a materialized softmax."""
     stack, prefix = own.stack, own.prefix
-    ops = [*_projections(own), *_on_heads(own), *_products(own)]
-    ops += _head_copy(own, "context", "heads", own.query_tokens)
     sizes = (own.query_tokens, stack.heads * stack.head_width, stack.d)
-    return [*ops, own.linear("out_proj", *sizes, f"{prefix}.context", stack.out_bias)]
+    out = own.linear("out_proj", *sizes, f"{prefix}.context", stack.out_bias)
+    copies = _head_copy(own, "context", "heads", own.query_tokens)
+    return [*_projections(own), *_on_heads(own), *_products(own), *copies, out]
 
 
 def _projections(own: _Attention) -> list[Operation]:
@@ -231,21 +219,20 @@ def _projections(own: _Attention) -> list[Operation]:
 
 def _on_heads(own: _Attention) -> list[Operation]:
     """Norms and rotary positions of queries and keys, and the copies of heads that torch.matmul reads."""
-    stack, turned = own.stack, round(own.stack.rotary * own.stack.head_width)
-    rows = (own.query_tokens * stack.heads, own.key_tokens * stack.keys)
-    ops: list[Operation] = []
-    if stack.qk_norm:
-        width = stack.head_width
-        named = zip(HEAD_NORMS, rows, strict=True)
-        ops += [own.pointwise(name, "rms", count, width, parameters=width) for name, count in named]
-    if turned:
-        named = zip(("q_rotary", "k_rotary"), rows, strict=True)
-        ops += [own.pointwise(name, "rotary", count, turned) for name, count in named]
-    if stack.heads_copied and stack.fused_qkv:
-        ops.append(own.pointwise("qkv_split", "split", own.query_tokens, stack.qkv_width))
-    ops += _head_copy(own, "q", "heads", own.query_tokens)
-    ops += _head_copy(own, "k", "transposed", own.key_tokens)
-    return ops + _head_copy(own, "v", "heads", own.key_tokens)
+    stack, width, turned = own.stack, own.stack.head_width, round(own.stack.rotary * own.stack.head_width)
+    both = ("q", own.query_tokens * stack.heads), ("k", own.key_tokens * stack.keys)
+    return [
+        *(own.pointwise(f"{x}_norm", "rms", rows, width, parameters=width) for x, rows in both if stack.qk_norm),
+        *(own.pointwise(f"{x}_rotary", "rotary", rows, turned) for x, rows in both if turned),
+        *(
+            [own.pointwise("qkv_split", "split", own.query_tokens, stack.qkv_width)]
+            if stack.heads_copied and stack.fused_qkv
+            else []
+        ),
+        *_head_copy(own, "q", "heads", own.query_tokens),
+        *_head_copy(own, "k", "transposed", own.key_tokens),
+        *_head_copy(own, "v", "heads", own.key_tokens),
+    ]
 
 
 def _head_copy(own: _Attention, name: str, kind: str, tokens: int) -> list[Operation]:
@@ -311,8 +298,7 @@ class Shard:
         return self.tensor * self.pipeline
 
     def __str__(self) -> str:
-        parts = [f"TP {self.tensor} SP"] if self.tensor > 1 else []
-        parts += [f"PP {self.pipeline}"] if self.pipeline > 1 else []
+        parts = [f"TP {self.tensor} SP"] * (self.tensor > 1) + [f"PP {self.pipeline}"] * (self.pipeline > 1)
         return " ".join(parts)
 
 
@@ -375,4 +361,4 @@ def _parallel(workload: Workload, shard: Shard) -> Workload:
         shared = op.kind in _STREAM_KINDS and not of_heads
         return replace(op, rows=-(-op.rows // shard.tensor)) if shared else op
 
-    return workload.changed(share)
+    return replace(workload, operations=tuple(map(share, workload.operations)))

@@ -57,11 +57,12 @@ def _devices(options: dict[str, Any]) -> Answer:
     plans = costmodel.compare_devices(options.pop("workload"), **{k: v for k, v in options.items() if k != "hardware"})
     if not plans:
         raise ValueError("no device that has a profile fits it: ask of one, for what would help")
-    records = []
-    for plan_ in plans:
-        training: Record = {"hours": plan_.hours} if options["train_tokens"] else {}
-        training |= {"cost": plan_.cost} if options["price"] else {}
-        records.append({"device": plan_.question.hardware.name} | plan_.best.record() | training)
+    asked_for = {"hours": options["train_tokens"], "cost": options["price"]}
+    records = [
+        {"device": plan_.question.hardware.name, **plan_.best.record()}
+        | {name: getattr(plan_, name) for name, wanted in asked_for.items() if wanted}
+        for plan_ in plans
+    ]
     workload = plans[0].workload
     title = f"{workload.name}: devices of {len(profile_names())} that fit a step of {workload.tokens:,} tokens"
     legend = _explained(records)
@@ -129,8 +130,7 @@ def setups_of(arguments: argparse.Namespace, texts: Iterable[str]) -> list[Setup
 
 def facts(workload: Workload, hardware: Hardware | None = None) -> Record:
     known: Record = {"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters}
-    known |= {"macs": workload.macs, "source": workload.source}
-    return known | hardware_facts(hardware) if hardware else known
+    return known | {"macs": workload.macs, "source": workload.source} | (hardware_facts(hardware) if hardware else {})
 
 
 def named(setup: Setup) -> Record:
@@ -145,9 +145,11 @@ def heading(workload: Workload, hardware: Hardware) -> str:
 
 
 def floor_record(floor: Floor) -> Record:
-    record: Record = {"gflop": floor.flops / 1e9, "flop_per_byte": floor.intensity}
-    record |= {"ridge": floor.ridge if floor.compute_seconds else None}
-    return record | {"bound": "memory" if floor.memory_bound else "compute", "expected_ms": floor.seconds * 1e3}
+    return {
+        **{"gflop": floor.flops / 1e9, "flop_per_byte": floor.intensity},
+        "ridge": floor.ridge if floor.compute_seconds else None,
+        **{"bound": "memory" if floor.memory_bound else "compute", "expected_ms": floor.seconds * 1e3},
+    }
 
 
 # ---- estimate: precisions, or the levels of a run, in one line each
@@ -209,12 +211,12 @@ def _estimates(workload: Workload, setups: list[Setup], unit: Setup, hardware: H
     whole, *costs = (evaluate(workload, setup, hardware, buffer) for setup in (unit, *setups))
     records = []
     for cost, bits in zip(costs, by_bits[1:], strict=True):
-        record = {name: size / by_bits[0][name] for name, size in bits.items()}
+        record: Record = {name: size / by_bits[0][name] for name, size in bits.items()}
         record |= {"dram_in_containers": cost.dram_bytes / whole.dram_bytes, "dram_MB": cost.dram_bytes / 1e6}
-        record |= {"again_MB": cost.again_bytes / 1e6} | ({} if cost.joules is None else {"joules": cost.joules})
-        record |= {"arithmetic_of_step": cost.arithmetic / whole.arithmetic}
-        record |= {"linears_stash_MB": cost.stash_bytes / 1e6, "model_saved_MB": cost.saved_bytes / 1e6}
-        records.append(record | floor_record(cost.total))
+        sizes = {"again": cost.again_bytes, "linears_stash": cost.stash_bytes, "model_saved": cost.saved_bytes}
+        record |= {f"{name}_MB": size / 1e6 for name, size in sizes.items()}
+        record |= {"arithmetic_of_step": cost.arithmetic / whole.arithmetic} | floor_record(cost.total)
+        records.append(record | ({} if cost.joules is None else {"joules": cost.joules}))
     return records
 
 
@@ -271,8 +273,8 @@ def _by_bits(workload: Workload, setup: Setup, buffer: float) -> str:
     if not any(gemm.weight for gemm in workload.gemms):
         return ""
     whole, moved = (sum(t.bytes for t in transfers(workload, each, buffer)) for each in (FIXED_32, setup))
-    by_bits = dram(workload, setup, buffer)
-    return f"DRAM: {by_bits:.3f} of fixed-point 32 by bits, {moved / whole:.3f} in containers, as drawn."
+    shares = f"{dram(workload, setup, buffer):.3f} of fixed-point 32 by bits, {moved / whole:.3f} in containers"
+    return f"DRAM: {shares}, as drawn."
 
 
 def _classes(workload: Workload, setup: Setup, hardware: Hardware, buffer: float) -> tuple[list[Record], str]:
@@ -285,11 +287,8 @@ def _classes(workload: Workload, setup: Setup, hardware: Hardware, buffer: float
         used = rates(listed, name, hardware)
         record = named(setup) | {"class": name, **floor_record(floor), "runs_in": ", ".join(sorted(used))}
         record |= {"dram_MB": floor.bytes / 1e6, "of_time": floor.seconds / total.seconds}
-        if floor.flops:
-            record["tflops"] = floor.flops_per_second / 1e12
-        if name != "total":
-            record |= _roof(floor, list(used.values()), hardware)
-        records.append(record)
+        record |= {"tflops": floor.flops_per_second / 1e12} if floor.flops else {}
+        records.append(record | (_roof(floor, list(used.values()), hardware) if name != "total" else {}))
     longest = max(classes, key=lambda name: classes[name].seconds)
     waits = "DRAM" if classes[longest].memory_bound else "arithmetic"
     share = classes[longest].seconds / total.seconds

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from analysis import ROOT
-from dsq.costmodel.model.entries import entries_of, saved_results
+from dsq.costmodel.model.entries import CATEGORIES, entries_of, saved_results
 from dsq.costmodel.model.memory import peak_memory, saved_bytes
 from dsq.costmodel.model.methods import BF16, FP32, POLICIES, Method
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
@@ -111,6 +111,13 @@ def test_sampled_rows_are_as_wide_as_they_came():
     for setup, width in ((FP32, 4), (BF16, 2)):
         saved = peak_memory(workload, Method("", setup, stash=POLICIES["wtacrs 0.3"])).saved
         assert saved == 2 * 300 * (64 * width + 12)
+
+
+def test_shards_of_gradients_lie_beside_all_else_under_zero_3():
+    """FSDP allocates them on a stream of its own: PyTorch reuses no block of another stream."""
+    layers = Gemm("a", 4, 8, 8, input="x"), Gemm("b", 4, 8, 8, input="y"), Pointwise("optimizer", "adam", 128, 1)
+    memory = peak_memory(Workload("two", layers, tokens=4), Method("", FP32, devices=4, zero=3))
+    assert set(memory.bytes[:, CATEGORIES.index("gradients")]) == {128 * 4 / 4}
 
 
 def test_micro_batches_in_flight_hold_activations_until_the_update():
