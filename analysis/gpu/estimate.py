@@ -10,6 +10,7 @@ measured. Needs Triton, and g++ for the library that stands for the device.
 """
 
 import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from analysis.gpu.designs import BASELINE, DESIGNS, Design
 from analysis.gpu.step_count import StepCount, count_step
 from analysis.gpu.traced import Work, environment, fake_h100
 from analysis.gpu.training import GPT2, LARGE, LLAMA, Size, setups
-from dsq.command import OneLineParser, Record, as_csv, guarded, table, write_text
+from dsq.command import OneLineParser, Record, as_csv, check_writable, guarded, table, write_text
 
 PROG = "python -m analysis.gpu.estimate"
 RESULTS = ROOT / "analysis" / "results"
@@ -115,13 +116,23 @@ def _write(out: Path) -> None:
     print(table(rows))
 
 
+def _with_library(out: Path) -> None:
+    """Begin again with the library that stands for the device. Raises ValueError if it or the output is impossible."""
+    check_writable(out)
+    try:
+        variables = environment()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ValueError(f"the library that stands for the GPU needs g++: {error}") from None
+    os.execve(sys.executable, [sys.executable, "-m", "analysis.gpu.estimate", *sys.argv[1:]], variables)
+
+
 def main() -> int:
     parser = OneLineParser(prog=PROG, description=__doc__)
     parser.add_argument("--residuals", action="store_true", help="print estimates beside measured eager steps, only")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_estimated.csv", help="CSV file for the estimates")
     arguments = parser.parse_args()
     if "libfake_cuda" not in os.environ.get("LD_PRELOAD", ""):
-        os.execve(sys.executable, [sys.executable, "-m", "analysis.gpu.estimate", *sys.argv[1:]], environment())
+        return guarded(PROG, lambda: _with_library(arguments.out))
     warnings.simplefilter("ignore")
     if arguments.residuals:
         return guarded(PROG, lambda: print(table(list(residuals()))))

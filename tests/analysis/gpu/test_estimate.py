@@ -78,3 +78,11 @@ def test_work_is_counted_in_flops_or_in_bytes():
     q = torch.empty(2, 4, 8, 16)
     assert traced.Work.of("_scaled_dot_product_flash_attention", [q], []).attention_flops == 4 * 2 * 4 * 8 * 8 * 16 / 2
     assert traced.Work.of("add", [a, a], [a]) == traced.Work(moved_bytes=3 * 30)
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(monkeypatch, capsys):
+    from analysis.gpu import estimate
+
+    monkeypatch.setattr(sys, "argv", ["estimate", "--out", "/none/file.csv"])
+    assert estimate.main() == 2
+    assert "output /none/file.csv cannot be written: there is no folder /none" in capsys.readouterr().err
