@@ -215,7 +215,7 @@ class Plan:
         first = f"{what} fits in the {room}: {best.method.name} {takes}"
         if best.largest_batch is not None:
             items = "images" if self.workload.patches else "sequences"
-            first += f", and the largest batch that fits has {best.largest_batch:,} {items}"
+            first += f", and the largest batch that fits with it has {best.largest_batch:,} {items}"
         first += f", the longest context {self.longest_context:,} tokens" if self.longest_context else ""
         if not best.fits:
             most = max(sizes, key=lambda name: sizes[name]).replace("temporary", "temporaries")

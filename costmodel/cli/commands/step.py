@@ -35,6 +35,9 @@ def plan(arguments: argparse.Namespace) -> Answer:
     options["price"] = parse_size("price", arguments.price, {"": 1}, "2.5")
     options["methods"] = methods
     if arguments.hardware == "all":
+        for option in ("picture", "html", "fit"):
+            if getattr(arguments, option):
+                raise ValueError(f"--{option} goes with one device: give --hardware the name of one, not all")
         return _devices(options)
     answer = costmodel.plan(**options)
     if arguments.picture or arguments.html:
@@ -119,7 +122,7 @@ def parse_size(name: str, text: str | None, units: Mapping[str, float], example:
     """'80GB' -> 80e9; None -> 0. Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]*)", (text or "0" + next(iter(units))).lower())
     if not match or match[2] not in units or (text and not float(match[1])):
-        raise ValueError(f"{name} must be above 0, such as {example}, got {text!r}")
+        raise ValueError(f"{name} must be above 0, in the form of {example}, got {text!r}")
     return float(match[1]) * units[match[2]]
 
 
@@ -235,7 +238,7 @@ def _mean_record(records: list[Record], worked: Sequence[float]) -> Record:
         "mode": "",
     }
     mean["share"] = 1.0
-    costs = [name for name in records[0] if name not in _NO_COSTS]
+    costs = [name for name in records[0] if name not in _NO_COSTS and all(name in record for record in records)]
     return mean | {name: sum(record[name] * record["share"] for record in records) for name in costs}
 
 

@@ -174,6 +174,29 @@ def test_levels_of_a_run_are_weighed_by_where_they_rise(capsys):
         assert float(each[-1][column]) == 1
 
 
+def test_a_run_has_joules_where_each_of_its_levels_has(capsys, tmp_path):
+    hardware = tmp_path / "mine.toml"
+    hardware.write_text("""
+name = "mine"
+bandwidth = { gb_per_s = 2039 }
+memory = { gb = 80 }
+vector = { tflops = 19.5 }
+energy = { dram_pj_per_byte = 162.5, mac_pj = { fp32 = 4.6, bf16 = 1.5 } }
+peak = [
+    { datatype = "fp32", tflops = 20, holds = { bfp = 32, fixed = 32, float = 32 } },
+    { datatype = "bf16", tflops = 312, holds = { bfp = 9, fixed = 9, float = 16 } },
+    { datatype = "int8", tflops = 624, holds = { fixed = 8 } },
+]
+""")
+    levels = ["bfp:[8,8,8,8]", "fixed:[8,8,8,8]"]  # int8 has no energy
+    for order in (levels, levels[::-1]):
+        status, text, _ = run(capsys, "estimate", *order, "--rise-at", "0.5", "--hardware", str(hardware), "--csv")
+        *each, mean = csv.DictReader(io.StringIO(text))
+        assert status == 0
+        assert sorted(bool(record["joules"]) for record in each) == [False, True]
+        assert not mean["joules"]
+
+
 def test_a_folder_with_a_config_is_a_model(capsys, tmp_path):
     config = small_gpt2(tmp_path)
     _, folder, _ = run(capsys, "plan", str(tmp_path), "--gpus", "2", "--batch-size", "4", "--csv")
