@@ -210,6 +210,7 @@ def set_level(model: nn.Module, config: DSQConfig, level: int) -> None:
     layers, quantizers = converted(model), config.at(level)
     if not is_converted(model):
         raise ValueError(f"model has no converted layers: call dsq.convert first; {_STASH_ALONE}")
+    forget(layers.values(), but=lambda hook: hook.is_awaited_of(model))
     for module in layers.values():
         module.quantizers = quantizers
     if not layers:

@@ -15,14 +15,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from dsq.arguments import check_keys, whole_number
 from dsq.config import DSQConfig
 from dsq.conversion import check_conversion, convert, converted, converted_parts, is_converted, set_level, unconvert
-from dsq.first_training import FirstTraining, multiplies_bfloat16
+from dsq.first_training import FirstTraining, forget
 from dsq.gradient_check import GradientCheck, compare, gradients
 from dsq.precision import DEFAULT_LEVELS, SAVING_LEVELS
 from dsq.process_memory import resident
@@ -66,7 +64,7 @@ class DynamicPrecision:
         _refuse_second(model, self.config)
         if not is_converted(model):
             for before in _SCHEDULES.pop(model, ()):
-                before._stop_waiting()
+                before._first = None
         _convert(model, self.config)
         _SCHEDULES.setdefault(model, weakref.WeakSet()).add(self)
         model.__dict__.pop(_LOADED, None)
@@ -74,7 +72,7 @@ class DynamicPrecision:
         self._total_updates = total_updates
         self.scheduler = self.config.scheduler(total_updates)
         set_level(model, self.config, 0)
-        self._hooks: list[RemovableHandle] = []
+        self._first: FirstTraining | None = None  #: that is to decide, or did
         self._await_decision()
         self._check: GradientCheck | None = None
         self._checked_at = 0  #: in updates
@@ -102,7 +100,8 @@ class DynamicPrecision:
         if before == 0 and _never_called(self.model):
             text = 'stash="all" packs in calls of the model, and none came: only its linear layers save few bits'
             warnings.warn(f"{text}; let forward compute the loss instead of another method", stacklevel=2)
-        self._decide()  # where no layer saw a training forward, as of a model that trains in evaluation mode
+        if self._first and self.config.undecided:  # no layer saw a training forward: it trains in evaluation mode
+            FirstTraining(take=self._take, config=self.config).decide(converted(self.model).values())
         rose = self._set_level(scheduler.record(updates, tokens))
         validated = scheduler.level > 0 or scheduler.validations_without_improvement > 0
         waits = self.config.follows_validation and not validated and not math.isfinite(scheduler.best)
@@ -204,37 +203,19 @@ class DynamicPrecision:
             warnings.warn(text, stacklevel=2)
 
     def _await_decision(self) -> None:
-        """Let converted layers call ``_decide`` in the first training forward, if that is to decide the levels."""
-        self._stop_waiting()
-        if self.config.undecided and not (layers := converted(self.model)):  # no product is there to quantize
-            self.config = self.config.decided(saves=True)
-            self.scheduler.levels = self.config.levels
+        """Let the first training forward of converted layers decide the levels, if they are "auto"."""
+        layers, before = converted(self.model).values(), self._first
+        forget(layers, but=lambda hook: hook is not before)
+        if self.config.undecided and not layers:  # no product is there to quantize
+            self._take(self.config.decided(saves=True))
         elif self.config.undecided:
-            hook = FirstTraining(self._decide)
-            self._hooks = [layer.register_forward_pre_hook(hook) for layer in layers.values()]
+            self._first = FirstTraining(self.model, self.config, self._take)
+            for layer in layers:
+                layer.register_forward_pre_hook(self._first)
 
-    def _stop_waiting(self) -> None:
-        while self._hooks:
-            self._hooks.pop().remove()
-
-    def _decide(self) -> None:
-        """Decide the levels "auto" by what the trainer does and the device can do now."""
-        if not self.config.undecided or not self._hooks:
-            return
-        device = next((p.device for layer in converted(self.model).values() for p in layer.parameters()), None)
-        if device is None:  # unconverted since
-            return
-        reason = ""
-        if torch.is_autocast_enabled(device.type):
-            reason = "under autocast"
-        elif multiplies_bfloat16(device):
-            reason = f"{device.type} multiplies bfloat16"
-        self.config = self.config.decided(saves=bool(reason))
-        self.scheduler.levels = self.config.levels
-        set_level(self.model, self.config, 0)
-        _LOG.info("levels: %s, %s (%s)", self.config.levels[0], self.config.at(0).mode, reason or "not under autocast")
-        if not torch.compiler.is_compiling():  # a graph has guards on the hooks that it was traced with
-            self._stop_waiting()
+    def _take(self, config: DSQConfig) -> None:
+        """Go on with the levels that were decided."""
+        self.config, self.scheduler.levels = config, config.levels
 
     def _set_level(self, rose: bool) -> bool:
         if rose:

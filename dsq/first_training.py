@@ -1,33 +1,54 @@
 """The first training forward of a model, in which ``levels="auto"`` is decided.
 
 Converted layers see it, by hooks, and not the model: trainers such as accelerate turn autocast on inside of its call.
+The hooks need no DynamicPrecision that lives on: a trainer may keep none for a schedule of one level.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakMethod
+from weakref import WeakMethod, ref
 
 import torch
 from torch import nn
 
+from dsq.config import DSQConfig
 from dsq.quantizers import Quantized
 
 _trials = 0  #: runs of models that go on which are no training
+_LOG = logging.getLogger("dsq")
 
 
 class FirstTraining:
-    """A forward pre-hook of layers: calls ``decide`` of an object that lives in each training forward.
+    """A forward pre-hook of layers: decides the levels of ``model`` in its first training forward, or in a copy's.
 
-    Copies of a model share it. Pickled, it does nothing afterwards.
+    Deep copies of the model, such as an EMA, share the hook and follow the decision at their next forward. Pickled, it
+    does nothing afterwards.
+
+    Args:
+        model: whose layers are set to the level; referred to weakly.
+        config: whose levels are "auto"; None: nothing is to be decided.
+        take: a method, referred to weakly, that is called with the decided config.
     """
 
-    def __init__(self, decide: Callable[[], None] | None = None) -> None:
-        self.decide = (lambda: None) if decide is None else WeakMethod(decide)
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        config: DSQConfig | None = None,
+        take: Callable[[DSQConfig], None] | None = None,
+    ) -> None:
+        self.config = config
+        self._model = (lambda: None) if model is None else ref(model)
+        self._take = (lambda: None) if take is None else WeakMethod(take)
 
     def __call__(self, layer: nn.Module, args: Any) -> None:
-        if layer.training and torch.is_grad_enabled() and isinstance(layer, Quantized):
-            _decide(self)
+        if not isinstance(layer, Quantized):
+            return
+        if self.awaited and layer.training and torch.is_grad_enabled():
+            _decide(self, layer)
+        if not self.awaited:
+            _follow(self, layer)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FirstTraining":
         return self
@@ -35,30 +56,70 @@ class FirstTraining:
     def __reduce__(self) -> Any:
         return FirstTraining, ()
 
+    @property
+    def awaited(self) -> bool:
+        """Return whether the first training forward is to come."""
+        return self.config is not None and self.config.undecided
 
-def forget(layers: Iterable[nn.Module]) -> None:
-    """Remove the hooks from layers."""
+    def is_awaited_of(self, model: nn.Module) -> bool:
+        """Return whether that of ``model`` is to come, and not of one that it is a copy of."""
+        return self.awaited and self._model() is model
+
+    def layers(self) -> list[nn.Module]:
+        """Return the layers of the model that have the hook: none if it was unconverted since."""
+        model = self._model()
+        return [] if model is None else [m for m in model.modules() if self in m._forward_pre_hooks.values()]
+
+    def decide(self, layers: Iterable[Any]) -> None:
+        """Decide the levels by what the trainer does and the device can do now, and set layers to the first."""
+        device = next((p.device for layer in layers for p in layer.parameters()), None)
+        if self.config is None or not self.awaited or device is None:
+            return
+        reason = ""
+        if torch.is_autocast_enabled(device.type):
+            reason = "under autocast"
+        elif _agreed(f"dsq/multiplies_bfloat16/{device.type}", multiplies_bfloat16(device)):
+            reason = f"{device.type} multiplies bfloat16"
+        self.config = config = self.config.decided(saves=bool(reason))
+        for layer in layers:
+            _follow(self, layer)
+        take = self._take()
+        if take is not None:
+            take(config)
+        _LOG.info("levels: %s, %s (%s)", config.levels[0], config.at(0).mode, reason or "not under autocast")
+
+
+def forget(layers: Iterable[Any], but: Callable[[FirstTraining], bool] = lambda hook: False) -> None:
+    """Remove the hooks from layers, except those for which ``but`` is true."""
     for layer in layers:
         for number, hook in list(layer._forward_pre_hooks.items()):
-            if isinstance(hook, FirstTraining):
+            if isinstance(hook, FirstTraining) and not but(hook):
                 del layer._forward_pre_hooks[number]
 
 
 def awaited(layers: Iterable[nn.Module]) -> bool:
-    """Return whether a first training forward of the layers will call a ``decide``."""
+    """Return whether a first training forward of the layers will decide their levels."""
     hooks = [hook for layer in layers for hook in layer._forward_pre_hooks.values()]
-    return any(isinstance(hook, FirstTraining) and hook.decide() is not None for hook in hooks)
+    return any(isinstance(hook, FirstTraining) and hook.awaited for hook in hooks)
 
 
-def _decide(hook: FirstTraining) -> None:
-    decide = hook.decide()
-    if decide is not None and not _trials:
-        decide()
+def _decide(hook: FirstTraining, layer: nn.Module) -> None:
+    if not _trials:
+        hook.decide([layer, *hook.layers()])
+
+
+def _follow(hook: FirstTraining, layer: Any) -> None:
+    """Set a layer to the level that was decided."""
+    if hook.config is not None:
+        layer.quantizers = hook.config.at(0)
+    if not torch.compiler.is_compiling():  # a graph has guards on the hooks that it was traced with
+        forget([layer], but=lambda other: other is not hook)
 
 
 # torch.compiler.assume_constant_result without its import, which takes a second: where a compiler traces the hook, it
-# calls this function, before it reads the layers' formats
+# calls these functions, before it reads the layers' formats
 _decide._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_follow._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -77,3 +138,17 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return device.type == "cpu" and bool(torch.cpu.get_capabilities().get("amx_bf16"))
+
+
+def _agreed(question: str, answer: bool) -> bool:
+    """Return the answer of that process of a distributed training which came first: devices may differ.
+
+    It goes through the store, as a collective would wait for processes that may have no such model.
+    """
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return answer
+    try:
+        store: Any = torch.distributed.distributed_c10d._get_default_store()
+        return bool(store.compare_set(question, "", str(int(answer))) == b"1")
+    except (AttributeError, RuntimeError):  # MPI has no store, and the store of a fake group compares nothing
+        return answer

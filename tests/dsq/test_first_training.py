@@ -2,18 +2,19 @@
 
 import contextlib
 import copy
+import gc
 import json
 import pickle
 import warnings
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import dsq
-from dsq import dynamic as dynamic_precision
+from dsq import first_training
 
 X = torch.randn(4, 24, 32, generator=torch.Generator().manual_seed(0))
 SAVING, SIMULATION = "[-,4,-,-]", "[8,4,8,8]"
@@ -45,9 +46,13 @@ def levels(dynamic):
     return dynamic.config.as_dict()["levels"]
 
 
+def modes(model):
+    return {layer.quantizers.mode for layer in dsq.converted(model).values()}
+
+
 @pytest.fixture(autouse=True)
 def _no_units(monkeypatch):
-    monkeypatch.setattr(dynamic_precision, "multiplies_bfloat16", lambda device: False)
+    monkeypatch.setattr(first_training, "multiplies_bfloat16", lambda device: False)
 
 
 def test_saved_tensors_alone_are_packed_under_autocast_and_where_the_device_multiplies_bfloat16(monkeypatch):
@@ -66,7 +71,7 @@ def test_saved_tensors_alone_are_packed_under_autocast_and_where_the_device_mult
         assert dynamic.metrics()["dsq/simulation"] == float(decided[-1] == SIMULATION)
         assert not any(module._forward_pre_hooks for module in dsq.converted(model).values())
     assert decided == [SIMULATION, SAVING, SAVING]
-    monkeypatch.setattr(dynamic_precision, "multiplies_bfloat16", lambda device: device.type == "cpu")
+    monkeypatch.setattr(first_training, "multiplies_bfloat16", lambda device: device.type == "cpu")
     dynamic = dsq.DynamicPrecision(Model())
     step(dynamic.model)
     assert repr(dynamic) == "DynamicPrecision([-,4,-,-], saving, level 1 of 1, 0 updates)"
@@ -160,6 +165,41 @@ def test_copies_pickles_and_former_schedules_leave_the_model_alone():
         step(ema)
         dynamic.record()
     assert explicit.model.layers[0].quantizers.precision == dsq.Precision(4, 4, 4, 8)
+
+
+def test_the_default_is_decided_also_for_a_trainer_that_keeps_no_dynamic_precision():
+    model = Model()
+    dsq.DynamicPrecision(model)
+    gc.collect()
+    with autocast():
+        step(model)
+    assert modes(model) == {"saving"}
+
+
+@pytest.mark.parametrize("first", ["model", "copy"])
+def test_copies_made_before_follow_the_decision_unless_they_were_set_to_a_level(first):
+    dynamic = dsq.DynamicPrecision(Model())
+    average, other = copy.deepcopy(dynamic.model), copy.deepcopy(dynamic.model)
+    dsq.set_level(other, dsq.DSQConfig("[4,4,4,8]"), 0)
+    with autocast():
+        step(dynamic.model if first == "model" else average)
+        for model in (average, other):
+            model.eval()(X)
+    assert levels(dynamic) == [SAVING]
+    assert modes(dynamic.model) == modes(average) == {"saving"}
+    assert modes(other) == {"simulation"}
+
+
+def test_processes_with_unlike_devices_agree_on_the_first_ones_answer(monkeypatch):
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        for multiplies in (True, False):
+            monkeypatch.setattr(first_training, "multiplies_bfloat16", lambda device, answer=multiplies: answer)
+            dynamic = dsq.DynamicPrecision(Model())
+            step(dynamic.model)
+            assert levels(dynamic) == [SAVING]
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_a_model_without_products_saves():
