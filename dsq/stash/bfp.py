@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from dsq.arguments import choice
 from dsq.formats import DEFAULT, FORMATS, MAX_PACKED_BITS, Format, named
-from dsq.stash.controller import Controller
-from dsq.stash.interception import RulePolicy, note_exact_graph
+from dsq.stash.controller import Controller, compiled_blocks
+from dsq.stash.interception import RulePolicy, has_partitioner, note_graph
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import register
 from dsq.stash.saved_forms import Encoded, encode_blocks
@@ -58,7 +58,7 @@ STASH_FORMAT = "_dsq_q1"
 class Bfp(RulePolicy):
     """The format now."""
 
-    partitioner: Any = None  #: of the graphs that dsq.compile makes of the model (dsq/stash/partitioner.py)
+    partitioner: Any = None  #: the latest of dsq.inductor_options, for the model or a copy of it
 
     def __init__(self, model: nn.Module, *options: Any) -> None:
         super().__init__(model)
@@ -88,14 +88,24 @@ class Bfp(RulePolicy):
     def codec(self, module: nn.Module) -> "BlockCodec":
         return BlockCodec(_formats(self.format_now(module)))
 
-    def enter_graph(self) -> None:
-        if torch.is_grad_enabled() and self.graph_bits() is None:  # to read the bits makes them a guard
-            note_exact_graph(self)
+    def enter_graph(self, module: nn.Module) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if self._compiles_alone(module):  # as in the graph of a whole step
+            torch._dynamo.graph_break(
+                msg="dsq.compile(model) has compiled the model; its graphs are not part of others"
+            )
+        note_graph(self, self.level(module))  # a guard on the level, so that a rise compiles once more
 
-    def graph_bits(self) -> int | None:
-        if self.partitioner is None:
-            return None
-        bits = self.format_now().bits
+    def _compiles_alone(self, module: nn.Module) -> bool:
+        """Return whether the graph that a compiler traces now would take in, and save exact, what dsq.compile did."""
+        return self.partitioner is not None and not has_partitioner() and any(compiled_blocks(module))
+
+    _compiles_alone._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+    def graph_bits(self, module: nn.Module) -> int:
+        """Return the bits in which a partitioner packs in graphs of ``module`` now; 0: it saves tensors exact."""
+        bits = self.format_now(module).bits
         return min(bits + GRAPH_EXTRA_BITS, MAX_GRAPH_BITS) if bits <= MAX_GRAPH_BITS else 0
 
     def details(self) -> tuple[str, ...]:
@@ -104,9 +114,10 @@ class Bfp(RulePolicy):
 
     def graph_summary(self) -> str:
         """Return a line on what compiled graphs save; "" without any."""
-        if self.partitioner is None:
-            return "graphs save tensors exact: they were compiled without dsq.compile" if self.has_exact_graph else ""
-        return str(self.partitioner.summary())
+        texts = [] if self.partitioner is None else [self.partitioner.summary()]
+        if self.has_exact_graph:
+            texts.append("other " * len(texts) + "graphs save tensors exact: they were compiled without dsq.compile")
+        return "; ".join(texts)
 
 
 @lru_cache(maxsize=64)  # asked for in each forward

@@ -9,6 +9,7 @@ Outside of graphs the policy packs as before, also where the compiler gives a fr
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 from weakref import ref
@@ -18,7 +19,7 @@ from torch import nn
 
 from dsq.arguments import number
 from dsq.quantizers import Quantized
-from dsq.stash.controller import applied
+from dsq.stash.controller import acting_on, applied
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -42,18 +43,16 @@ def inductor_options(model: nn.Module, recomputed_products: float = 0.0) -> dict
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    policy: Any = applied(model).get("bfp")
-    if policy is None:
-        first = 'dsq.DynamicPrecision(model, stash="all") or dsq.stash.apply(model, "bfp")'
-        raise ValueError(f"model must be under a stash policy before it is compiled: call {first} first")
+    policy, module = _policy(model)
     share = number("recomputed_products", recomputed_products, least=0, most=1)
     from dsq.stash.partitioner import PackedPartitioner  # imports Inductor, which takes seconds
 
-    if policy.partitioner is None or policy.partitioner.recomputed_products != share:
-        policy.partitioner = PackedPartitioner(partial(_bits, ref(policy)), share)
-    for module in model.modules():
-        if isinstance(module, Quantized):
-            module.graph_packs = True
+    bits = _Bits(ref(policy), ref(module))
+    if policy.partitioner is None or (policy.partitioner.bits, policy.partitioner.recomputed_products) != (bits, share):
+        policy.partitioner = PackedPartitioner(bits, share)
+    for layer in model.modules():
+        if isinstance(layer, Quantized):
+            layer.graph_packs = True
     return {"custom_partitioner_fn": policy.partitioner} | _FUSION
 
 
@@ -69,7 +68,9 @@ def compile(model: Model, recomputed_products: float = 0.0, **options: Any) -> M
     Raises:
         TypeError, ValueError: as ``inductor_options`` does. RuntimeError, at the first call, if a block's graph breaks.
     """
-    inductor = inductor_options(model, recomputed_products) | options.pop("options", {})
+    mode = options.pop("mode", None)  # which torch.compile takes in place of options
+    inductor = {} if mode is None else torch._inductor.list_mode_options(mode, options.get("dynamic"))
+    inductor |= inductor_options(model, recomputed_products) | options.pop("options", {})
     names = {module: name for name, module in model.named_modules()}
     for block in list(repeated_blocks(model)) or [model]:
         block.compile(**{"fullgraph": True, "options": inductor, **options})
@@ -105,8 +106,27 @@ def _call(name: str, compiled: Any, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(f"the graph of block {name or 'model'!r} breaks: {reason}; {way}") from None
 
 
-def _bits(policy: Any) -> int:
-    """Return the bits in which graphs of a policy, given as a weak reference, pack now."""
-    target = policy()
-    active = target is not None and applied(target.model).get("bfp") is target
-    return target.graph_bits() or 0 if active else 0
+def _policy(model: nn.Module) -> tuple[Any, nn.Module]:
+    """Return the policy bfp of a model, of one that it wraps as DistributedDataParallel does, or of one that it is a
+    part of; and the module whose level counts."""
+    for module in model.modules():
+        if "bfp" in applied(module):
+            return applied(module)["bfp"], module
+    for policy in acting_on(model):
+        if policy.name == "bfp":
+            return policy, model
+    first = 'dsq.DynamicPrecision(model, stash="all") or dsq.stash.apply(model, "bfp")'
+    raise ValueError(f"model must be under a stash policy before it is compiled: call {first} first")
+
+
+@dataclass(frozen=True)
+class _Bits:
+    """The bits in which graphs of a module pack when they are compiled; 0 once its policy is gone."""
+
+    policy: ref[Any]
+    module: ref[nn.Module]
+
+    def __call__(self) -> int:
+        policy: Any = self.policy()
+        active = policy is not None and applied(policy.model).get("bfp") is policy
+        return int(policy.graph_bits(self.module())) if active else 0

@@ -66,9 +66,9 @@ class Controller:
         recomputation of a part of one."""
         return nullcontext()
 
-    def enter_graph(self) -> None:
-        """Note that a compiler traces a call of the model, or of a block of it, into a graph, in which the policy does
-        nothing. Raise RuntimeError if it does not go with that."""
+    def enter_graph(self, module: nn.Module) -> None:
+        """Note that a compiler traces a call of ``module`` (the model or a copy of it) into a graph, in which the
+        policy does nothing. Raise RuntimeError if it does not go with that."""
         raise RuntimeError(COMPILE_BEFORE)
 
     def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +80,7 @@ class Controller:
         is_part = applied(module).get(self.name) is not self
         if torch.compiler.is_compiling():
             if not is_part:
-                self.enter_graph()
+                self.enter_graph(module)
             return run(*args, **kwargs)
         if not torch.is_grad_enabled() or RUNNING.suspended or self in RUNNING.entered:
             return run(*args, **kwargs)
@@ -240,7 +240,7 @@ def intercept(controller: Controller, model: nn.Module) -> None:
 def _check_entered(controller: Controller, model: nn.Module, args: Any) -> None:
     """Raise RuntimeError if a compiler, given the model before the policy came, calls it past ``controller.call``."""
     if torch.compiler.is_compiling():
-        controller.enter_graph()
+        controller.enter_graph(model)
     elif controller not in RUNNING.entered and not RUNNING.suspended and torch.is_grad_enabled():
         raise RuntimeError(COMPILE_BEFORE)
 

@@ -72,11 +72,14 @@ class Interception(TorchFunctionMode):
     """The rules in place of the functions, for one forward."""
 
     def __init__(
-        self, stash: Stash, rules: Mapping[Callable[..., Any], Rule] = RULES, policy: "RulePolicy | None" = None
+        self,
+        stash: Stash,
+        rules: Mapping[Callable[..., Any], Rule] = RULES,
+        policy: "RulePolicy | None" = None,
+        level: str = "",
     ) -> None:
         super().__init__()
-        self.stash, self.rules, self.policy = stash, rules, policy
-        self.graph_bits = None if policy is None else policy.graph_bits()
+        self.stash, self.rules, self.policy, self.level = stash, rules, policy, level
         self.entered: tuple[tuple[Controller, nn.Module], ...] = ()  #: policies; () before a checkpoint
         #: of their models at the forward's end, a first one of which may decide "auto": its checkpoints share the list
         self.levels: list[str] = []
@@ -94,9 +97,8 @@ class Interception(TorchFunctionMode):
         elif func is Tensor.norm:
             func = torch.norm
         if torch.compiler.is_compiling():
-            # dynamo guards on graph_bits, so a rise of the level recompiles
-            if self.graph_bits is None and self.policy is not None:
-                note_exact_graph(self.policy)
+            if self.policy is not None:
+                note_graph(self.policy, self.level)  # a guard on the level, so that a rise compiles once more
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:  # one call to a mode: its body makes calls with rules
             with self:
@@ -160,16 +162,30 @@ def recompute_at_level(
     return run_under(entered, run, *args)
 
 
-def note_exact_graph(policy: "RulePolicy") -> None:
-    """Warn, once for a policy, of a graph that has no partitioner of dsq."""
-    if not policy.has_exact_graph:
+def note_graph(policy: "RulePolicy", level: str) -> None:
+    """Warn, once for a policy, of a graph that a compiler traces without a partitioner of dsq."""
+    if not policy.has_exact_graph and not has_partitioner():
         policy.has_exact_graph = True
         text = "compiled graphs save their tensors exact: call dsq.compile(model) in place of torch.compile(model), or "
         warnings.warn(f"{text}torch.compile(model, options=dsq.inductor_options(model))", stacklevel=2)
 
 
 # torch.compiler.assume_constant_result without its import: a compiler calls the function while it traces
-note_exact_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
+note_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def has_partitioner() -> bool:
+    """Return whether the backend of the graph that a compiler traces now was given a partitioner, or is unknown, as
+    that of torch.export."""
+    dynamo: Any = sys.modules.get("torch._dynamo.symbolic_convert")
+    tracer = getattr(getattr(dynamo, "tls", None), "current_tx", None)
+    if tracer is None:
+        return True
+    backend = tracer.output.compiler_fn
+    options = getattr(backend, "config", None)  # Inductor's
+    if options is None:
+        options = getattr(backend, "kwargs", {"options": {"custom_partitioner_fn": None}}).get("options") or {}
+    return "custom_partitioner_fn" in options
 
 
 class RulePolicy(Controller):
@@ -194,7 +210,7 @@ class RulePolicy(Controller):
             self.latest = stash
             RUNNING.latest[self] = stash, level
         RUNNING.stashes.append(stash)
-        mode = Interception(stash, self.rules, self)
+        mode = Interception(stash, self.rules, self, level)
         try:
             with mode:
                 yield
@@ -213,10 +229,6 @@ class RulePolicy(Controller):
             for layer in root.modules():
                 if isinstance(layer, Quantized):
                     return layer
-        return None
-
-    def graph_bits(self) -> int | None:
-        """Return the bits in which a partitioner packs in graphs; None: without one they save tensors exact."""
         return None
 
     def report(self) -> PolicyStatus:

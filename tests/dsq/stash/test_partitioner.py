@@ -232,6 +232,27 @@ def test_products_of_normalized_values_are_recomputed_by_share_largest_first(pro
     assert saved == {0.0: 9, 0.5: 4, 1.0: 2}[products] * VALUES * 6.5 / 8  # without fc1 and one of q, k and v; x^ alone
 
 
+@pytest.mark.parametrize("dimensions", [(0,), (1,), (0, 1)], ids=["batch", "length", "both"])
+def test_a_dynamic_batch_or_length_changes_no_bit_and_no_byte(dimensions):
+    model = encoder(1, 64, 4, 256, sdpa=True)[:1]
+    gradients, saved, x = [], [], X.clone()
+    for marked in ((), dimensions):
+        torch.compiler.reset()
+        for dimension in marked:
+            torch._dynamo.mark_dynamic(x, dimension)
+        partitioner = packed(6)
+        run = torch.compile(model, backend=divided, fullgraph=True, options={"custom_partitioner_fn": partitioner})
+        model.zero_grad()
+        run(x).square().mean().backward()
+        gradients.append(all_gradients(model))
+        saved.append(partitioner.graphs)
+    assert torch.equal(*gradients)
+    assert [[tensor.saved_bytes for tensor in graph] for graph in saved[0]] == [
+        [tensor.saved_bytes for tensor in graph] for graph in saved[1]
+    ]
+    assert all(tensor.bits for tensor in saved[1][0])
+
+
 def test_sizes_may_be_symbolic_and_under_autocast_bfloat16_is_packed():
     torch.manual_seed(0)
     model, partitioner = Loss(64), packed(6)
@@ -340,6 +361,58 @@ def test_what_the_compiler_gives_back_packs_in_eager_mode():
     with torch.compiler.set_stance("force_eager"):
         assert torch.equal(gradient(compiled), gradient(eager))
     assert torch.equal(gradient(copy.deepcopy(compiled)), gradient(eager))  # a copy is not compiled
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_compiled_step_leaves_blocks_to_their_graphs(whole):
+    model = nn.Sequential(*blocks()[1:2]) if whole else blocks()
+    x = X
+    controller = dsq.stash.apply(model, "bfp", bits=4)
+    dsq.compile(model, backend=divided)
+    expected = gradient(model)
+    model.zero_grad()
+    step = torch.compile(lambda x: model(x).square().mean(), backend=divided)
+    saved = [tensor.nbytes for tensor in measure(lambda: step(x)).tensors if tensor.dtype is not torch.float32]
+    step(x).backward()
+    assert torch.equal(all_gradients(model), expected)
+    assert len(controller.partitioner.graphs) == 1
+    assert sum(saved) >= sum(tensor.saved_bytes for tensor in controller.partitioner.graphs[0])
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"dsq\.compile\(model\) has compiled the model"):
+        torch.compile(lambda x: model(x).sum(), backend=divided, fullgraph=True)(x)
+
+
+def test_options_that_are_not_passed_on_are_warned_of():
+    model = Gated()
+    controller = dsq.stash.apply(model, "bfp", bits=4)
+    dsq.inductor_options(model)
+    with pytest.warns(UserWarning, match=r"torch\.compile\(model, options=dsq\.inductor_options\(model\)\)"):
+        torch.compile(model, backend=divided, fullgraph=True)(X)
+    assert "other graphs save tensors exact: they were compiled without dsq.compile" in str(controller.report())
+
+
+def test_graphs_of_a_copy_have_the_bits_of_its_own_level_and_wrappers_those_of_the_model_inside():
+    config, model = dsq.DSQConfig("[16,4,16,16] [16,6,16,16]"), blocks()
+    dsq.convert(model, config)
+    average = copy.deepcopy(model)
+    dsq.set_level(average, config, 1)
+    for net in (model, average, nn.Sequential(average), average[1]):
+        partitioner = dsq.inductor_options(net)["custom_partitioner_fn"]
+        assert partitioner.bits() == (6 if net is model else 8)
+        assert dsq.inductor_options(net)["custom_partitioner_fn"] is partitioner
+
+
+def test_modes_of_torch_compile_come_with_the_options():
+    model = blocks()
+    dsq.stash.apply(model, "bfp", bits=4)
+    options = {}
+    dsq.compile(model, mode="reduce-overhead", backend=lambda gm, inputs, options: options_of(gm, options))
+
+    def options_of(gm, given):
+        options.update(given)
+        return gm
+
+    model(X)
+    assert {"triton.cudagraphs", "custom_partitioner_fn"} <= options.keys()
 
 
 def test_a_whole_model_is_compiled_by_its_options_or_where_it_has_no_blocks():
