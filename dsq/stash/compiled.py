@@ -28,7 +28,9 @@ Model = TypeVar("Model", bound=nn.Module)
 _FUSION = {"realize_opcount_threshold": 200, "realize_reads_threshold": 8}
 
 
-def inductor_options(model: nn.Module, recomputed_products: float = 0.0) -> dict[str, Any]:
+def inductor_options(
+    model: nn.Module, recomputed_products: float = 0.0, memory_budget: float | None = None
+) -> dict[str, Any]:
     """Return ``options`` of torch.compile with which the graphs of ``model`` pack what they save for the backward.
 
     From then on the model's policy leaves packing in graphs to these options. A graph saves every tensor in the bits
@@ -38,39 +40,47 @@ def inductor_options(model: nn.Module, recomputed_products: float = 0.0) -> dict
         model: under ``stash="all"``, or ``dsq.stash.apply(model, "bfp")``.
         recomputed_products: 0 to 1, the share of the products of normalized values (fc1, then q, k and v) whose
             result is computed again in the backward, largest first.
+        memory_budget: 0 to 1, the share of the bytes, which the compiled model would save without dsq, that a graph may
+            save; ``recomputed_products`` is then the least share that meets it, of each graph.
     Raises:
-        TypeError: model is no nn.Module. ValueError: it is under no such policy; a share out of range.
+        TypeError: model is no nn.Module. ValueError: it is under no such policy; a share out of range, or both; at the
+            first call, a budget that no share meets.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     policy, module = _policy(model)
     share = number("recomputed_products", recomputed_products, least=0, most=1)
+    budget = None if memory_budget is None else number("memory_budget", memory_budget, least=0, most=1)
+    if budget is not None and share:
+        raise ValueError("recomputed_products must be absent beside memory_budget, which chooses it")
     from dsq.stash.partitioner import PackedPartitioner  # imports Inductor, which takes seconds
 
-    bits = _Bits(ref(policy), ref(module))
-    if policy.partitioner is None or (policy.partitioner.bits, policy.partitioner.recomputed_products) != (bits, share):
-        policy.partitioner = PackedPartitioner(bits, share)
+    partitioner = PackedPartitioner(_Bits(ref(policy), ref(module)), share, budget)
+    if policy.partitioner is None or policy.partitioner.options != partitioner.options:
+        policy.partitioner = partitioner
     for layer in model.modules():
         if isinstance(layer, Quantized):
             layer.graph_packs = True
     return {"custom_partitioner_fn": policy.partitioner} | _FUSION
 
 
-def compile(model: Model, recomputed_products: float = 0.0, **options: Any) -> Model:
+def compile(
+    model: Model, recomputed_products: float = 0.0, memory_budget: float | None = None, **options: Any
+) -> Model:
     """Compile the repeated blocks of ``model``, in place, with ``inductor_options``; return the model.
 
     Blocks are the members of one class, two or more, of an nn.ModuleList or nn.Sequential, that are made of modules
     themselves; equal ones share a graph. A model without such blocks is compiled as a whole.
 
     Args:
-        model, recomputed_products: as in ``inductor_options``.
+        model, recomputed_products, memory_budget: as in ``inductor_options``.
         options: further arguments of torch.compile, as ``dynamic=True``; a block is one graph unless fullgraph=False.
     Raises:
         TypeError, ValueError: as ``inductor_options`` does. RuntimeError, at the first call, if a block's graph breaks.
     """
     mode = options.pop("mode", None)  # which torch.compile takes in place of options
     inductor = {} if mode is None else torch._inductor.list_mode_options(mode, options.get("dynamic"))
-    inductor |= inductor_options(model, recomputed_products) | options.pop("options", {})
+    inductor |= inductor_options(model, recomputed_products, memory_budget) | options.pop("options", {})
     names = {module: name for name, module in model.named_modules()}
     for block in list(repeated_blocks(model)) or [model]:
         block.compile(**{"fullgraph": True, "options": inductor, **options})
@@ -104,6 +114,10 @@ def _call(name: str, compiled: Any, *args: Any, **kwargs: Any) -> Any:
         reason = str(error).strip().partition("\n")[0]
         way = "dsq.compile(model, fullgraph=False) packs in each of its graphs"
         raise RuntimeError(f"the graph of block {name or 'model'!r} breaks: {reason}; {way}") from None
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        if not str(error.inner_exception).startswith("memory_budget"):
+            raise
+        raise ValueError(str(error.inner_exception)) from None
 
 
 def _policy(model: nn.Module) -> tuple[Any, nn.Module]:

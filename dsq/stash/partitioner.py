@@ -5,7 +5,7 @@ backward.
 
 Each step is a function below, in this order:
 
-    _tag                   before the cut: save x^ of norms and softmax; keep exact what losses read
+    tag                   before the cut: save x^ of norms and softmax; keep exact what losses read
     (PyTorch's min-cut)    save what products need, recompute whatever costs no product
     _recompute_attention   from the decoded q, k and v, so that its sums fit them
     _save_masks            of comparisons with values that will be rounded
@@ -15,46 +15,48 @@ Nothing else of the graph changes, so a partition of 0 bits gives PyTorch's grad
 """
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd.utils import _is_primal
 from torch._functorch.compile_utils import fx_graph_cse
-from torch._functorch.partitioners import get_default_op_list, min_cut_rematerialization_partition
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import optimization_hint
-from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import CheckpointPolicy
 
 from dsq.kernels.backend import FLOATS
-from dsq.stash import graph_codec
+from dsq.stash import graph_codec, joint_graph
 from dsq.stash.graph_codec import BLOCK_SIZE, MASK_WORD, RowLayout, decode, decode_mask, encode, encode_mask
+from dsq.stash.joint_graph import (
+    ATTENTION,
+    EXACT,
+    activation_inputs,
+    ancestors,
+    copy_of,
+    is_bool,
+    is_floating,
+    is_statistic,
+    numel,
+    products_of_norms,
+    results_of,
+    static_inputs,
+    tag,
+    tensor_of,
+)
 from dsq.stash_bits import MAX_EXACT_NUMEL
 
 aten = torch.ops.aten
-_EXACT = "dsq_exact"  #: key in a node's meta: not to be coded
 _UNCHECKED = "saved_tensor_with_no_vc_check"  #: PyTorch's key: no version is checked; such tensors are saved last
-_LONG_ATTENTION = 16384  #: keys from which recomputing attention takes longer than it saves
-_ATTENTION = {
-    aten._scaled_dot_product_flash_attention.default,
-    aten._scaled_dot_product_cudnn_attention.default,
-    aten._scaled_dot_product_efficient_attention.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-}
-#: by which a router of experts chooses: what it chooses from is small, and rounded its gradient loses much
-_CHOICES = {aten.topk.default, aten.sort.default, aten.sort.stable, aten.argmax.default}
-_OP_TYPES = get_default_op_list()
-#: operators of dsq that cost about as much as reading their input, and draw no random numbers that are no argument
-_CHEAP = {"dsq::quantize", "dsq::pack", "dsq::unpack"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +81,24 @@ class PackedPartitioner(CustomPartitionerFn):
         bits: gives the width of a code, 2 to 8, each time a graph is compiled; 0 saves tensors exact.
         recomputed_products: the share of products of normalized values (fc1, then q, k and v) that the backward
             computes again, the largest first.
+        memory_budget: the share of the bytes, which PyTorch's own cut of a graph saves, that is not to be exceeded; the
+            least share of products is recomputed that meets it. None: ``recomputed_products`` says which.
     """
 
-    def __init__(self, bits: Callable[[], int], recomputed_products: float = 0.0) -> None:
-        self.bits, self.recomputed_products = bits, recomputed_products
+    def __init__(
+        self, bits: Callable[[], int], recomputed_products: float = 0.0, memory_budget: float | None = None
+    ) -> None:
+        self.bits, self.recomputed_products, self.memory_budget = self.options = (
+            bits,
+            recomputed_products,
+            memory_budget,
+        )
         self.graphs: list[tuple[PackedTensor, ...]] = []  #: the saved tensors of each graph cut so far
+        self.choices: list[str] = []  #: what met the budget in each of them
 
     def uuid(self) -> Any:
-        return get_hash_for_files((__file__, graph_codec.__file__), repr((self.bits(), self.recomputed_products)))
+        options = self.bits(), self.recomputed_products, self.memory_budget
+        return get_hash_for_files((__file__, joint_graph.__file__, graph_codec.__file__), repr(options))
 
     def __reduce__(self) -> Any:
         return bytes, (self.uuid(),)  # PyTorch's caches of compiled graphs pickle it for their keys
@@ -102,177 +114,56 @@ class PackedPartitioner(CustomPartitionerFn):
         raw, saved = (sum(getattr(t, name) for t in tensors) / 2**20 for name in ("raw_bytes", "saved_bytes"))
         exact = [f"{tensor.name} {list(tensor.shape)}" for tensor in tensors if not tensor.bits]
         names = ", ".join(exact[:4]) + f" and {len(exact) - 4} more" * (len(exact) > 4)
-        return f"{len(self.graphs)} graphs save {raw:.1f} MiB as {saved:.1f} MiB; exact: {names or 'none'}"
+        text = f"{len(self.graphs)} graphs save {raw:.1f} MiB as {saved:.1f} MiB; exact: {names or 'none'}"
+        return "; ".join([text, *dict.fromkeys(self.choices)])
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        bits, outputs = self.bits(), kwargs["num_fwd_outputs"]
         gm.graph.eliminate_dead_code()
         gm.graph = fx_graph_cse(gm.graph)  # the backward of a norm computes x^ anew before
-        static = kwargs.get("static_lifetime_input_indices") or ()
-        _tag(gm.graph, outputs, static, bits > 0, self.recomputed_products)
-        activations = _activation_inputs(gm.graph, outputs, static)
+        if self.memory_budget is None:
+            cut = self._cut(gm, joint_inputs, kwargs, self.recomputed_products)
+        else:
+            cut = self._meet(self.memory_budget, gm, joint_inputs, kwargs)
+        if cut.tensors:
+            self.graphs.append(cut.tensors)
+        cut.finish()
+        return cut.forward, cut.backward
+
+    def _cut(self, gm: fx.GraphModule, joint_inputs: Sequence[Any], kwargs: dict[str, Any], share: float) -> "_Cut":
+        """Return the two graphs, with the share of products recomputed."""
+        bits, outputs, static = self.bits(), kwargs["num_fwd_outputs"], static_inputs(kwargs)
+        tag(gm.graph, outputs, static, bits > 0, share)
+        activations = activation_inputs(gm.graph, outputs, static)
         with functorch_config.patch(aggressive_recomputation=True, recompute_views=True):
-            forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
-        cut = _Cut(forward, backward, outputs, activations)
+            cut = _Cut(*min_cut_rematerialization_partition(gm, joint_inputs, **kwargs), outputs, activations)
         _recompute_attention(cut)
         if bits:
             _save_masks(cut)
-            self.graphs.append(tuple(_pack(cut, bits)))
-        cut.finish()
-        return forward, backward
+            cut.tensors = tuple(_pack(cut, bits))
+        return cut
 
+    def _meet(self, budget: float, gm: fx.GraphModule, joint_inputs: Sequence[Any], kwargs: dict[str, Any]) -> "_Cut":
+        """Return the cut with the fewest recomputed products that saves at most ``budget`` of what PyTorch's own cut
+        does. If none does, raise ValueError in the first graph, and warn in later ones: a training goes on."""
+        outputs, cuts = kwargs["num_fwd_outputs"], dict[int, _Cut]()
+        activations = activation_inputs(gm.graph, outputs, static_inputs(kwargs))
+        exact = _Cut(*min_cut_rematerialization_partition(copy_of(gm), joint_inputs, **kwargs), outputs, activations)
+        count = len(products_of_norms(ancestors(results_of(gm.graph)[:outputs])))
 
-# ---- what a node is
+        def meets(products: int) -> bool:
+            cuts[products] = self._cut(copy_of(gm), joint_inputs, kwargs, products / max(count, 1))
+            return cuts[products].saved_bytes() <= budget * exact.saved_bytes()
 
-
-def _value(node: fx.Node) -> Tensor | None:
-    value = node.meta.get("val")
-    return value if isinstance(value, Tensor) else None
-
-
-def _numel(node: fx.Node) -> int:
-    value = _value(node)
-    return 0 if value is None else optimization_hint(value.numel(), MAX_EXACT_NUMEL)
-
-
-def _is_costly(node: fx.Node) -> bool:
-    """Return whether min-cut must not recompute a call: PyTorch's list of costly operations, attention that is not on
-    it, random numbers, integers made of floating values, which of rounded ones would be others, and operators of other
-    libraries or higher order, whose cost is unknown."""
-    if node.op != "call_function" or node.target is operator.getitem:
-        return False
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return isinstance(node.target, torch._ops.HigherOrderOperator)
-    if _OP_TYPES.is_compute_intensive(node) or node.target in _ATTENTION:
-        return True
-    if node.target.namespace not in ("aten", "prims", "inductor_prims", "prim"):
-        return node.target.name() not in _CHEAP
-    return torch.Tag.nondeterministic_seeded in node.target.tags or _rounds_to_integers(node)
-
-
-def _rounds_to_integers(node: fx.Node) -> bool:
-    """Return whether a call gives integers of floating values: places of maxima, the experts of a router, a cast."""
-    results = [x for x in tree_leaves(node.meta.get("val")) if isinstance(x, Tensor)]
-    integers = any(not x.is_floating_point() and x.dtype is not torch.bool for x in results)
-    return integers and any(map(_is_floating, node.all_input_nodes))
-
-
-def _is_normalized(node: fx.Node) -> bool:
-    """Return whether a node is x^: values times, or divided by, one number a row that a reduction gave."""
-    match node.target:
-        case aten.mul.Tensor:
-            inverses = (aten.rsqrt.default, aten.reciprocal.default)
-            rows = [a for a in node.args if isinstance(a, fx.Node) and a.target in inverses]
-        case aten.div.Tensor:
-            rows = [a for a in node.args[1:] if isinstance(a, fx.Node) and a.op == "call_function"]
-        case _:
-            return False
-    return any(0 < _numel(row) * BLOCK_SIZE // 2 <= _numel(node) for row in rows)
-
-
-def _is_statistic(node: fx.Node) -> bool:
-    """Return whether a node is made, value by value, of what a reduction of a whole block or more gave."""
-    todo, size = [node], _numel(node)
-    for _ in range(8):
-        inputs = [a for n in todo if n.op == "call_function" and not _is_costly(n) for a in n.all_input_nodes]
-        if any(a.op != "placeholder" and _numel(a) >= BLOCK_SIZE * size for a in inputs):
-            return True
-        todo = [a for a in inputs if _numel(a) <= size]
-    return False
-
-
-def _ancestors(nodes: Iterable[Any], stop: Callable[[fx.Node], bool] = lambda node: False) -> dict[fx.Node, None]:
-    """Return ``nodes`` and what they are made of, up to and including nodes for which ``stop`` is true."""
-    ancestors, todo = dict[fx.Node, None](), [node for node in nodes if isinstance(node, fx.Node)]
-    while todo:
-        node = todo.pop()
-        if node not in ancestors:
-            ancestors[node] = None
-            todo += [] if stop(node) else node.all_input_nodes
-    return ancestors
-
-
-def _argument(node: fx.Node, name: str) -> Any:
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    return (dict(zip(names, node.args, strict=False)) | node.kwargs).get(name)
-
-
-def _stays_exact(attention: fx.Node) -> bool:
-    """Return whether attention is saved as PyTorch saves it: with dropout, whose mask is not saved; over many keys,
-    where it takes long; and in the forms of other libraries and higher order."""
-    if attention.target not in _ATTENTION:
-        return "flex_attention" in str(attention.target)
-    keys: Any = _argument(attention, "key").meta["val"]
-    return bool(_argument(attention, "dropout_p")) or optimization_hint(keys.shape[-2], 0) >= _LONG_ATTENTION
-
-
-# ---- before the cut
-
-
-def _tag(graph: fx.Graph, outputs: int, static: Sequence[int], packs: bool, recomputed_products: float) -> None:
-    """Say of nodes of the joint graph what the cut is to save, to recompute, and what is to stay exact."""
-    results: Any = graph.output_node().args[0]
-    forward, weights = _ancestors(results[:outputs]), _weights(graph, static)
-    for node in forward:
-        if _is_costly(node):
-            node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
-        if _is_normalized(node) and node not in weights:
-            if packs:
-                _read_normalized_values(graph, node, forward)
-            if node.target is aten.div.Tensor or any(user not in forward for user in node.users):
-                node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
-    losses = [node for node in results[:outputs] if isinstance(node, fx.Node) and _numel(node) == 1]
-    losses += [node for node in forward if node.target is aten.log.default and _is_statistic(node)]
-    attentions = [q for node in forward if _stays_exact(node) for q in (node, *node.all_input_nodes)]
-    routers = [source for node in forward if node.target in _CHOICES for source in node.all_input_nodes]
-    ends = [*losses, *attentions, *routers]
-    for node in weights | _ancestors(ends, lambda node: _is_costly(node) or _is_normalized(node)).keys():
-        node.meta[_EXACT] = True
-    products = [node for node in forward if node.target in (aten.mm.default, aten.addmm.default)]
-    products = [node for node in products if any(map(_comes_from_norm, node.all_input_nodes))]
-    products.sort(key=_numel, reverse=True)
-    for node in products[: round(recomputed_products * len(products))]:
-        node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-
-
-def _comes_from_norm(factor: fx.Node) -> bool:
-    """Return whether a factor of a product is made of normalized values without another product."""
-    chain = _ancestors([factor], lambda node: _is_costly(node) or _is_normalized(node))
-    return any(_is_normalized(node) for node in chain)
-
-
-def _read_normalized_values(graph: fx.Graph, node: fx.Node, forward: dict[fx.Node, None]) -> None:
-    """Let the backward read x^ / r in place of the x in x^ = x * r: an RMS norm that is written out would save both."""
-    if node.target is not aten.mul.Tensor:
-        return
-    values, inverse = sorted(node.all_input_nodes, key=_numel, reverse=True)
-    alike = all(getattr(values.meta["val"], name) == getattr(node.meta["val"], name) for name in ("shape", "dtype"))
-    readers = [user for user in values.users if user not in forward]
-    if readers and alike:
-        with graph.inserting_after(node):
-            quotient = graph.call_function(aten.div.Tensor, (node, inverse))
-        quotient.meta = {"val": values.meta["val"]}
-        for reader in readers:
-            reader.replace_input_with(values, quotient)
-
-
-def _weights(graph: fx.Graph, static: Sequence[int]) -> set[fx.Node]:
-    """Return the parameters and buffers, and what is made of them alone, as a weight of a parametrization."""
-    weights = {node for i, node in enumerate(filter(_is_primal, graph.nodes)) if i in static}
-    for node in graph.nodes:
-        if node.op == "call_function" and node.all_input_nodes and weights.issuperset(node.all_input_nodes):
-            weights.add(node)
-    return weights
-
-
-def _activation_inputs(graph: fx.Graph, outputs: int, static: Sequence[int]) -> set[str]:
-    """Return the names of the graph's inputs that earlier layers made: they have a gradient, and are no parameters."""
-    results: Any = graph.output_node().args[0]
-    primals = zip(filter(_is_primal, graph.nodes), results[outputs:], strict=False)
-    return {node.name for i, (node, gradient) in enumerate(primals) if i not in static and gradient is not None}
-
-
-# ---- after the cut
+        products = bisect_left(range(count + 1), True, key=meets)
+        share = cuts[min(products, count)].saved_bytes() / max(exact.saved_bytes(), 1)
+        if products > count:
+            least = f"at least {ceil(100 * share) / 100} for this graph, of {self.bits() or 'all'} bits"
+            if not self.choices:
+                raise ValueError(f"memory_budget must be {least}, got {budget}")
+            warnings.warn(f"memory_budget is exceeded: it has to be {least}", stacklevel=2)
+            products = count
+        self.choices.append(f"{products} of {count} products recomputed for {share:.2f} of the bytes")
+        return cuts[products]
 
 
 class _Cut:
@@ -280,20 +171,27 @@ class _Cut:
 
     def __init__(self, forward: fx.GraphModule, backward: fx.GraphModule, outputs: int, activations: set[str]) -> None:
         self.forward, self.backward, self.activations = forward, backward, activations
-        results: Any = forward.graph.output_node().args[0]
-        self.results, self.saved = list(results[:outputs]), list(results[outputs:])
+        results = results_of(forward.graph)
+        self.results, self.saved = results[:outputs], results[outputs:]
+        self.tensors: tuple[PackedTensor, ...] = ()  #: of ``saved``, as they are coded
         self.inputs = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
 
     def layout(self, node: fx.Node) -> RowLayout | None:
         """Return the rows in which a saved tensor is coded; None if it is saved exact."""
-        x = _value(node)
-        if x is None or node in self.results or node.meta.get(_EXACT) or _numel(node) <= MAX_EXACT_NUMEL:
+        x = tensor_of(node)
+        if x is None or node in self.results or node.meta.get(EXACT) or numel(node) <= MAX_EXACT_NUMEL:
             return None
         if not self.is_activation(node):
             return None
         if x.dtype is torch.bool:
             return RowLayout.of(x, MASK_WORD)
-        return RowLayout.of(x, BLOCK_SIZE) if x.dtype in FLOATS and not _is_statistic(node) else None
+        return RowLayout.of(x, BLOCK_SIZE) if x.dtype in FLOATS and not is_statistic(node) else None
+
+    def saved_bytes(self) -> int:
+        """Return the bytes of activations among the saved tensors."""
+        return sum(
+            numel(n) * n.meta["val"].itemsize for n in self.saved if tensor_of(n) is not None and self.is_activation(n)
+        )
 
     def is_activation(self, node: fx.Node) -> bool:
         """Return whether a saved tensor is no parameter, and nothing that the caller has anyway."""
@@ -334,7 +232,7 @@ def _recompute_attention(cut: _Cut) -> None:
     for node in [node for node in cut.saved if node.target is operator.getitem]:
         call: Any = node.args[0]
         known = all(a.name in names for a in call.all_input_nodes)
-        if call.target not in _ATTENTION or call.meta.get(_EXACT) or not known:
+        if call.target not in ATTENTION or call.meta.get(EXACT) or not known:
             continue
         placeholder = cut.inputs[node.name]
         with graph.inserting_before(min(placeholder.users)):
@@ -348,16 +246,16 @@ def _recompute_attention(cut: _Cut) -> None:
 def _save_masks(cut: _Cut) -> None:
     """Save comparisons in the backward with values that will be rounded, as ReLU's of its result with 0."""
     graph, forward = cut.backward.graph, {node.name: node for node in cut.forward.graph.nodes}
-    coded = [node for node in cut.saved if cut.layout(node) is not None and not _is_bool(node)]
-    for mask in [node for node in graph.nodes if _is_bool(node) and node.op == "call_function"]:
-        chain = sorted(_ancestors([mask], lambda node: node.op == "placeholder"))
+    coded = [node for node in cut.saved if cut.layout(node) is not None and not is_bool(node)]
+    for mask in [node for node in graph.nodes if is_bool(node) and node.op == "call_function"]:
+        chain = sorted(ancestors([mask], lambda node: node.op == "placeholder"))
         sources = {node.name for node in chain if node.op == "placeholder"}
         rounded = next((node for node in coded if node.name in sources), None)
         if (
             rounded is None
             or not sources <= forward.keys()
-            or all(map(_is_bool, mask.users))
-            or _numel(mask) <= MAX_EXACT_NUMEL
+            or all(map(is_bool, mask.users))
+            or numel(mask) <= MAX_EXACT_NUMEL
         ):
             continue  # exact, made of gradients, part of another mask, or small
         for node in chain:
@@ -370,27 +268,17 @@ def _save_masks(cut: _Cut) -> None:
         cut.erase(node)
 
 
-def _is_floating(node: fx.Node) -> bool:
-    value = _value(node)
-    return value is not None and value.is_floating_point()
-
-
-def _is_bool(node: fx.Node) -> bool:
-    value = _value(node)
-    return value is not None and value.dtype is torch.bool
-
-
 def _pack(cut: _Cut, bits: int) -> Iterator[PackedTensor]:
     """Encode each saved tensor behind its maker and decode it before its first reader; yield what is saved.
 
     Encoding at the end of the forward would keep all tensors alive until then, and so would decoding at the begin of
     the backward.
     """
-    for node in [node for node in cut.saved if _value(node) is not None]:
+    for node in [node for node in cut.saved if tensor_of(node) is not None]:
         x, layout = node.meta["val"], cut.layout(node)
-        shape, size = tuple(optimization_hint(n, 0) for n in x.shape), _numel(node)
+        shape, size = tuple(optimization_hint(n, 0) for n in x.shape), numel(node)
         if layout is None:
-            if _is_floating(node) and cut.is_activation(node) and size > MAX_EXACT_NUMEL and not _is_statistic(node):
+            if is_floating(node) and cut.is_activation(node) and size > MAX_EXACT_NUMEL and not is_statistic(node):
                 yield PackedTensor(node.name, shape, x.dtype, 0, size * x.itemsize)
             continue
         fused, width = x.device.type != "cpu", 1 if x.dtype is torch.bool else bits
@@ -405,7 +293,7 @@ def _pack(cut: _Cut, bits: int) -> Iterator[PackedTensor]:
         (values,) = _insert(cut.backward.graph, decoder, inputs, min(placeholder.users), f"{node.name}_decoded")
         placeholder.replace_all_uses_with(values)
         cut.erase(node)
-        yield PackedTensor(node.name, shape, x.dtype, width, sum(_numel(c) * c.meta["val"].itemsize for c in codes))
+        yield PackedTensor(node.name, shape, x.dtype, width, sum(numel(c) * c.meta["val"].itemsize for c in codes))
 
 
 def _behind(node: fx.Node) -> fx.Node:

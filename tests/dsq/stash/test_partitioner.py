@@ -5,6 +5,7 @@ its C++ compiler, in all tests but one.
 """
 
 import copy
+import re
 
 import pytest
 import torch
@@ -55,8 +56,8 @@ def divided(gm, inputs, options=None):
         return _DIVIDED(gm, inputs)
 
 
-def packed(bits, products=0.0):
-    return PackedPartitioner(lambda: bits, products)
+def packed(bits, products=0.0, budget=None):
+    return PackedPartitioner(lambda: bits, products, budget)
 
 
 # ---- the codec
@@ -230,6 +231,33 @@ def test_products_of_normalized_values_are_recomputed_by_share_largest_first(pro
     assert 0 < error(gradient, exact) < 0.04
     saved = sum(tensor.saved_bytes for tensor in partitioner.graphs[0])
     assert saved == {0.0: 9, 0.5: 4, 1.0: 2}[products] * VALUES * 6.5 / 8  # without fc1 and one of q, k and v; x^ alone
+
+
+def test_a_budget_is_met_by_the_fewest_recomputed_products():
+    _, exact, unpacked = step("fused attention", None)
+    for products, values in ((0, 9), (1, 5), (4, 2)):  # of fc1, q, k and v; x^ stays
+        partitioner = packed(6, budget=1.3 * values * VALUES * 6.5 / 8 / unpacked)
+        _, gradient, saved = step("fused attention", partitioner)
+        assert saved <= partitioner.memory_budget * unpacked
+        assert sum(tensor.saved_bytes for tensor in partitioner.graphs[0]) == values * VALUES * 6.5 / 8
+        assert f"{products} of 4 products recomputed" in partitioner.summary()
+        assert 0 < error(gradient, exact) < 0.04
+
+
+def test_a_budget_that_cannot_be_met_is_a_line_and_a_rise_of_the_level_goes_on_with_a_warning():
+    config, model = dsq.DSQConfig("[-,4,-,-] [-,16,-,-]"), blocks()
+    dsq.convert(model, config)
+    with pytest.raises(ValueError, match="recomputed_products must be absent beside memory_budget"):
+        dsq.compile(model, 0.5, 0.5)
+    dsq.compile(model, memory_budget=0.01, backend=divided)
+    line = r"^memory_budget must be at least (0\.\d+) for this graph, of 6 bits, got 0\.01$"
+    with pytest.raises(ValueError, match=line) as info:
+        model(X)
+    dsq.compile(model, memory_budget=float(re.match(line, str(info.value))[1]), backend=divided)
+    model(X)
+    dsq.set_level(model, config, 1)
+    with pytest.warns(UserWarning, match="memory_budget is exceeded: it has to be at least .* of all bits"):
+        model(X)
 
 
 @pytest.mark.parametrize("dimensions", [(0,), (1,), (0, 1)], ids=["batch", "length", "both"])
