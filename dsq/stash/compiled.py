@@ -16,8 +16,10 @@ from weakref import ref
 
 import torch
 from torch import nn
+from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from dsq.arguments import number
+from dsq.layers.own_products import Products
 from dsq.quantizers import Quantized
 from dsq.stash.controller import acting_on, applied
 
@@ -108,6 +110,9 @@ def _class(module: nn.Module) -> type:
 
 def _call(name: str, compiled: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a compiled block; RuntimeError in a line where its graph breaks."""
+    if isinstance(_get_current_function_mode(), Products):  # of a model around it, until it turns out to be idle: a
+        with _pop_mode_temporarily():  # graph has guards on modes
+            return _call(name, compiled, *args, **kwargs)
     try:
         return compiled(*args, **kwargs)
     except torch._dynamo.exc.Unsupported as error:

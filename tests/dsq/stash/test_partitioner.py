@@ -367,6 +367,25 @@ def test_equal_blocks_share_a_graph_and_a_rise_compiles_once_more(stash_alone):
     assert error(gradient(model), exact) < 1e-6
 
 
+class Positioned(nn.Module):
+    """Blocks of a model that has a matrix of its own, by which its forward might multiply."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions, self.blocks = nn.Parameter(torch.zeros(32, 64)), blocks()
+
+    def forward(self, x):
+        return self.blocks(x + self.positions)
+
+
+def test_blocks_are_compiled_once_in_a_model_with_a_matrix_of_its_own():
+    model = dsq.convert(Positioned(), "[-,4,-,-]")
+    dsq.compile(model, backend=divided)
+    for _ in range(2):
+        gradient(model)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
 def test_a_level_that_quantizes_no_product_leaves_products_to_the_compiler():
     """So that the partitioner packs and recomputes what it would of a model that was not converted."""
     converted, stash_alone = blocks(), blocks()
