@@ -171,6 +171,10 @@ class Workload:
         named = layers_named("exclude", exclude)
         return self.changed(lambda op: isinstance(op, Gemm) and named(op.name), quantized=False)
 
+    def converting_tied(self) -> "Workload":
+        """The workload of dsq.convert(tied=True), whose tied output projection is converted too."""
+        return self.changed(lambda op: isinstance(op, Gemm) and op.tied, quantized=True)
+
     def freezing(self, frozen: str) -> "Workload":
         """The workload with weights and biases of layers whose name matches the regex held as they are: no dw product,
         nothing saved for it, no update; and no backward at all before the first layer that trains. An embedding and the

@@ -126,6 +126,7 @@ class AskedStep:
     fused_attention: bool = False  #: also where the model does not run it so
     eager_attention: bool = False  #: attention's scores are stored
     exclude: str | None = None  #: regex of layers that are not converted
+    tied: bool = False  #: a tied output projection is converted too
     freeze: str | None = None  #: regex of layers whose parameters are not trained
     lora: int | None = None  #: rank of adapters, which alone are trained
     lora_layers: str = ADAPTED  #: regex of the layers that have them
@@ -217,6 +218,8 @@ class AskedStep:
 
     def _changes(self, copies: bool) -> Iterator[tuple[Callable[[Workload], Workload], str]]:
         """Yield what the options change of a workload, and what is wrong where that is nothing."""
+        if self.tied:
+            yield Workload.converting_tied, "--tied does nothing for {}, whose projection is not tied: leave it out"
         if self.exclude:
             fault = f"exclude {self.exclude!r} matches none of the workload's converted layers"
             yield partial(Workload.excluding, exclude=self.exclude), fault

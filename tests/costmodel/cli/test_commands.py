@@ -163,6 +163,16 @@ def test_options_change_what_is_costed(capsys):
     assert dram("--sequences", "64") < base
 
 
+def test_a_tied_projection_is_converted_where_that_is_asked_for(capsys):
+    sizes = []
+    for option in ([], ["--tied"]):
+        _, text, _ = run(capsys, "estimate", "[8,4,8,8]", "--workload", "gpt2", *option, "--json")
+        sizes.append(json.loads(text)["estimates"][0]["linears_stash_MB"])
+    assert sizes[0] < sizes[1]
+    _, _, error = run(capsys, "estimate", "[8,4,8,8]", "--workload", "llama-2-7b", "--tied")
+    assert error.endswith("--tied does nothing for llama-2-7b, whose projection is not tied: leave it out\n")
+
+
 def test_levels_of_a_run_are_weighed_by_where_they_rise(capsys):
     levels = ("[2,2,2,16]", "[4,4,4,16]", "[16,4,4,16]")
     how = ["--rise-at", "0.2 0.7", "--relative-to", levels[-1], "--csv"]

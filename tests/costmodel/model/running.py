@@ -30,7 +30,6 @@ from dsq.costmodel.workloads.shapes import Transformer
 from dsq.costmodel.workloads.transformer import build
 from dsq.precision import Precision
 from tests.allocator import figures, step_bytes
-from tests.costmodel.workloads.models import converting_tied
 from tests.models import fairseq_transformer, transformer
 
 Record = dict[str, Any]
@@ -217,7 +216,7 @@ def compare(name: str, held: dict[str, Any]) -> list[Record]:
 
 def _record(name: str, method: CheckedMethod, workload: Workload, held: dict[str, int]) -> Record:
     workload = workload.freezing(LINEARS) if method.frozen else workload
-    workload = converting_tied(workload) if "tied" in method.setup else workload
+    workload = workload.converting_tied() if "tied" in method.setup else workload
     memory = peak_memory(workload, replace(method.predicted, accumulates=True))  # gradients are there before
     above = memory.peak - float(memory.totals[-1])
     return {

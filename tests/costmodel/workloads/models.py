@@ -33,12 +33,6 @@ def dump(workload: Workload) -> dict[str, object]:
     }
 
 
-def converting_tied(workload: Workload) -> Workload:
-    """The workload of a model of ``dsq.convert(tied=True)``: its tied output projection is converted too."""
-    changed = (replace(op, quantized=True) if isinstance(op, Gemm) and op.tied else op for op in workload.operations)
-    return replace(workload, operations=tuple(changed))
-
-
 def small_gpt2(folder: Path, **fields: Any) -> str:
     """The path of a config.json in ``folder``, of a GPT-2 of 2 layers, 64 wide, with these fields besides."""
     sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1000, "n_positions": 128}

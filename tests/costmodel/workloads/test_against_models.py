@@ -22,7 +22,7 @@ from dsq.formats import BFP
 from dsq.precision import Precision
 from dsq.quantizers import Quantizers
 from tests import models
-from tests.costmodel.workloads.models import converting_tied, quantizing_attention
+from tests.costmodel.workloads.models import quantizing_attention
 
 
 def measured_stash(model, *inputs, **named):
@@ -208,7 +208,7 @@ def of_fairseq():
 
     model, inputs, shapes = fairseq(24, 2, 3, 100, (3, 11))
     inputs["prev_output_tokens"] = inputs["prev_output_tokens"][:, :7]
-    return model, tuple(inputs.values()), converting_tied(build(replace(shapes, target_length=7)))
+    return model, tuple(inputs.values()), build(replace(shapes, target_length=7)).converting_tied()
 
 
 @pytest.mark.parametrize("precision", ["[16,4,4,16]", "[2,2,2,16]"])

@@ -18,7 +18,6 @@ from dsq.costmodel.workloads.named import load_workload
 from dsq.formats import BFP
 from dsq.precision import Precision
 from dsq.workload.of_transformers import trace_config
-from tests.costmodel.workloads.models import converting_tied
 from tests.costmodel.workloads.test_against_models import flops, measured_stash
 
 transformers = pytest.importorskip("transformers")
@@ -116,7 +115,7 @@ def test_no_gradient_runs_before_the_first_layer_that_trains(case, frozen, modul
 @pytest.mark.parametrize("case", MODELS)
 def test_a_trace_of_the_converted_model_has_the_named_products(case, tmp_path):
     """It also has the model's stash bytes; experts stash more, because their last blocks are not full."""
-    found, expected = traced(case, tmp_path), converting_tied(named(case, tmp_path))
+    found, expected = traced(case, tmp_path), named(case, tmp_path).converting_tied()
     assert outputs_by_kind(found) == outputs_by_kind(expected)
     assert found.parameters == expected.parameters
     assert sum(gemm.macs for gemm in found.gemms) == sum(gemm.macs for gemm in expected.gemms)
