@@ -16,6 +16,7 @@ from dsq import __version__
 from dsq.command import OneLineParser, check_writable, guarded, printable, read_toml, write_text
 from dsq.costmodel.hardware.hardware import DEFAULT_HARDWARE, profile_names
 from dsq.costmodel.model.methods import all_sizes, format_names
+from dsq.costmodel.names import refuse
 from dsq.costmodel.workloads.named import ADAPTED, DEFAULT_MODEL, names
 from dsq.formats import DEFAULT
 
@@ -55,10 +56,9 @@ def answer(arguments: argparse.Namespace) -> None:
     for name, accepted in ends.items():
         if path := getattr(arguments, name, None):
             check_writable(path)
-            if not path.endswith(accepted):
-                raise ValueError(f"{name} {path} must end in {' or '.join(accepted)}")
-    if arguments.output and arguments.output.endswith((*ends["picture"], *ends["html"])):
-        raise ValueError(f"output {arguments.output} is for text: give --picture or --html")
+            refuse((not path.endswith(accepted), f"{name} {path} must end in {' or '.join(accepted)}"))
+    drawn = arguments.output and arguments.output.endswith((*ends["picture"], *ends["html"]))
+    refuse((drawn, f"output {arguments.output} is for text: give --picture or --html"))
     module = import_module(f"dsq.costmodel.cli.commands.{COMMANDS[arguments.command]['module']}")
     report = getattr(module, arguments.command)(arguments)
     text = report.json() if arguments.json else report.csv() if arguments.csv else report.table()

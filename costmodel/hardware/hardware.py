@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dsq.command import read_toml
-from dsq.costmodel.names import completed, suggestion
+from dsq.costmodel.names import completed, refuse, suggestion
 from dsq.formats import BFP, FORMATS, NAMED, WIDEST, FixedPoint, Format, Identity
 
 DEFAULT_HARDWARE = "a100-80gb"
@@ -278,8 +278,8 @@ def _hardware(data: dict[str, Any]) -> Hardware:
 
 def _energy(data: dict[str, Any]) -> Energy:
     macs, peaks = _field(data, "energy.mac_pj", dict), [peak["datatype"] for peak in data["peak"]]
-    if unknown := sorted(set(macs) - set(peaks)):
-        raise ValueError(f"energy.mac_pj.{unknown[0]} must be the datatype of a peak: {', '.join(peaks)}")
+    for name in macs:
+        refuse((name not in peaks, f"energy.mac_pj.{name} must be the datatype of a peak: {', '.join(peaks)}"))
     sram = _number(data, "energy.sram_pj_per_byte") if "sram_pj_per_byte" in data["energy"] else 0
     by_datatype = {name: PICO * _number(data, f"energy.mac_pj.{name}") for name in macs}
     return Energy(PICO * _number(data, "energy.dram_pj_per_byte"), PICO * sram, by_datatype)
@@ -341,20 +341,16 @@ def _pass(entry: Any, label: str) -> tuple[tuple[str, int, str], Pass]:
 
 
 def _efficiency(data: dict[str, Any], part: str) -> float:
-    if "efficiency" not in data[part]:
-        return 1
-    efficiency = _number(data, f"{part}.efficiency")
-    if efficiency > 1:
-        raise ValueError(f"{part}.efficiency must be above 0 and at most 1, not {efficiency:g}")
+    efficiency = _number(data, f"{part}.efficiency") if "efficiency" in data[part] else 1
+    refuse((efficiency > 1, f"{part}.efficiency must be above 0 and at most 1, not {efficiency:g}"))
     return efficiency
 
 
 def _source(data: dict[str, Any], part: str) -> str:
     """Where the figure comes from, and its efficiency."""
     stated = {name: _field({name: "not stated"} | data[part], name, str) for name in ("source", "efficiency_source")}
-    if "efficiency" not in data[part]:
-        return str(stated["source"])
-    return f"{stated['source']}; efficiency {data[part]['efficiency']}: {stated['efficiency_source']}"
+    efficiency = f"; efficiency {data[part].get('efficiency')}: {stated['efficiency_source']}"
+    return str(stated["source"]) + efficiency * ("efficiency" in data[part])
 
 
 def _field(data: Any, dotted: str, kind: type) -> Any:

@@ -98,10 +98,9 @@ class _Config:
     def stack(self, side: str, family: Family, **more: Any) -> Stack:
         """A stack, with the config's sizes, dropout and activation."""
         read: dict[str, Any] = {"causal": side == "decoder", "heads_copied": True} | dict(family.stack)
-        for name in ("layers", "d", "heads"):
-            read[name] = self.size(*_FIELDS[name])
-        for name, default in (("ffn", 4 * read["d"]), ("kv_heads", 0), ("head_dim", 0)):
-            read[name] = self.size(*_FIELDS[name], default=read.get(name, default))
+        read |= {name: self.size(*_FIELDS[name]) for name in ("layers", "d", "heads")}
+        defaults = {"ffn": 4 * read["d"], "kv_heads": 0, "head_dim": 0}
+        read |= {name: self.size(*_FIELDS[name], default=read.get(name, least)) for name, least in defaults.items()}
         for flag, fields in _DATA["flags"].items():
             if flag in self.data:
                 read |= dict.fromkeys(fields, self.flag(flag, False))
