@@ -111,10 +111,12 @@ def is_statistic(node: fx.Node) -> bool:
     """Return whether a node is made, value by value, of what a reduction of a whole block or more gave."""
     todo, size = [node], numel(node)
     for _ in range(8):
-        inputs = [a for n in todo if n.op == "call_function" and not _is_costly(n) for a in n.all_input_nodes]
-        if any(a.op != "placeholder" and numel(a) >= BLOCK_SIZE * size for a in inputs):
+        calls = [n for n in todo if n.op == "call_function" and not _is_costly(n)]
+        inputs = [(a, n) for n in calls for a in n.all_input_nodes if numel(a) >= BLOCK_SIZE * size]
+        # of a large input of the graph, as a table of embeddings, a call may also give a part
+        if any(a.op != "placeholder" or torch.Tag.reduction in getattr(n.target, "tags", ()) for a, n in inputs):
             return True
-        todo = [a for a in inputs if numel(a) <= size]
+        todo = [a for n in calls for a in n.all_input_nodes if numel(a) <= size]
     return False
 
 
