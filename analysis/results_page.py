@@ -8,6 +8,7 @@ A page's comments name its tables (analysis/tables.py): these, or those of docs/
     <!-- table: beside gact gcn-cora,sst2 gact "gact 2" -->   scores minus fp32's by task, and by how much less is saved
                                                                    (in brackets): the suite's; those of a paper
     <!-- table: setting-by-task wikitext2,vit hfp8 mxint8 -->   losses and scores minus fp32's: tasks, then settings
+    <!-- table: recipes wikitext2,vit -->   the same of the suite's recipes, and what their authors published
     <!-- table: file format_errors.csv bits=4 format error:.4f -->   columns of a file; "bits=4": of such rows
     <!-- table: gpu-tasks "[8,4,8,8] all" -->   what settings lost on a GPU, by task (evidence_gpu.csv)
     <!-- table: estimates -->   times over compiled bf16's, and peaks, on a GPU (gpu_estimated.csv)
@@ -23,16 +24,17 @@ from itertools import product
 from typing import Any
 
 from analysis import ROOT, tables
-from analysis.evidence.comparison import PAGE, Evidence, over_tasks, page_tables
+from analysis.evidence.comparison import PAGE, Evidence, by_setting, over_tasks, page_tables
 from analysis.evidence.ledger import LEDGER, read_csv, read_rows
 from analysis.evidence.steps import read_steps
 from analysis.evidence.suite import load_suite
+from dsq import recipes
 from dsq.command import OneLineParser, guarded, table, write_text
 from dsq.config import DSQConfig
 from dsq.precision import levels_text
 
 PROG = "python -m analysis.results_page"
-_DOCS = ("results", "performance", "stash-policies", "formats", "gpu", "config")
+_DOCS = ("results", "performance", "stash-policies", "formats", "mxfp4", "gpu", "config")
 PAGES = (PAGE, *(ROOT / "docs" / f"{name}.md" for name in _DOCS))
 RESULTS = ROOT / "analysis" / "results"
 _LEVELS = re.compile(r'"?((?:\[[-\w,]+\] ?)*\[[-\w,]+\])"?')  #: brackets, which Markdown takes for links
@@ -113,6 +115,15 @@ def _beside(evidence: Evidence, paper: str, tasks: str, *settings: str) -> str:
     return table(rows, markdown=True)
 
 
+def _recipes(evidence: Evidence, tasks: str) -> str:
+    """``tasks``: joined by commas."""
+    names = [name for name in recipes.names() if name in evidence.suite.settings]
+    records = by_setting(evidence, tasks.split(","), names)
+    for record in records:
+        record["published"] = recipes.recipe(record["setting"]).result
+    return table(records, markdown=True)
+
+
 def _less(score: str | None, times: Any) -> str | None:
     return f"{score} ({times:.1f}x)" if score and times else score
 
@@ -125,8 +136,8 @@ def written(page: str) -> str:
     """Return the page with new tables. Raises ValueError for an unknown table."""
     evidence = _suite()
     kinds: dict[str, Callable[..., str]] = {"evidence": partial(_evidence, evidence)}
-    kinds |= {"beside": partial(_beside, evidence), "file": _file, "processors": _processors}
-    kinds |= {"estimates": _estimates, "options": _options}
+    kinds |= {"beside": partial(_beside, evidence), "recipes": partial(_recipes, evidence)}
+    kinds |= {"file": _file, "processors": _processors, "estimates": _estimates, "options": _options}
     on_gpu = Evidence(evidence.suite, read_rows(RESULTS / "evidence_gpu.csv", evidence.suite))
     kinds["gpu-tasks"] = page_tables(on_gpu)["tasks"]
     return tables.written(page, kinds | page_tables(evidence))

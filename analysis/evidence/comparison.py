@@ -116,7 +116,9 @@ def page_tables(evidence: Evidence) -> dict[str, Callable[..., str]]:
         "runs": lambda: _schedules(evidence) + _tasks(evidence),
         "regressions": partial(_regressions, evidence),
         "tasks": partial(_by_task, evidence),
-        "setting-by-task": partial(_by_setting, evidence),
+        "setting-by-task": lambda tasks, *settings: table(
+            by_setting(evidence, tasks.split(","), settings), markdown=True
+        ),
         "provenance": partial(_provenance, evidence),
     }
 
@@ -199,16 +201,16 @@ def _by_task(evidence: Evidence, *settings: str) -> str:
     return table(records, markdown=True) if records else "No run yet."
 
 
-def _by_setting(evidence: Evidence, tasks: str, *settings: str) -> str:
-    """A row a setting; a cell has losses and scores minus fp32's on one of ``tasks``, which are joined by commas."""
+def by_setting(evidence: Evidence, tasks: Sequence[str], settings: Iterable[str]) -> list[dict[str, Any]]:
+    """A record a setting; a cell has losses and scores minus fp32's on one of ``tasks``."""
     records: list[dict[str, Any]] = []
     for name in settings:
-        pairs = {task: (evidence.losses(task, name), evidence.scores(task, name)) for task in tasks.split(",")}
-        cells = {
-            task: f"{loss.text('+.3f')}; {score.text('+.2f')}" for task, (loss, score) in pairs.items() if loss.values
-        }
-        records.append({"setting": name} | {task: cells.get(task) for task in pairs})
-    return table(records, markdown=True)
+        record: dict[str, Any] = {"setting": name}
+        for task in tasks:
+            loss, score = evidence.losses(task, name), evidence.scores(task, name)
+            record[task] = f"{loss.text('+.3f')}; {score.text('+.2f')}" if loss.values else None
+        records.append(record)
+    return records
 
 
 def _provenance(evidence: Evidence) -> str:
