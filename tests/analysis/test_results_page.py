@@ -107,7 +107,7 @@ def test_columns_of_a_file_and_of_some_of_its_rows(ledger: Path) -> None:
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("pie ledger.csv", "accepted are evidence, beside, file"),
+        ("pie ledger.csv", "accepted are evidence, beside, recipes, file"),
         ("beside gact", "table: beside gact: missing a required argument: 'tasks'"),
         ("file ledger.csv run speed", "has no column 'speed', but recipe, run, score"),
         ("file ledger.csv run speed=2", "has no column 'speed', but recipe, run, score"),
