@@ -52,10 +52,6 @@ class InputCodes:
         shapes = codes.codes.shape, codes.scales.shape, codes.shape
         self._entries[key] = _Entry(StorageWeakRef(x.untyped_storage()), *storages, shapes)
 
-    def clear(self) -> None:
-        """Forget all codes."""
-        self._entries.clear()
-
     def drop(self, x: Tensor) -> None:
         """Forget the codes of the memory of ``x``."""
         storage = x.untyped_storage()._cdata

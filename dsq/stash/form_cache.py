@@ -40,12 +40,6 @@ class FormCache:
         self.inputs = InputCodes()
         self.exact: dict[tuple[int, object], StorageWeakRef] = {}  #: by storage and version
 
-    def clear(self) -> None:
-        """Forget all of it."""
-        self.forms.clear()
-        self.inputs.clear()
-        self.exact.clear()
-
     def drop(self, x: Tensor) -> None:
         """Forget the forms of the memory of ``x``, and its codes."""
         self.inputs.drop(x)

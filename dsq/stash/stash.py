@@ -49,7 +49,8 @@ class Stash:
     def end_forward(self) -> None:
         """Forget the forms of a forward that is over: they belong to its graph alone."""
         self._leave_segments()
-        for cached in (self._cache, self._copies, self._uncacheable, self.calls, self.bytes.exact):
+        self._cache = self._outer_cache = FormCache()
+        for cached in (self._copies, self._uncacheable, self.calls, self.bytes.exact):
             cached.clear()
 
     def enter_segment(self, segment: object) -> None:
