@@ -173,7 +173,7 @@ def estimate(arguments: argparse.Namespace) -> Answer:
     again = "; ".join(f"{setup}: {record['again_MB']:,.0f} MB" for setup, record in zip(setups, records, strict=True))
     notes = [f"through a buffer of {arguments.buffer} tiles fetch again {again}."] * bool(buffer)
     notes += [*(f"{use}." for use in uses), _MEANING.format(units[0]), f"times: {hardware.rates}."]
-    notes += [_JOULES] * ("joules" in records[0])
+    notes += [_JOULES] * any("joules" in record for record in records)
     records = [named(setup) | record for setup, record in zip(setups, records, strict=True)]
     if worked:
         records.append(_mean_record(records, worked))
