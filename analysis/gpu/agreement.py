@@ -39,7 +39,7 @@ from dsq.packing import Rounding
 def agreement(machine: Machine) -> Iterator[Trial]:
     """A row a case: what differs from the reference, by name ("" if nothing does). What a step needs comes first."""
     device, every = machine.device, list(cases(TRITON))
-    by_power = {BFP, FixedPoint}  # other formats differ from these in their Scaling alone
+    by_power = {BFP, FixedPoint}  # other formats differ from these in how they scale alone
     if not machine.is_gpu:  # through the slow interpreter, what shows every branch of the kernels
         rare = [case for case in every if type(case.format) not in by_power]
         every = [case for case in every if type(case.format) in by_power][::2] + rare[::5]

@@ -15,9 +15,9 @@ from dsq.kernels.reference.codec import BLOCK
 from dsq.kernels.reference.formats import NAN_EXPONENT
 from dsq.kernels.triton import codec_kernels as kernels
 from dsq.kernels.triton.launch import Launch
-from dsq.kernels.triton.tiles import POWER, SIGNED_E4M3, Scaling, Target
+from dsq.kernels.triton.tiles import POWER, SIGNED_E4M3, ScalingFunctions, Target
 
-SCALINGS: dict[type[Format], Scaling] = {BFP: POWER, FixedPoint: POWER, SignedNVInt: SIGNED_E4M3}
+SCALINGS: dict[type[Format], ScalingFunctions] = {BFP: POWER, FixedPoint: POWER, SignedNVInt: SIGNED_E4M3}
 #: a tile of 32 x 128 values: 16 KiB of float32, eight 16-byte loads a thread
 TILE = {"T": 32, "C": BLOCK, "num_warps": 4}
 #: for blocks along rows a tile has one block of rows by 128 columns, and a warp for this many rows: up to 32 rows, each

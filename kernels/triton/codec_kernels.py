@@ -101,7 +101,7 @@ def _spread(v_TB, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit
 def _exponent_of_tensor(scales_pointer, exponent_place, OF_TENSOR: tl.constexpr):
-    """Return the exponent that a Scaling takes as ``tensor``, from its place among the scales."""
+    """Return the exponent that ScalingFunctions take as ``tensor``, from its place among the scales."""
     if OF_TENSOR:
         return tl.load(scales_pointer + exponent_place).to(tl.int32)
     return 0

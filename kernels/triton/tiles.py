@@ -270,7 +270,7 @@ def _eight(words, PLACE: tl.constexpr, BITS: tl.constexpr):
     return eight
 
 
-# ---- a format in the kernels: a Scaling of functions, as kernels/reference/formats.py has a Scaling for it
+# ---- a format in the kernels: ScalingFunctions, as kernels/reference/formats.py has a Scaling for it
 #
 # A scale is the byte that a block stores; ``tensor`` is the exponent of the whole tensor, if the format stores one.
 # Scales, keys and values may have any shape that broadcasts against each other.
@@ -282,7 +282,7 @@ MIN_TENSOR_EXPONENT = tl.constexpr(_SignedNVInt.exponents[0] + _BIAS)
 MAX_TENSOR_EXPONENT = tl.constexpr(_SignedNVInt.exponents[1] + _BIAS)
 
 
-class Scaling(NamedTuple):
+class ScalingFunctions(NamedTuple):
     """Functions of ``triton.jit``. All take BITS as their last argument."""
 
     key: JITFunction  #: (x) -> a number per value, the largest of a block for its largest value
@@ -300,7 +300,7 @@ class Scaling(NamedTuple):
 class Target(NamedTuple):
     """The grid that a tile is rounded to, known when the kernel is compiled."""
 
-    scaling: Scaling
+    scaling: ScalingFunctions
     bits: int
     smallest: int  #: the smallest code
     low: int  #: lowest exponent that the format stores for the whole tensor; -1: it stores none
@@ -341,7 +341,7 @@ def _power_multiply(code, scale, tensor, BITS: tl.constexpr):
 
 
 #: scales: a power of two per block
-POWER = Scaling(_power_key, _power_scale, _power_is_nan, _power_divide, _power_multiply)
+POWER = ScalingFunctions(_power_key, _power_scale, _power_is_nan, _power_divide, _power_multiply)
 
 
 @triton.jit
@@ -396,4 +396,4 @@ def _e4m3_step(scale, tensor, BITS: tl.constexpr):
 
 
 #: scales: a signed E4M3 number per block, a power of two per tensor
-SIGNED_E4M3 = Scaling(_signed_key, _e4m3_scale, _e4m3_is_nan, _e4m3_divide, _e4m3_multiply)
+SIGNED_E4M3 = ScalingFunctions(_signed_key, _e4m3_scale, _e4m3_is_nan, _e4m3_divide, _e4m3_multiply)
