@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dsq
 from dsq.formats import format_class
-from dsq.stash.compiled import repeated_blocks
+from dsq.stash.graphs.compiled import repeated_blocks
 
 
 class Attention(nn.Module):

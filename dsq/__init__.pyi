@@ -13,7 +13,7 @@ from .process_memory import MemorySettings, release_memory
 from .quantizers import Quantizers
 from .scheduler import PrecisionScheduler
 from .skipped import SkippedModule
-from .stash.compiled import compile, inductor_options
+from .stash.graphs.compiled import compile, inductor_options
 
 __version__: str
 

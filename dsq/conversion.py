@@ -29,8 +29,8 @@ from dsq.linear import Linear, of_another_quantization
 from dsq.process_memory import suit_a_packed_stash
 from dsq.quantizers import Quantized
 from dsq.skipped import embedded, matrices, quantized_parameters, skipped_modules
-from dsq.stash.bfp import STASH_FORMAT
 from dsq.stash.controller import applied, intercept
+from dsq.stash.methods.bfp import STASH_FORMAT
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -29,7 +29,7 @@ EXTRA_BITS: Mapping[Role, int] = MappingProxyType(
     dict.fromkeys(("attention", "softmax", "activation", "layernorm", "groupnorm", "batchnorm"), 2)
 )
 MIN_BITS = 4  #: of policy bfp, whatever q1: with 3 the generated corpus lost 2 BLEU, with 4 none
-GRAPH_EXTRA_BITS = 2  #: beside q1's, of every tensor that a compiled graph packs (dsq/stash/partitioner.py)
+GRAPH_EXTRA_BITS = 2  #: beside q1's, of every tensor that a compiled graph packs (dsq/stash/graphs/partitioner.py)
 MAX_GRAPH_BITS = 8
 MESA_BITS = 8
 GACT_GROUP = 256  #: values that share a low and a step, two floats of 32 bits

@@ -17,7 +17,7 @@ from analysis.gpu.training import GPT2, LARGE, TINY, Size, Step, measured_step
 from dsq.command import Record
 from dsq.kernels.dispatch import use_backend
 from dsq.kernels.triton.backend import TRITON
-from dsq.stash.graph_codec import BLOCK_SIZE, RowLayout, decode, encode
+from dsq.stash.graphs.codec import BLOCK_SIZE, RowLayout, decode, encode
 
 
 @dataclass(frozen=True)

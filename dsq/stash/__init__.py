@@ -1,4 +1,4 @@
-"""Saved tensors: one interface for the policies that shrink them (a file each), and a meter of their bytes.
+"""Saved tensors: one interface for the policies that shrink them, and a meter of their bytes.
 
 controller = dsq.stash.apply(model, "gact", bits=4)   # in place; policies() lists the names
 ...                                                   # a plain loop: model(x), loss, backward
@@ -9,14 +9,14 @@ print(dsq.stash.measure(lambda: model(x).sum()))      # bytes saved for the back
 x = dsq.stash.packed_checkpoint(block, x)             # checkpoints whose saved inputs are packed
 
 Start reading in rules/ (what is saved of each operation), then saved_forms.py and stash.py (how), interception.py and
-controller.py (when).
+controller.py (when). methods/ has a file each policy, graphs/ what compiled models save.
 docs/extending.md has a whole policy in 20 lines.
 """
 
-from dsq.stash import bfp, gact, mesa, selective, wtacrs  # noqa: F401 - registers them
-from dsq.stash.checkpoint import packed_checkpoint
+from dsq.stash import methods  # noqa: F401 - registers the policies
 from dsq.stash.controller import Controller, PolicyStatus
 from dsq.stash.meter import SavedTensor, StashProfile, measure
+from dsq.stash.methods.checkpoint import packed_checkpoint
 from dsq.stash.policy import apply, policies, register
 
 __all__ = [

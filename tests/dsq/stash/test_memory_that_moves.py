@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import dsq
-from dsq.stash.bfp import BlockCodec, _formats
 from dsq.stash.controller import run_under
+from dsq.stash.methods.bfp import BlockCodec, _formats
 from dsq.stash.saved_forms import read, split
 from dsq.stash.stash import Stash
 from tests.dsq.gradients import error, gradient

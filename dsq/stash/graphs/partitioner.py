@@ -35,9 +35,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import optimization_hint
 
 from dsq.kernels.backend import FLOATS
-from dsq.stash import graph_codec, joint_graph
-from dsq.stash.graph_codec import BLOCK_SIZE, MASK_WORD, RowLayout, decode, decode_mask, encode, encode_mask
-from dsq.stash.joint_graph import (
+from dsq.stash.graphs import codec, joint_graph
+from dsq.stash.graphs.codec import BLOCK_SIZE, MASK_WORD, RowLayout, decode, decode_mask, encode, encode_mask
+from dsq.stash.graphs.joint_graph import (
     ATTENTION,
     EXACT,
     activation_inputs,
@@ -98,7 +98,7 @@ class PackedPartitioner(CustomPartitionerFn):
 
     def uuid(self) -> Any:
         options = self.bits(), self.recomputed_products, self.memory_budget
-        return get_hash_for_files((__file__, joint_graph.__file__, graph_codec.__file__), repr(options))
+        return get_hash_for_files((__file__, joint_graph.__file__, codec.__file__), repr(options))
 
     def __reduce__(self) -> Any:
         return bytes, (self.uuid(),)  # PyTorch's caches of compiled graphs pickle it for their keys

@@ -1,6 +1,6 @@
 """The joint graph of a compiled forward and backward: what its nodes are, and which of them are to be saved.
 
-``tag`` says so to PyTorch's min-cut, by ``CheckpointPolicy``, and to dsq/stash/partitioner.py, by EXACT.
+``tag`` says so to PyTorch's min-cut, by ``CheckpointPolicy``, and to dsq/stash/graphs/partitioner.py, by EXACT.
 """
 
 import operator
@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import optimization_hint
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
-from dsq.stash.graph_codec import BLOCK_SIZE
+from dsq.stash.graphs.codec import BLOCK_SIZE
 from dsq.stash_bits import MAX_EXACT_NUMEL
 
 aten = torch.ops.aten

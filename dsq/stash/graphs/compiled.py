@@ -55,7 +55,7 @@ def inductor_options(
     budget = None if memory_budget is None else number("memory_budget", memory_budget, least=0, most=1)
     if budget is not None and share:
         raise ValueError("recomputed_products must be absent beside memory_budget, which chooses it")
-    from dsq.stash.partitioner import PackedPartitioner  # imports Inductor, which takes seconds
+    from dsq.stash.graphs.partitioner import PackedPartitioner  # imports Inductor, which takes seconds
 
     partitioner = PackedPartitioner(_Bits(ref(policy), ref(module)), share, budget)
     if policy.partitioner is None or policy.partitioner.options != partitioner.options:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dsq.stash
-from dsq.stash.wtacrs import NORM_FLOOR, probabilities, sample_rows
+from dsq.stash.methods.wtacrs import NORM_FLOOR, probabilities, sample_rows
 from tests.dsq.gradients import error, saving
 from tests.dsq.stash.every_policy import Checkpointed
 

@@ -28,9 +28,10 @@ from analysis.models import GPT, encoder
 from dsq.formats import BFP
 from dsq.kernels.dispatch import layout_of
 from dsq.kernels.reference.backend import REFERENCE
-from dsq.stash import graph_codec, measure
-from dsq.stash.graph_codec import RowLayout
-from dsq.stash.partitioner import PackedPartitioner
+from dsq.stash import measure
+from dsq.stash.graphs import codec
+from dsq.stash.graphs.codec import RowLayout
+from dsq.stash.graphs.partitioner import PackedPartitioner
 from tests.dsq.gradients import all_gradients, error
 
 TOKENS = torch.randint(0, 128, (4, 32), generator=torch.Generator().manual_seed(0))
@@ -72,8 +73,8 @@ def test_codes_stand_for_the_references_values(bits, dtype, fused):
     x[0], x[1, 3], x[2, 5], x[3, 40] = 0, float("inf"), float("nan"), -float("inf")
     x = x.to(dtype).view(4, 16, 48).transpose(0, 1)
     layout = RowLayout.of(x, 16)
-    saved = graph_codec.encode(x, bits, layout, fused)
-    decoded = graph_codec.decode(*saved, bits=bits, layout=layout, dtype=dtype, fused=fused)
+    saved = codec.encode(x, bits, layout, fused)
+    decoded = codec.decode(*saved, bits=bits, layout=layout, dtype=dtype, fused=fused)
     flat = x.transpose(0, 1).flatten()
     rows, fmt = layout_of(flat.shape, 0), BFP(bits, 16)
     expected = REFERENCE.unpack(*REFERENCE.pack(flat, fmt, rows, None), fmt, rows, dtype)
@@ -86,9 +87,9 @@ def test_codes_stand_for_the_references_values(bits, dtype, fused):
 def test_a_mask_is_a_bit_a_value(fused):
     mask = X > 0.3
     layout = RowLayout.of(mask, 8)
-    (words,) = graph_codec.encode_mask(mask, layout, fused)
+    (words,) = codec.encode_mask(mask, layout, fused)
     assert words.nbytes == mask.numel() / 8
-    assert torch.equal(graph_codec.decode_mask(words, layout=layout, fused=fused), mask)
+    assert torch.equal(codec.decode_mask(words, layout=layout, fused=fused), mask)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +326,7 @@ def test_peaked_attention_gets_its_sums_from_the_values_that_its_backward_reads(
     errors = []
     for recomputes in (True, False):
         if not recomputes:
-            monkeypatch.setattr("dsq.stash.partitioner._recompute_attention", lambda cut: None)
+            monkeypatch.setattr("dsq.stash.graphs.partitioner._recompute_attention", lambda cut: None)
         gradients = []
         for partitioner in (None, packed(6)):
             torch.compiler.reset()

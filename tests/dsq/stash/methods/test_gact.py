@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from analysis.models import encoder
 from dsq import stash
-from dsq.stash.gact import EXACT, allocate, factor
+from dsq.stash.methods.gact import EXACT, allocate, factor
 from tests.dsq.gradients import all_gradients, error, gradient
 from tests.dsq.stash.every_policy import Checkpointed, SelfAttention
 
