@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsq.arguments import choice, whole_number
 from dsq.costmodel.hardware.hardware import Hardware
@@ -18,7 +18,8 @@ from dsq.costmodel.workloads.transformer import Shard
 from dsq.formats import WIDEST
 
 GIGA = 1e9
-MAX_SEQUENCES = 2**20
+#: the largest sizes that are tried
+MAX_SEQUENCES = MAX_TOKENS = 2**20
 #: from one batch that is tried to the next, until one does not fit
 GROWTH = 6
 #: bits of a weight in NF4: a scale of 8 bits for 64 values, and one of 32 for 256 scales (QLoRA, 2023, section 3)
@@ -178,6 +179,14 @@ def _costed(question: Question, method: Method, stages: Stages) -> MethodCost:
     return MethodCost(method, memory, step, tokens, fits, fits_chunked, sent, host, copied)
 
 
+class Most(NamedTuple):
+    """The largest size with which a step fits, with any of several methods."""
+
+    size: int
+    method: str
+    capped: bool  #: no larger one was tried
+
+
 @dataclass(frozen=True)
 class Plan:
     """The answer to a question: a row a method, and what it comes to in words."""
@@ -209,14 +218,18 @@ class Plan:
         question, best, step = self.question, self.best, self.best.step
         lora, devices = question.step.lora, question.devices * question.shard.devices
         what = self.workload.name + (f" with LoRA of rank {lora}" if lora is not None else "")
+        if tokens := question.step.beyond_positions():
+            what += f" at {tokens:,} tokens{self._beyond(tokens)},"
         several = f"each of {devices:,}" if devices > 1 else "one"
         room = f"{_size(question.memory)} of {several} {question.hardware.name}"
         takes, sizes = f"takes {_size(best.memory.peak)}", best.memory.categories
         first = f"{what} fits in the {room}: {best.method.name} {takes}"
-        if best.largest_batch is not None:
+        if batch := self.largest_batch:
             items = "images" if self.workload.patches else "sequences"
-            first += f", and the largest batch that fits with it has {best.largest_batch:,} {items}"
-        first += f", the longest context {self.longest_context:,} tokens" if self.longest_context else ""
+            first += f", and the largest batch that fits has {self._stated(batch, items)}"
+        if context := self.longest_context:
+            first += f", the longest context {self._stated(context, 'tokens')}"
+            first += "" if question.step.beyond_positions() else self._beyond(context.size)
         if not best.fits:
             most = max(sizes, key=lambda name: sizes[name]).replace("temporary", "temporaries")
             first = (
@@ -228,14 +241,42 @@ class Plan:
         second += f"{self._rate(best)}, bound by {_BOUNDS[step.bound]}; {self.advice}.{self._of_training}"
         return re.sub(r"\b1 (sequence|token|image)s\b", r"1 \1", f"{first}. {second}")
 
+    def _stated(self, most: Most, unit: str) -> str:
+        """Return the size in words, with its method where it is not the best."""
+        bound = "at least " if most.capped else ""
+        return f"{bound}{most.size:,} {unit}" + (f" ({most.method})" if most.method != self.best.method.name else "")
+
+    def _beyond(self, tokens: int) -> str:
+        """Return what is said of a sequence that has more tokens than the model has positions; empty: it has not."""
+        positions = self.question.step.positions()
+        return f", beyond its {positions:,} positions" if 0 < positions < tokens else ""
+
     @cached_property
-    def longest_context(self) -> int:
-        """The most tokens of a sequence that fit with the best method, at the batch that is asked for; 0: not asked."""
-        step = self.question.step
-        text = step.sized and not (step.source_length or step.target_length or self.workload.patches)
-        return (
-            largest(self.question, self.best.method, "tokens", step.most_positions()) if text and self.best.fits else 0
-        )
+    def largest_batch(self) -> Most | None:
+        """The most sequences that fit with a method that is shown; None: none fits, or a workload file states them."""
+        row = max(self._best_first, key=lambda row: row.largest_batch or 0)
+        if not row.largest_batch or not self.best.fits:
+            return None
+        return Most(row.largest_batch, row.method.name, capped=row.largest_batch == MAX_SEQUENCES)
+
+    @cached_property
+    def longest_context(self) -> Most | None:
+        """The most tokens of a sequence that fit with a method that is shown, at the batch that is asked for; None: not
+        asked, or none fits."""
+        step, longest = self.question.step, None
+        if not step.sized or step.source_length or step.target_length or self.workload.patches or not self.best.fits:
+            return None
+        table = step.most_positions()
+        for row in self._best_first:
+            size = largest(self.question, row.method, "tokens", table or MAX_TOKENS, longest.size if longest else 0)
+            if not longest or size > longest.size:
+                longest = Most(size, row.method.name, capped=size == MAX_TOKENS and not table)
+        return longest
+
+    @property
+    def _best_first(self) -> list[MethodCost]:
+        """The rows that are shown: the best one, then those of least memory."""
+        return sorted(self.shown, key=lambda row: (row is not self.best, row.memory.peak))
 
     @property
     def hours(self) -> float:
@@ -307,14 +348,15 @@ class Plan:
             **{"hardware": question.hardware.name, "rates": question.hardware.rates},
             **{"hardware_sources": question.hardware.sources, "budget_bytes": question.memory},
             **{name: getattr(question, name) for name in ASKED},
-            **{"best": self.best.method.name, "longest_context": self.longest_context},
+            **{"best": self.best.method.name, "largest_batch": self.largest_batch and self.largest_batch._asdict()},
+            **{"longest_context": self.longest_context and self.longest_context._asdict()},
             **{"hours": self.hours, "cost": self.cost},
             **{"methods": [row.record() for row in self.rows], "notes": self.notes},
         }
 
     @cached_property
     def notes(self) -> list[str]:
-        question, rows, positions = self.question, self.rows, self.question.step.beyond_positions()
+        question, rows = self.question, self.rows
         parts = [f"{question.devices} data parallel, ZeRO {question.zero}", *filter(None, [str(question.shard)])]
         tight = [row.method.name for row in rows if row.fits and row.memory.totals[-1] + row.copied > question.memory]
         on_cpu = question.hardware.cpu
@@ -328,7 +370,10 @@ class Plan:
                 question.step.stores_scores(),
                 "attention's scores are stored: with --fused-attention they stay on chip.",
             ),
-            (positions, f"{self.workload.name} was made for {positions:,} positions: a sequence has more."),
+            (
+                any(row.largest_batch == MAX_SEQUENCES for row in rows),
+                f"largest batch: no more than {MAX_SEQUENCES:,} are tried.",
+            ),
             (
                 any(gemm.container for gemm in self.workload.gemms),
                 "attention with dropout or a learned bias is written out by PyTorch on a CPU, its scores saved in "
@@ -412,10 +457,12 @@ def _time(seconds: float) -> str:
     return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.1f} ms"
 
 
-def largest(question: Question, method: Method, size: str = "sequences", most: int = MAX_SEQUENCES) -> int:
-    """The most sequences of a device, or tokens of a sequence, whose step fits; 0: not even one."""
-    low, high = 0, most + 1  # this fits, this does not
-    previous, count = 0, 1
+def largest(
+    question: Question, method: Method, size: str = "sequences", most: int = MAX_SEQUENCES, least: int = 0
+) -> int:
+    """The most sequences of a device, or tokens of a sequence, whose step fits; ``least``: none above it does."""
+    low, high = least, most + 1  # this fits, this does not
+    previous, count = 0, least + 1
     memories: dict[int, Memory] = {}
     while high - low > 1:
         stages = question.stages(method, **{size: count})

@@ -19,8 +19,6 @@ from dsq.costmodel.workloads.transformer import Shard, build, stages
 DEFAULT_MODEL = "transformer_iwslt_de_en"
 #: the layers that get adapters unless told: every linear layer of every block
 ADAPTED = r"layers\.\d+\..*(_proj|fc\d)$"
-#: tokens of a sequence that `AskedStep.most_positions` allows where positions are no table
-MAX_LENGTH = 2**20
 #: what names on Hugging Face's hub have besides, of models of the same shape: "meta-llama/Meta-", "-Instruct-v0.2"
 _ENDS = r"instruct|chat|it|hf|deduped|uncased|cased|v\d+(\.\d+)*"
 _RELEASE = re.compile(rf"^([^/]+/)?(meta-)?|(-({_ENDS}))+$", re.IGNORECASE)
@@ -182,17 +180,21 @@ class AskedStep:
         loaded = _load(self.workload)
         return "" if isinstance(loaded, Workload) else loaded.weight_format
 
+    def positions(self) -> int:
+        """Return the positions that the model was made for; 0: not stated."""
+        model = _load(self.workload)
+        return 0 if isinstance(model, Workload) else model.positions
+
     def most_positions(self) -> int:
-        """Return the most tokens that a sequence of the model may have."""
+        """Return the most tokens that a sequence of the model may have, those of its table; 0: it has no table."""
         model = load_shapes(self.workload)
         stacks = [stack for stack in (model.encoder, model.decoder) if stack]
-        return model.positions if any("positions" in dict(stack.tables) for stack in stacks) else MAX_LENGTH
+        return model.positions if any("positions" in dict(stack.tables) for stack in stacks) else 0
 
     def beyond_positions(self) -> int:
-        """Return the positions that the model was made for, where a sequence has more; else 0."""
-        model = _load(self.workload)
-        lengths = [self._sizes().get(name, 0) for name in ("source_length", "target_length")]
-        return 0 if isinstance(model, Workload) or max(lengths) <= model.positions else model.positions
+        """Return the tokens of a sequence that has more than the model has positions; else 0."""
+        longest = max(self._sizes().get(name, 0) for name in ("source_length", "target_length"))
+        return longest if longest > self.positions() > 0 else 0
 
     def stores_scores(self) -> bool:
         """Whether a fused kernel would take the attention of the step, which runs without one unasked."""

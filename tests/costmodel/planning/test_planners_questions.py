@@ -139,13 +139,29 @@ def test_a_size_that_is_none_is_refused(text):
 # ---- the questions that people ask in one line
 
 
-def test_the_longest_context_that_fits():
+def test_the_largest_batch_and_the_longest_context_are_those_of_all_methods_that_are_shown():
+    """Once those of the quickest method alone: 11,304 tokens, where checkpoints leave room for nine times as many."""
     plan = costmodel.plan("llama-2-7b", "h100", lora=16)
-    longest, method = plan.longest_context, (plan.best.method,)
-    assert f"the longest context {longest:,} tokens" in plan.answer
-    peaks = [row("LoRA 16", "llama-2-7b", "h100", lora=16, tokens=longest + more).memory.peak for more in (0, 1)]
-    assert peaks[0] <= 80e9 < peaks[1], method
-    assert costmodel.plan("gpt2", "h100").longest_context == 1024  # its table has no more
+    batch, context = plan.largest_batch, plan.longest_context
+    assert plan.best.method.name == "LoRA 16"
+    assert (batch.method, context.method) == ("LoRA 16, recompute", "LoRA 16, recompute")
+    assert batch.size == max(row.largest_batch for row in plan.rows)
+    sizes = "has {:,} sequences ({}), the longest context {:,} tokens ({}), beyond its 4,096 positions."
+    assert sizes.format(batch.size, batch.method, context.size, context.method) in plan.answer
+    peaks = [row(context.method, "llama-2-7b", "h100", lora=16, tokens=context.size + n).memory.peak for n in (0, 1)]
+    assert peaks[0] <= 80e9 < peaks[1]
+    for each in plan.rows:
+        if each is not plan.best:
+            assert row(each.method.name, "llama-2-7b", "h100", lora=16, tokens=context.size + 1).memory.peak > 80e9
+    learned = costmodel.plan("gpt2", "h100").longest_context
+    assert learned == (1024, "bf16", False)  # its table has no more
+    assert costmodel.plan("llama-3-8b", "h100").longest_context is None  # nothing fits
+
+
+def test_sizes_that_were_not_exceeded_are_no_answers(tmp_path):
+    plan = costmodel.plan("llama-2-7b", "h100", lora=1, lora_layers="q_proj", fit=1e18)
+    assert "has at least 1,048,576 sequences, the longest context at least 1,048,576 tokens, beyond" in plan.answer
+    assert "largest batch: no more than 1,048,576 are tried." in plan.notes
 
 
 def test_hours_and_price_of_a_whole_training():
@@ -211,8 +227,9 @@ def test_adapters_over_weights_of_few_or_many_bits(bits, bytes_):
 def test_a_sequence_longer_than_the_positions_is_refused_or_noted():
     with pytest.raises(ValueError, match=r"gpt2 has a table of 1,024 positions: give at most as many tokens"):
         costmodel.plan("gpt2", tokens=1025)
-    noted = [costmodel.plan("llama-2-7b", lora=8, tokens=tokens).notes for tokens in (4096, 4097)]
-    assert ["llama-2-7b was made for 4,096 positions" in " ".join(notes) for notes in noted] == [False, True]
+    answers = [costmodel.plan("llama-2-7b", lora=8, tokens=tokens).answer for tokens in (4096, 4097)]
+    beyond = "llama-2-7b with LoRA of rank 8 at 4,097 tokens, beyond its 4,096 positions, fits in "
+    assert [answer.startswith(beyond) for answer in answers] == [False, True]
 
 
 def test_stages_of_a_pipeline_may_be_uneven():
