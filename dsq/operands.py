@@ -14,7 +14,7 @@ it is quantized from what the forward rounded. ``-``, bf16 and fp32 leave it as 
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -28,7 +28,8 @@ MIN_WEIGHT_BITS = 5
 #: bits that an operand counts for which stays in floating point
 PLAIN_BITS = 16
 LARGEST_HADAMARD = 4096
-_PLAIN = ("-", "bf16", "fp16", "fp32")
+#: what an operand that stays in floating point may be called -> the bits that dsq-cost gives it; 0: the trainer's
+FLOATS = {"-": 0, "bf16": 16, "fp16": 16, "fp32": 32}
 _WORD = re.compile(r"(?P<format>-|[^~@^/\s]+)(?P<stochastic>~?)(?:@(?P<signs>[hr])(?P<size>\d*))?(?P<forward>\^?)")
 
 
@@ -41,6 +42,7 @@ class OperandSpec:
     hadamard: int = 0  #: values of a transform along the contraction; 0: none
     random_signs: bool = False  #: of the transform
     of_forward: bool = False  #: quantized from what the forward rounded
+    float_bits: int = field(default=0, compare=False)  #: of an operand that stays as it is: see FLOATS
 
     @staticmethod
     def parse(word: str) -> "OperandSpec":
@@ -48,16 +50,17 @@ class OperandSpec:
         match = _WORD.fullmatch(word)
         if match is None:
             raise ValueError(f"an operand must be written as in 8, mxfp4, nvfp4~@r16 or -, got {word!r}")
-        name = "-" if match["format"] in _PLAIN else match["format"]
+        name = "-" if match["format"] in FLOATS else match["format"]
         fmt = None if name == "-" else _check_format(name)
-        if name == "-" and word not in _PLAIN:
+        if name == "-" and word not in FLOATS:
             raise ValueError(f"an operand that stays as it is takes no ~, @ or ^, got {word!r}")
         size = 0
         if match["signs"]:
             size = int(match["size"] or (0 if fmt is None else fmt.block_size))
             if size < 2 or size & (size - 1) or size > LARGEST_HADAMARD:
                 raise ValueError(f"a Hadamard transform takes 2, 4, 8 .. {LARGEST_HADAMARD} values, got {word!r}")
-        return OperandSpec(name, bool(match["stochastic"]), size, match["signs"] == "r", bool(match["forward"]))
+        how = bool(match["stochastic"]), size, match["signs"] == "r", bool(match["forward"])
+        return OperandSpec(name, *how, FLOATS.get(word, 0))
 
     @property
     def bits(self) -> int:
@@ -164,7 +167,7 @@ def _weight_for_dx(w: OperandSpec, stash: OperandSpec, dy: OperandSpec, min_bits
     """Return how dx's product reads w where the level does not say: as the stash, of bits in at least ``min_bits`` if
     the forward has as many; as it is, beside a gradient that stays as it is."""
     if "-" in (stash.format, dy.format):
-        return OperandSpec()
+        return OperandSpec(float_bits=max(stash.float_bits, dy.float_bits))
     if not stash.format.isdecimal():
         return OperandSpec(stash.format, hadamard=dy.hadamard, random_signs=dy.random_signs)
     return OperandSpec(str(max(stash.bits, min(w.bits, min_bits))), stash.stochastic)

@@ -8,8 +8,8 @@ from typing import Any
 
 from dsq import recipes
 from dsq.arguments import did_you_mean
-from dsq.formats import NAMED, NARROWEST, WIDEST
-from dsq.operands import MIN_WEIGHT_BITS, Operands, parse_operands
+from dsq.formats import NARROWEST, WIDEST, format_names
+from dsq.operands import MIN_WEIGHT_BITS, Operands, OperandSpec, parse_operands
 
 ACCEPTED = f"four whole numbers in {NARROWEST}..{WIDEST}, as in [16,4,4,16]"
 ACCEPTED_LEVELS = "precisions that never decrease, as in [4,3,3,8] [8,4,4,8]"
@@ -78,8 +78,11 @@ def _names_formats(text: str) -> bool:
 
 
 def is_level_name(word: str) -> bool:
-    """Return whether a word is the name of a recipe, or of a format that stands for all operands."""
-    return word in NAMED or word in recipes.names() or word in ("-", "bf16", "fp32")
+    """Return whether a word is the name of a recipe, or a format that stands for all operands."""
+    try:
+        return word in recipes.names() or not OperandSpec.parse(word).format.isdecimal()
+    except ValueError:
+        return False
 
 
 def _tidy(text: str) -> str:
@@ -88,17 +91,21 @@ def _tidy(text: str) -> str:
     if "|" in body:
         return "[" + " ".join(re.sub(r"\|", " | ", body).split()) + "]"
     places = re.split(r"\s*,\s*|\s+", body)
-    return body if len(places) == 1 else "[" + ",".join(places) + "]"
+    return body if len(places) == 1 or is_level_name(body) else "[" + ",".join(places) + "]"
 
 
 def _in_full(text: str) -> str:
     """Return the operands of a level: its own text, or what the name of a recipe or a format stands for."""
     name = text.strip()
-    if name.startswith("[") or not re.fullmatch(r"[a-z][\w.:-]*[~@^\w]*|-", name):
+    if name.startswith("["):
         return text
-    if name not in recipes.names() and (is_level_name(name) or not did_you_mean(name, recipes.names())):
-        return f"[{name} {name} | {name} {name} | {name} {name}]"
-    return recipes.recipe(name).operands  # or its error, which names the nearest
+    named = is_level_name(name)
+    if not named and not re.fullmatch(r"[a-z][\w.:-]*[~@^\w]*", name):
+        return text
+    nearest = did_you_mean(name, [*recipes.names(), *format_names()])
+    if name in recipes.names() or (not named and nearest and nearest == did_you_mean(name, recipes.names())):
+        return recipes.recipe(name).operands  # or its error, which names the nearest
+    return f"[{name} {name} | {name} {name} | {name} {name}]"
 
 
 #: the levels that simulate where none are given: fewer bits take as long here and lose more. At q2 = 4 the gradient of

@@ -4,9 +4,10 @@ A format of the registry needs no line here: its name and its numeric fields are
 tensors a policy codes, and as what, the ledger says; how many bits it gives them stands in dsq/stash_bits.py.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from dsq import formats
@@ -14,7 +15,7 @@ from dsq.arguments import choice, whole_number
 from dsq.costmodel.model.ledger import Stored
 from dsq.costmodel.model.operations import Gemm, Operation
 from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity
-from dsq.operands import MIN_WEIGHT_BITS
+from dsq.operands import MIN_WEIGHT_BITS, OperandSpec
 from dsq.precision import DEFAULT_LEVELS, Precision, parse_levels
 from dsq.stash_bits import EXTRA_BITS, GACT_GROUP, MAX_EXACT_NUMEL, MESA_BITS, MIN_BITS, Role
 
@@ -32,17 +33,24 @@ class Setup:
     @cached_property
     def container_bits(self) -> int:
         """Width `a` of tensors no quantizer touches (norms, softmax...): 16 if q0..q3 fit, else 32, unless told."""
-        return self.container or (MAX_PACKED_BITS if max(self.precision) <= MAX_PACKED_BITS else WIDEST)
+        widest = max(*self.precision, *(spec.float_bits for spec in self.specs.values()))
+        return self.container or (MAX_PACKED_BITS if widest <= MAX_PACKED_BITS else WIDEST)
+
+    @cached_property
+    def specs(self) -> dict[str, OperandSpec]:
+        """How the level writes each operand of a linear layer and dx, by its name in dsq.operands."""
+        return self.precision.operands_with(self.min_weight_bits)._asdict()
 
     @cached_property
     def operands(self) -> dict[str, Format]:
-        """The format of each operand of a linear layer and of dx, by its name in dsq.operands; of "-" floats of the
-        container."""
+        """The format of each operand of a linear layer and of dx; of "-" floats of the container."""
         q = self.precision
         if q.text:
-            specs = q.operands_with(self.min_weight_bits).with_family(lambda bits: at_width(self.format, bits))
-            floats = Identity(self.container_bits)
-            return {name: spec.resolved or floats for name, spec in specs._asdict().items()}
+            return {
+                name: spec.with_family(partial(at_width, self.format)).resolved
+                or Identity(spec.float_bits or self.container_bits)
+                for name, spec in self.specs.items()
+            }
         widths = {"x": q.q0, "w": q.q0, "dy_for_dx": q.q2, "w_for_dx": max(q.q1, min(q.q0, self.min_weight_bits))}
         widths |= {"dy_for_dw": q.q3, "x_for_dw": q.q1, "dx": q.q3}
         return {name: at_width(self.format, bits) for name, bits in widths.items()}
@@ -110,15 +118,23 @@ def template(name: str, described: Mapping[str, Any]) -> Format:
     return chosen(WIDEST, **given)
 
 
+#: widths with the name of their family in front
+_PREFIXED = re.compile(r"\s*(\w+)\s*:\s*(\[.*|[\d\s,]+)", re.DOTALL)
+
+
 def parse_setups(text: str, described: Mapping[str, Any]) -> list[Setup]:
     """One setup, or those of a schedule: "[16,4,4,16]", "bfp:[4,4,4,8]", "[4,3,3,8] [8,4,4,8]"; in the format, sizes
     and container that `described` has, by the options' names. Raises ValueError."""
-    name, colon, widths = text.partition(":") if ":" in text.partition("[")[0] else ("", "", text)
+    name, widths = prefixed.groups() if (prefixed := _PREFIXED.fullmatch(text)) else ("", text)
     levels = parse_levels(widths)
-    fmt = template(name.strip().lower() if colon else described["format"], described)
+    fmt = template(name.lower() or described["format"], described)
     least = described.get("min_weight_bits")
     least = MIN_WEIGHT_BITS if least is None else whole_number("min_weight_bits", least, 0, WIDEST)
-    return [Setup(fmt, level, described.get("container") or 0, least) for level in levels]
+    setups = [Setup(fmt, level, described.get("container") or 0, least) for level in levels]
+    floats = {one.bits for setup in setups for one in setup.operands.values() if isinstance(one, Identity)}
+    for bits in floats - {MAX_PACKED_BITS, WIDEST}:
+        raise ValueError(f"float must have 16 or 32 bits, got {bits} in {text!r}: fewer have names, as fp8_tensor")
+    return setups
 
 
 # ---- policies of dsq.stash

@@ -16,7 +16,6 @@ from dsq.costmodel.model.operations import Operation, Workload
 from dsq.costmodel.model.roofline import step_floor
 from dsq.costmodel.model.traffic import matmuls, transfers
 from dsq.costmodel.workloads.transformer import Shard
-from dsq.formats import Identity
 
 #: kind of training -> the least and the most time that is printed, as multiples of what is expected
 RANGES: dict[str, tuple[float, float]] = {
@@ -93,8 +92,7 @@ def launching_seconds(workload: Workload, method: Method) -> float:
 
     HOST_PER_LINEAR * converted layers + HOST_PER_TENSOR * packed and recomputed tensors + HOST_PER_CHECKPOINT * layers.
     """
-    codes = not isinstance(method.setup.format, Identity)
-    linears = sum(gemm.quantized and gemm.weight for gemm in workload.gemms) * codes
+    linears = sum(gemm.quantized and gemm.weight for gemm in workload.gemms) * bool(method.setup.mode)
     tensors = sum(map(len, packed_values(workload, method))) if method.stash else 0
     layers = len({layer_of(op) for op in workload.operations} - {""}) * method.recompute
     return HOST_PER_LINEAR * linears + HOST_PER_TENSOR * tensors + HOST_PER_CHECKPOINT * layers

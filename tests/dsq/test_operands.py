@@ -42,15 +42,20 @@ def test_four_widths_stay_four_widths():
         (LONG, LONG),
         ("mxfp6", "[mxfp6 mxfp6 | mxfp6 mxfp6 | mxfp6 mxfp6]"),
         ("bf16", "[- - | - - | - -]"),
+        *(
+            (name, f"[{name} {name} | {name} {name} | {name} {name}]")
+            for name in ("bfp4", "mxfp4:rceil", "bfp:bits=4,block_size=32", "grid:1,0,6.0,1x32,e8m0,floor,0,0.5")
+        ),
         ("nvfp4-nvidia", "[nvfp4 nvfp4_2d | nvfp4~ nvfp4_2d | nvfp4~@r16 nvfp4@r16]"),
     ],
 )
 def test_a_level_is_printed_as_it_was_written_and_says_each_operand(text, operands):
     level = Precision.parse(text)
     assert str(level) == text
-    for spaced in (text.replace("[", " [ "), text.replace(",", ", ").replace("|", "  |"), text.replace(",", " ")):
-        assert Precision.parse(spaced) == level  # a run resumes with either
-    if "," in text:
+    if text.startswith("["):
+        for spaced in (text.replace("[", " [ "), text.replace(",", ", ").replace("|", "  |"), text.replace(",", " ")):
+            assert Precision.parse(spaced) == level  # a run resumes with either
+    if text.startswith("[") and "," in text:
         assert parse_levels([text.strip("[]"), text]) == (level, level)
     assert str(level.operands) == operands
     assert parse_levels(level.as_json()) == (level,)
@@ -69,6 +74,8 @@ def test_no_operand_s_bits_may_fall():
     ("text", "error"),
     [
         ("nvfp4-nvida", "recipe must be one of .* did you mean 'nvfp4-nvidia'"),
+        ("bfq4", "format must be one of .* did you mean 'bfp4'"),
+        ("mxfp4:rcel", "format must be one of .* did you mean 'mxfp4'"),
         ("[mxfp4,mxpf4,4,4]", "did you mean 'mxfp4'"),
         ("[mxfp4 mxfp4 | mxfp4@h16 mxfp4 | - -]", "must have one transform, got mxfp4@h16 and mxfp4"),
         ("[mxfp4 mxfp4 | mxfp4@h16 mxfp4@r16 | - -]", "must have one transform, got mxfp4@h16 and mxfp4@r16"),

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dsq import costmodel
+from dsq import costmodel, recipes
 from dsq.command import read_toml, write_whole
 from dsq.costmodel.cli.answer import Answer, Record, Section, hardware_facts, refuse_idle
 from dsq.costmodel.hardware.hardware import Hardware, Rate, load_hardware, profile_names
@@ -18,7 +18,6 @@ from dsq.costmodel.model.traffic import matmuls, transfers
 from dsq.costmodel.paper.calibrated import FIXED_32, dram, level_costs, shares
 from dsq.costmodel.planning.plan import ASKED
 from dsq.costmodel.workloads.named import AskedStep, asked
-from dsq.formats import NAMED
 from dsq.precision import is_level_name, parse_rise_at
 
 _NAMES: dict[str, dict[str, str]] = read_toml(Path(__file__).parents[1] / "method_names.toml")
@@ -99,12 +98,12 @@ def _asked_methods(arguments: argparse.Namespace) -> Iterator[Method]:
 def _precisions(arguments: argparse.Namespace) -> list[str]:
     """The words that are precisions; another one is the workload's name. Raises ValueError."""
     chosen = arguments.workload != arguments.parser.get_default("workload")
-    # a recipe by name may be a model's: deepseek-v3
-    is_name = is_level_name if chosen or len(arguments.words) > 1 else NAMED.__contains__
+    alone = not chosen and len(arguments.words) == 1  # a recipe by name may be a model's: deepseek-v3
     precisions = [
         word
         for word in arguments.words
-        if any(bracket in word for bracket in "[]:") or all(map(is_name, word.removesuffix(" all").split()))
+        if any(bracket in word for bracket in "[]:")
+        or (all(map(is_level_name, word.removesuffix(" all").split())) and not (alone and word in recipes.names()))
     ]
     names = [word for word in arguments.words if word not in precisions]
     if chosen:

@@ -101,6 +101,37 @@ def test_a_plan_takes_precisions_by_name(capsys):
     assert "unknown workload 'deepseek-v3'" in run(capsys, "plan", "deepseek-v3")[2]
 
 
+def test_floats_by_name_cost_what_their_bits_do(capsys):
+    """And a plan's fp32 is that of the usual table."""
+    costs = ("peak_GB", "step_ms", "launched_ms", "mode", "largest_batch")
+    usual = {it["method"]: it for it in json.loads(run(capsys, "plan", "gpt2", "--json")[1])["methods"]}
+    words = ("fp32", "bf16", "float:[32,32,32,32]", "float:[16,16,16,16]")
+    asked = json.loads(run(capsys, "plan", "gpt2", *words, "--json")[1])["methods"]
+    for method, name in zip(asked, ("fp32", "bf16", "fp32", "bf16"), strict=True):
+        assert [method[cost] for cost in costs] == [usual[name][cost] for cost in costs]
+    data = json.loads(run(capsys, "estimate", *words, "[fp32 fp32 | - - | - -]", "--json")[1])["estimates"]
+    for it in data:
+        del it["setup"], it["format"], it["precision"]
+    fp32, bf16, *others = data
+    assert others == [fp32, bf16, fp32]
+    assert (fp32["dram"], bf16["dram"]) == (1, 0.5)
+
+
+def test_a_format_is_one_text_in_all_commands(capsys):
+    def arithmetic(text):
+        return json.loads(run(capsys, "estimate", text, "--json")[1])["estimates"][0]["arithmetic_of_step"]
+
+    for name in ("bfp4", "mxfp4:rceil", "grid:1,0,6.0,1x32,e8m0,floor,0,1.0", "bfp:bits=4,block_size=32"):
+        assert arithmetic(name) == arithmetic(f"[{name} {name} | {name} {name} | {name} {name}]")
+        assert json.loads(run(capsys, "plan", name, "--json")[1])["best"] == name
+
+
+@pytest.mark.parametrize("text", ["float:[8,8,8,8]", "float:bits=4", "[8,4,8,float8]"])
+def test_floats_have_16_or_32_bits(text, capsys):
+    status, _, error = run(capsys, "estimate", text)
+    assert (status, error.count("\n")) == (2, 1)
+
+
 def test_estimate_is_the_models(capsys):
     asked = ["--workload", "opt_1.3b", "--hardware", "h100", "--relative-to", "[16,4,4,16]", "--json"]
     _, text, _ = run(capsys, "estimate", "[16,4,4,16]", *asked)
