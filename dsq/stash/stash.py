@@ -83,7 +83,7 @@ class Stash:
             return self.exact(x)
         key, order, values = place(x)
         if role == "factor":
-            self._recompute_slice(x)
+            self._register_slice(x)
         if key in self._cache.forms:
             return self._cache.forms[key].seen_as(order)
         values = values if prepare is None else prepare(values)
@@ -156,7 +156,7 @@ class Stash:
 
     def find(self, x: Tensor) -> SavedForm | None:
         """Return the form that ``x`` has already."""
-        self._recompute_slice(x)
+        self._register_slice(x)
         key, order, _ = place(x)
         cached = self._cache.forms.get(key)
         return None if cached is None else cached.seen_as(order)
@@ -190,7 +190,9 @@ class Stash:
             coded = Coded(lambda saved, dtype: unpack(saved[0], saved[1], fmt, rows, axis, dtype), x.dtype, order)
             self._cached(key, x, (codes.codes, codes.scales), coded, order)
 
-    def recompute(self, y: Tensor, sources: Sequence[Saved | None], fn: Callable[..., Tensor]) -> SavedForm | None:
+    def register_recomputed(
+        self, y: Tensor, sources: Sequence[Saved | None], fn: Callable[..., Tensor]
+    ) -> SavedForm | None:
         """Cache that ``y`` is ``fn(*values of sources)``: an operation that would save it saves the sources instead.
 
         A weight among the sources is copied if it is small beside ``y``; else nothing is cached.
@@ -211,8 +213,8 @@ class Stash:
         layout, tensors = split(sources)
         return self._cached(key, y, tensors, Recomputed(fn, layout, order), order)
 
-    def _recompute_slice(self, x: Tensor) -> None:
-        """Recompute a view of a recomputed tensor from it, as one step's gate from the gates of all steps.
+    def _register_slice(self, x: Tensor) -> None:
+        """Register a view of a recomputed tensor as recomputed from it, as one step's gate from the gates of all steps.
 
         Codes of the view would lose 1 - gate.
         """
@@ -221,7 +223,9 @@ class Stash:
             return
         sizes, strides, start = x.shape, x.stride(), x.storage_offset() - base.storage_offset()
         form = self.find_recomputed(base)
-        self.recompute(x, (form,), lambda base: base.as_strided(sizes, strides, base.storage_offset() + start))
+        self.register_recomputed(
+            x, (form,), lambda base: base.as_strided(sizes, strides, base.storage_offset() + start)
+        )
 
     def code_repaired(
         self, y: Tensor, role: Role, repair: Callable[..., Tensor], *others: Saved, prepare: Prepare | None = None
@@ -231,7 +235,7 @@ class Stash:
         form = self.code(y, role, prepare)
         if isinstance(form, Tensor):
             return form
-        repaired = self.recompute(y, (form, *others), repair)
+        repaired = self.register_recomputed(y, (form, *others), repair)
         assert repaired is not None, "codes that are not repaired are no result of the operation"
         return repaired
 

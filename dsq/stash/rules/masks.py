@@ -27,7 +27,7 @@ def relu(stash: Stash, input: Tensor, inplace: bool = False) -> Tensor:
         return torch.relu_(input) if inplace else torch.relu(input)
     sources: list[SavedForm | None] = []
     y: Tensor = ReLU.apply(stash, input, inplace, sources)  # type: ignore[no-untyped-call]
-    stash.recompute(y, sources, lambda x, mask: x.relu() * mask)  # x in place is in its new version now
+    stash.register_recomputed(y, sources, lambda x, mask: x.relu() * mask)  # x in place is in its new version now
     return y
 
 
@@ -73,7 +73,7 @@ class Clamp(torch.autograd.Function):
     def forward(ctx: Any, stash: Stash, x: Tensor, run: Any) -> Tensor:
         y: Tensor = run(x)
         save(ctx, stash.bitmask(y == x))
-        stash.recompute(y, (stash.find(x),), run)
+        stash.register_recomputed(y, (stash.find(x),), run)
         return y
 
     @staticmethod
@@ -115,7 +115,7 @@ class Dropout(torch.autograd.Function):
             y, was_kept = torch.native_dropout(x, p, True)
             mask = stash.bitmask(was_kept)
         save(ctx, mask)
-        stash.recompute(y, (stash.find(x), mask), lambda x, mask: mask.to(x.dtype).div_(1 - p).mul_(x))
+        stash.register_recomputed(y, (stash.find(x), mask), lambda x, mask: mask.to(x.dtype).div_(1 - p).mul_(x))
         ctx.p = p
         if not returns_mask:
             return y

@@ -68,7 +68,7 @@ def _save(
     """Save x^, the other ``forms`` and the weight. ``scales``: weight and bias in the shapes that broadcast to y."""
     save(ctx, *forms, weight)
     sources = [x for x in (forms[0], *scales) if x is not None]
-    stash.recompute(y, sources, _scaled if scales[0] is not None else _shifted)
+    stash.register_recomputed(y, sources, _scaled if scales[0] is not None else _shifted)
 
 
 def _scaled(x_hat: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -119,7 +119,7 @@ class RMSNorm(torch.autograd.Function):
             x_hat, "layernorm", lambda u, rstd: u * _renormalizing_scale(u, rstd, axes, eps), saved_rstd
         )
         save(ctx, form, saved_rstd, weight)
-        stash.recompute(y, *(((form,), _shifted) if weight is None else ((form, weight), _scaled)))
+        stash.register_recomputed(y, *(((form,), _shifted) if weight is None else ((form, weight), _scaled)))
         ctx.axes, ctx.shape = axes, shape
         return y
 

@@ -107,7 +107,7 @@ def overwrite(stash: Stash, x: Tensor, y: Tensor) -> Tensor:
     """Copy ``y``, the result of a rule whose gradient does not read the values of ``x``, into ``x``."""
     form = stash.find(y)
     x.copy_(y)
-    stash.recompute(x, (form,), lambda y: y)
+    stash.register_recomputed(x, (form,), lambda y: y)
     return x
 
 
@@ -119,7 +119,7 @@ class SmoothActivation(torch.autograd.Function):
         y: Tensor = run(x)
         form = stash.code(x, "activation", prepare)
         save(ctx, form)
-        stash.recompute(y, (form,), run)
+        stash.register_recomputed(y, (form,), run)
         ctx.gradient, ctx.writes = gradient, writes
         return y
 
@@ -140,7 +140,7 @@ class ThresholdActivation(torch.autograd.Function):
         y: Tensor = run(x)
         form = stash.find(x)
         save(ctx, stash.bitmask(x, *limits, nan_is_open=False))
-        stash.recompute(y, (form,), run)
+        stash.register_recomputed(y, (form,), run)
         ctx.gradient = gradient
         return y
 
@@ -202,7 +202,7 @@ class PReLU(torch.autograd.Function):
         weight_wanted = ctx.needs_input_grad[2]
         form = stash.code(x, "activation") if weight_wanted else stash.find(x)
         save(ctx, stash.bitmask(x, nan_is_open=False), form if weight_wanted else None, weight)
-        stash.recompute(y, (form, weight), lambda x, weight: F.prelu(x, weight.to(x.dtype)))
+        stash.register_recomputed(y, (form, weight), lambda x, weight: F.prelu(x, weight.to(x.dtype)))
         return y
 
     @staticmethod
@@ -240,7 +240,7 @@ class Mul(torch.autograd.Function):
         forms = a_form, stash.factor(b, "factor", a_wanted, exact=b.shape != y.shape)
         save(ctx, *forms)
         if plus is None:
-            stash.recompute(y, forms, torch.mul)
+            stash.register_recomputed(y, forms, torch.mul)
         ctx.shapes, ctx.value = [None if x is None else x.shape for x in (a, b, plus)], value
         return y
 
@@ -268,7 +268,7 @@ def rsub(stash: Stash, input: Tensor, other: Any, *, alpha: Any = 1) -> Tensor:
     """Run torch.rsub: 1 - z, as in z h + (1 - z) x, recomputed if z is. Codes of a z near 1 would lose 1 - z."""
     y = torch.rsub(input, other, alpha=alpha)
     if not isinstance(other, Tensor):
-        stash.recompute(y, (stash.find_recomputed(input),), lambda z: torch.rsub(z, other, alpha=alpha))
+        stash.register_recomputed(y, (stash.find_recomputed(input),), lambda z: torch.rsub(z, other, alpha=alpha))
     return y
 
 
@@ -287,7 +287,7 @@ def outer(function: Callable[..., Tensor]) -> Callable[..., Any]:
                 tensors = dict(zip(positions, values, strict=True))
                 return function(*(tensors.get(position, constant) for position, constant in enumerate(constants)))
 
-            stash.recompute(y, [stash.copy(args[position]) for position in positions], recompute)
+            stash.register_recomputed(y, [stash.copy(args[position]) for position in positions], recompute)
         return y
 
     return rule
@@ -297,7 +297,7 @@ def contiguous(stash: Stash, input: Tensor, *args: Any, **named: Any) -> Tensor:
     """Run Tensor.contiguous: the copy of a recomputed tensor is recomputed too."""
     y = input.contiguous(*args, **named)
     if y is not input:
-        stash.recompute(y, (stash.find_recomputed(input),), Tensor.clone)
+        stash.register_recomputed(y, (stash.find_recomputed(input),), Tensor.clone)
     return y
 
 
@@ -305,7 +305,7 @@ def div(stash: Stash, input: Any, other: Any, **named: Any) -> Tensor:
     """Run torch.div: for a gradient of ``other`` PyTorch saves both exact, and the result is recomputed from them."""
     y = torch.div(input, other, **named)
     if isinstance(input, Tensor) and isinstance(other, Tensor) and not named and other.requires_grad:
-        stash.recompute(y, (input, other), torch.div)
+        stash.register_recomputed(y, (input, other), torch.div)
     return y
 
 
@@ -357,7 +357,7 @@ def _from_index(stash: Stash, y: Tensor, x: Tensor, index: Tensor, make: Any) ->
     if x.requires_grad and x.is_floating_point() and x.dim() >= 2:
         source = stash.find(x)
         if source is not None:
-            stash.recompute(y, (source, stash.exact(index)), make)
+            stash.register_recomputed(y, (source, stash.exact(index)), make)
 
 
 def gather(stash: Stash, input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
