@@ -127,16 +127,17 @@ class _Linear(torch.autograd.Function):
         # a compiler, which sees products, removes duplicate packing by itself; random signs are those of one call
         may_share = needs_dw and plan.fused is not None and plan.stash.packs and not plan.stash.random_signs
         ctx.shared_inputs = shared_inputs = input_codes() if may_share else None
-        shared_x1 = None
+        shared_codes = None
         if shared_inputs is not None:
             key = input_key(x, plan.stash, seed is None)
-            shared_x1 = shared_inputs.find(key)
-        y, x1 = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=needs_dw and shared_x1 is None)
-        if shared_inputs is not None and isinstance(x1, Codes):
-            shared_inputs.put(key, x, x1)
-        x1 = shared_x1 or x1
+            shared_codes = shared_inputs.find(key)
+        y, saved_x = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=needs_dw and shared_codes is None)
+        if shared_inputs is not None and isinstance(saved_x, Codes):
+            shared_inputs.put(key, x, saved_x)
+        saved_x = shared_codes or saved_x
         w = w_NK if needs_dx else None
-        ctx.save_for_backward(w, *((None, x1.codes, x1.scales) if isinstance(x1, Codes) else (x1, None, None)))
+        x_or_codes = (None, saved_x.codes, saved_x.scales) if isinstance(saved_x, Codes) else (saved_x, None, None)
+        ctx.save_for_backward(w, *x_or_codes)
         return y
 
     @staticmethod
@@ -146,10 +147,9 @@ class _Linear(torch.autograd.Function):
             raise RuntimeError(f"{once}; leave the layers plain by DSQConfig(exclude=...) or dsq.unconvert(model)")
         if ctx.shared_inputs is not None:
             ctx.shared_inputs.open = False
-        w_NK, x1, codes, scales = ctx.saved_tensors
-        if codes is not None:
-            x1 = Codes(codes, scales, ctx.plan.x_matrix)
-        dx, dw_NK = linear_passes.backward(ctx.plan, dy, w_NK, x1, ctx.seed)
+        w_NK, x, codes, scales = ctx.saved_tensors
+        saved_x = x if codes is None else Codes(codes, scales, ctx.plan.x_matrix)
+        dx, dw_NK = linear_passes.backward(ctx.plan, dy, w_NK, saved_x, ctx.seed)
         db_N = linear_passes.matrix(dy).sum(0) if ctx.needs_input_grad[2] else None
         return dx, dw_NK, db_N, None, None
 

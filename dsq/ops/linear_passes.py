@@ -119,29 +119,33 @@ def forward(
 
 
 def backward(
-    plan: LinearPlan, dy: Tensor, w_NK: Tensor | None, x1: SavedInput | None, seed: int | None
+    plan: LinearPlan, dy: Tensor, w_NK: Tensor | None, saved_x: SavedInput | None, seed: int | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return dx (..., K) of dy (..., N), None without ``w_NK``, and dw (N, K), None without ``x1``, the saved x."""
+    """Return dx (..., K) of dy (..., N), None without ``w_NK``, and dw (N, K), None without ``saved_x``."""
     fused = plan.fused
     if fused is not None and w_NK is not None:
         check_present(w_NK, torch.Size((dy.shape[-1], plan.x_matrix[1])))
-    if fused is not None and not isinstance(x1, Tensor) and plain(dy, w_NK):
-        if x1 is not None and (x1.codes.shape, x1.codes.dtype, x1.scales.shape, x1.scales.dtype) != fused.saved_shapes:
+    if fused is not None and not isinstance(saved_x, Tensor) and plain(dy, w_NK):
+        if (
+            saved_x is not None
+            and (saved_x.codes.shape, saved_x.codes.dtype, saved_x.scales.shape, saved_x.scales.dtype)
+            != fused.saved_shapes
+        ):
             assert plan.stash.format is not None  # saved-tensor hooks may give back anything
-            check_codes(x1.codes, x1.scales, plan.stash.format, layout_of(plan.x_matrix, plan.stash.axis))
-        gradients = w_NK is not None, x1 is not None
+            check_codes(saved_x.codes, saved_x.scales, plan.stash.format, layout_of(plan.x_matrix, plan.stash.axis))
+        gradients = w_NK is not None, saved_x is not None
         if gradients not in fused.backward:
             fused.backward[gradients] = _backward_call(fused, *gradients)
         call = fused.backward[gradients]
         if call is not None:
-            return call(dy, w_NK.t() if w_NK is not None and fused.stored_as_KN else w_NK, x1, seed)
+            return call(dy, w_NK.t() if w_NK is not None and fused.stored_as_KN else w_NK, saved_x, seed)
     dy_TN, dx, dw_NK = matrix(dy), None, None
     if w_NK is not None:
         dx = multiply(plan.matmuls.input_gradient, dy_TN, w_NK, None, seed, plan.dtypes.x)
         dx = dx.view(*dy.shape[:-1], w_NK.shape[1])
-    if x1 is not None:
-        x1_TK = x1 if isinstance(x1, Codes) else matrix(x1)
-        dw_NK = multiply(plan.matmuls.weight_gradient, dy_TN, x1_TK, None, seed, plan.dtypes.w)
+    if saved_x is not None:
+        x_TK = saved_x if isinstance(saved_x, Codes) else matrix(saved_x)
+        dw_NK = multiply(plan.matmuls.weight_gradient, dy_TN, x_TK, None, seed, plan.dtypes.w)
     return dx, dw_NK
 
 

@@ -11,17 +11,17 @@ from dsq.stash.saved_forms import PresentWeight, Saved, SavedForm, Shared, read,
 
 def save(ctx: Any, *forms: Saved | None) -> None:
     """Save ``forms`` for the backward of an autograd function; None saves nothing. Call it once, in the forward."""
-    ctx.layout, tensors = split([_checked(form) for form in forms])
+    ctx.layout, tensors = split([None if form is None else _checked(form) for form in forms])
     ctx.save_for_backward(*tensors)
 
 
-def _checked(form: Saved | None) -> Saved | None:
+def _checked(form: Saved) -> Saved:
     """Return ``form``, of which one more operation reads the value; a weight in the form that is checked when read."""
     if isinstance(form, SavedForm):
         if type(form.decoder) is Shared:
             form.decoder.add_consumer()
         return form
-    if form is None or (type(form) is Tensor and form._base is None):  # quicker to ask than is_weight
+    if type(form) is Tensor and form._base is None:  # quicker to ask than is_weight
         return form
     return SavedForm((form,), PresentWeight(form.shape)) if is_weight(form) else form
 

@@ -168,15 +168,15 @@ class Stash:
             return None
         return form if isinstance(form.decoder.source, Recomputed) else None
 
-    def find_input(self, input_key: Any, x: Tensor) -> Codes | SavedForm | None:
+    def find_input(self, input_key: Any, x: Tensor) -> tuple[Codes | None, SavedForm | None]:
         """Return codes that a linear layer made of an input with this ``input_key``, else a form that ``x`` has
-        already."""
+        already; None in place of the other."""
         codes = self._cache.inputs.find(input_key)
         if codes is not None:
-            return codes
+            return codes, None
         key, order, _ = place(x)
         cached = self._cache.forms.get(key)
-        return None if cached is None else cached.seen_as(order)
+        return None, None if cached is None else cached.seen_as(order)
 
     def put_input(self, input_key: Any, x: Tensor, operand: Operand, codes: Codes) -> None:
         """Cache the codes that a quantized linear layer made of the rows of ``x``."""

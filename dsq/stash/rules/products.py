@@ -82,13 +82,12 @@ class QuantizedLinear(torch.autograd.Function):
     ) -> Tensor:
         w = w_NK if ctx.needs_input_grad[1] else None
         key = input_key(x, plan.stash, seed is None)
-        x1: Any = stash.find_input(key, x)
-        y, new_codes = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=x1 is None)
+        codes, form = stash.find_input(key, x)
+        y, new_codes = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=codes is None and form is None)
         if isinstance(new_codes, Codes):
-            x1 = new_codes
-            stash.put_input(key, x, plan.stash, x1)
-        ctx.as_codes = type(x1) is Codes
-        save(ctx, w, *(x1[:2] if ctx.as_codes else (x1,)))
+            codes = new_codes
+            stash.put_input(key, x, plan.stash, codes)
+        save(ctx, w, form, *((None, None) if codes is None else codes[:2]))
         ctx.plan = plan
         ctx.seed = seed
         ctx.biased = bias is not None
@@ -96,14 +95,14 @@ class QuantizedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        w_NK, *x1 = saved(ctx)
+        w_NK, x, codes, scales = saved(ctx)
         plan = ctx.plan
-        if not ctx.as_codes:
+        if x is not None:
             plan = linear_passes.with_matmuls(plan, _read_wide(plan.matmuls))
-            assert plan.stash.format is not None
             # the product could quantize the values itself, but would hold them until its end: 16 of a GPT's 260 MiB
-            x1 = [*pack(linear_passes.matrix(*x1), plan.stash.format, plan.stash.axis)]
-        dx, dw_NK = linear_passes.backward(plan, dy, w_NK, Codes(x1[0], x1[1], plan.x_matrix), ctx.seed)
+            codes, scales = pack(linear_passes.matrix(x), plan.stash.quantized_to, plan.stash.axis)
+            del x
+        dx, dw_NK = linear_passes.backward(plan, dy, w_NK, Codes(codes, scales, plan.x_matrix), ctx.seed)
         return None, dx, dw_NK, linear_passes.matrix(dy).sum(0) if ctx.biased else None, None, None
 
 
