@@ -125,7 +125,7 @@ class _Linear(torch.autograd.Function):
         plan = ctx.plan = linear_passes.plan(matmuls, x, w_NK, bias, seed)
         ctx.seed = seed
         # a compiler, which sees products, removes duplicate packing by itself; random signs are those of one call
-        may_share = needs_dw and plan.fused is not None and plan.stash.packs and not plan.stash.random_signs
+        may_share = needs_dw and plan.direct_calls is not None and plan.stash.packs and not plan.stash.random_signs
         ctx.shared_inputs = shared_inputs = input_codes() if may_share else None
         shared_codes = None
         if shared_inputs is not None:

@@ -36,14 +36,14 @@ SavedInput = Tensor | Codes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fused:
-    """The calls of a backend that run whole passes of a layer, and what they are made for."""
+class DirectCalls:
+    """The calls of a backend that run whole passes of a layer. A pass without one runs product by product."""
 
     backend: Backend
     layer: Layer  #: its products and weight as the weight lies in memory
     stored_as_KN: bool  #: the weight lies in memory as (K, N)
     saved_shapes: Any  #: shape and dtype of codes, and of scales
-    forward: ForwardCall | None
+    forward: ForwardCall | None  #: None, as below, where the backend has no call for these products
     #: by whether dx and dw are needed; made at the first backward
     backward: dict[tuple[bool, bool], BackwardCall | None]
 
@@ -55,7 +55,7 @@ class LinearPlan(NamedTuple):
     stash: Operand  #: x as it is saved for the backward
     dtypes: Dtypes
     x_matrix: torch.Size  #: (T, K)
-    fused: Fused | None  #: None where a compiler, a mode or a special tensor is to see each product
+    direct_calls: DirectCalls | None  #: None where a compiler, a mode or a special tensor is to see each product
 
 
 _plans: dict[Any, LinearPlan] = {}
@@ -90,12 +90,12 @@ def plan(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | None,
 
 def with_matmuls(plan: LinearPlan, matmuls: LinearMatMuls) -> LinearPlan:
     """Return the plan of the same layer with other products."""
-    fused = plan.fused
-    if fused is None:
+    calls = plan.direct_calls
+    if calls is None:
         return plan._replace(matmuls=matmuls, stash=matmuls.stash)
-    key = fused, matmuls
+    key = calls, matmuls
     return _plans.get(key) or _cached(
-        key, _new_plan(fused.layer._replace(matmuls=matmuls), fused.stored_as_KN, fused.backend)
+        key, _new_plan(calls.layer._replace(matmuls=matmuls), calls.stored_as_KN, calls.backend)
     )
 
 
@@ -103,10 +103,10 @@ def forward(
     plan: LinearPlan, x: Tensor, w_NK: Tensor, bias_N: Tensor | None, seed: int | None, stashing: bool
 ) -> tuple[Tensor, SavedInput | None]:
     """Return y (..., N), and x for the backward if ``stashing``."""
-    matmuls, fused = plan.matmuls, plan.fused
+    matmuls, calls = plan.matmuls, plan.direct_calls
     packing = stashing and plan.stash.packs
-    if fused is not None and fused.forward is not None:
-        y, codes = fused.forward(x, w_NK.t() if fused.stored_as_KN else w_NK, bias_N, seed, packing)
+    if calls is not None and calls.forward is not None:
+        y, codes = calls.forward(x, w_NK.t() if calls.stored_as_KN else w_NK, bias_N, seed, packing)
     else:
         x_TK = matrix(x)
         y = multiply(matmuls.output, x_TK, w_NK, bias_N, seed, plan.dtypes.y)
@@ -122,23 +122,23 @@ def backward(
     plan: LinearPlan, dy: Tensor, w_NK: Tensor | None, saved_x: SavedInput | None, seed: int | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return dx (..., K) of dy (..., N), None without ``w_NK``, and dw (N, K), None without ``saved_x``."""
-    fused = plan.fused
-    if fused is not None and w_NK is not None:
+    calls = plan.direct_calls
+    if calls is not None and w_NK is not None:
         check_present(w_NK, torch.Size((dy.shape[-1], plan.x_matrix[1])))
-    if fused is not None and not isinstance(saved_x, Tensor) and plain(dy, w_NK):
+    if calls is not None and not isinstance(saved_x, Tensor) and plain(dy, w_NK):
         if (
             saved_x is not None
             and (saved_x.codes.shape, saved_x.codes.dtype, saved_x.scales.shape, saved_x.scales.dtype)
-            != fused.saved_shapes
+            != calls.saved_shapes
         ):
             assert plan.stash.format is not None  # saved-tensor hooks may give back anything
             check_codes(saved_x.codes, saved_x.scales, plan.stash.format, layout_of(plan.x_matrix, plan.stash.axis))
         gradients = w_NK is not None, saved_x is not None
-        if gradients not in fused.backward:
-            fused.backward[gradients] = _backward_call(fused, *gradients)
-        call = fused.backward[gradients]
+        if gradients not in calls.backward:
+            calls.backward[gradients] = _backward_call(calls, *gradients)
+        call = calls.backward[gradients]
         if call is not None:
-            return call(dy, w_NK.t() if w_NK is not None and fused.stored_as_KN else w_NK, saved_x, seed)
+            return call(dy, w_NK.t() if w_NK is not None and calls.stored_as_KN else w_NK, saved_x, seed)
     dy_TN, dx, dw_NK = matrix(dy), None, None
     if w_NK is not None:
         dx = multiply(plan.matmuls.input_gradient, dy_TN, w_NK, None, seed, plan.dtypes.x)
@@ -169,13 +169,13 @@ def _new_plan(layer: Layer, stored_as_KN: bool, backend: Backend) -> LinearPlan:
         gemm = gemm_for(output, dtypes.y, output.sizes(shape_TK, stored.w_shape), backend).name
         call = backend.linear.forward(stored, gemm)
     return LinearPlan(
-        matmuls, matmuls.stash, dtypes, shape_TK, Fused(backend, stored, stored_as_KN, saved_shapes, call, {})
+        matmuls, matmuls.stash, dtypes, shape_TK, DirectCalls(backend, stored, stored_as_KN, saved_shapes, call, {})
     )
 
 
-def _backward_call(fused: Fused, needs_dx: bool, needs_dw: bool) -> BackwardCall | None:
+def _backward_call(calls: DirectCalls, needs_dx: bool, needs_dw: bool) -> BackwardCall | None:
     """Return one call of the backend for the gradients asked for; None if it has none."""
-    layer, backend = fused.layer, fused.backend
+    layer, backend = calls.layer, calls.backend
     dx, dw = layer.matmuls.input_gradient, layer.matmuls.weight_gradient
     each = (dx, layer.w_shape, needs_dx), (dw, layer.x_matrix, needs_dw)
     if backend.linear is None or not _fusable(backend, layer, *(matmul for matmul, _, needed in each if needed)):

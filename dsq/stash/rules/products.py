@@ -67,7 +67,7 @@ def quantized_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | Non
     if not weight.requires_grad or not operand.packs or operand.transforms:
         return linear(x, weight, bias, quantizers)
     plan = linear_passes.plan(quantizers.matmuls, x, weight, bias, 0 if quantizers.draws else None)
-    if plan.fused is None:  # a compiler, or a mode, sees products
+    if plan.direct_calls is None:  # a compiler, or a mode, sees products
         return linear(x, weight, bias, quantizers)
     seed = quantizers.seed()
     return QuantizedLinear.apply(stash, x, weight, bias, plan, seed)  # type: ignore[no-any-return, no-untyped-call]
