@@ -25,7 +25,8 @@ from dsq.layers.blocks import plain_at_ends
 from dsq.layers.experts_and_patches import Experts, PatchConv2d, cuts_patches, is_experts
 from dsq.layers.forwards import bound_forwards
 from dsq.layers.own_products import OwnAttention, OwnProducts, attends, may_multiply
-from dsq.linear import Linear, of_another_quantization
+from dsq.linear import Linear
+from dsq.ops.checks import of_another_quantization
 from dsq.process_memory import suit_a_packed_stash
 from dsq.quantizers import Quantized
 from dsq.skipped import embedded, matrices, quantized_parameters, skipped_modules

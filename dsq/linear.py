@@ -12,7 +12,6 @@ still exists then: no bytes in the stash, and so Qw has more bits than the paper
 Quantizers (quantizers.py) name the three products; ops/linear_passes.py plans and runs them; dsq.kernels computes.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,16 +23,9 @@ from torch.overrides import handle_torch_function
 from dsq.kernels.backend import Codes, LinearMatMuls
 from dsq.ops import linear_passes
 from dsq.ops.call_count import count_call
-from dsq.ops.checks import check_tensors
+from dsq.ops.checks import check_tensors, of_another_quantization
 from dsq.ops.shared_inputs import codes_of_forward, input_codes, input_key
-from dsq.ops.torch_checkpoint import (
-    KNOWN,
-    innermost_hooks,
-    is_wrapped,
-    recompute_under,
-    refuse_other_level,
-    segment_now,
-)
+from dsq.ops.torch_checkpoint import hold_level, innermost_hooks
 from dsq.precision import DEFAULT_LEVELS, Precision
 from dsq.quantizers import NO_JIT, Quantized, Quantizers
 
@@ -73,19 +65,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
     return linear_passes.forward(plan, x, weight, bias, seed, stashing=False)[0]
 
 
-def multiply(layer: Quantized, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def layer_linear(layer: Quantized, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return ``linear`` at the level of ``layer``, or ``F.linear`` if the layer evaluates in floating point.
 
-    ``F.linear`` also if only x is to be packed, in a graph that packs what it saves.
+    Under dsq.compile at a saving level, ``F.linear``: the graph packs x.
     """
-    if layer.eval_full_precision and not layer.training:
+    if layer.eval_full_precision and not layer.training:  # evaluates_plain, without its call
         return F.linear(x, weight, bias)
     if torch.compiler.is_compiling():
         if layer.graph_packs and layer.quantizers.mode == "saving":
             return F.linear(x, weight, bias)
     elif (forward := codes_of_forward()) is not None and forward.calls is not None:
         count_call(forward.calls, weight)
-        _hold_level(layer)
+        if innermost_hooks() is not None:  # those of a checkpoint, perhaps
+            hold_level(layer)
     if type(weight) not in (nn.Parameter, Tensor) and isinstance(weight, Tensor):
         if of_another_quantization(weight):  # since the conversion
             return F.linear(x, weight, bias)
@@ -94,26 +87,6 @@ def multiply(layer: Quantized, x: Tensor, weight: Tensor, bias: Tensor | None) -
 
             return sharded_linear(_Linear.apply, x, weight, bias, layer.quantizers.matmuls, layer.quantizers.seed())
     return linear(x, weight, bias, layer.quantizers)
-
-
-def _hold_level(layer: Quantized) -> None:
-    """Let the segment of torch.utils.checkpoint that calls ``layer`` be recomputed at the layer's present level alone.
-
-    Under a stash policy the policy's mode does it.
-    """
-    segment = segment_now() if innermost_hooks() is not None and KNOWN and not _function_mode() else None
-    if segment is not None and not is_wrapped(segment, _recompute_at_level):
-        recompute_under(segment, _recompute_at_level, layer, layer.quantizers_text)
-
-
-def _recompute_at_level(layer: Quantized, text: str, run: Callable[..., Any], *inputs: Any) -> Any:
-    refuse_other_level(layer.quantizers_text, text)
-    return run(*inputs)
-
-
-def of_another_quantization(weight: Tensor) -> bool:
-    """Return whether ``weight`` is a tensor made of others that is no DTensor, as torchao's int8."""
-    return hasattr(weight, "__tensor_flatten__") and not hasattr(weight, "device_mesh")
 
 
 class _Linear(torch.autograd.Function):
@@ -176,4 +149,4 @@ class Linear(Quantized, nn.Linear):
         self.quantizers = Quantizers.of(precision)
 
     def forward(self, input: Tensor) -> Tensor:  # the name is nn.Linear's
-        return multiply(self, input, self.weight, self.bias)
+        return layer_linear(self, input, self.weight, self.bias)

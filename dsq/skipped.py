@@ -8,7 +8,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
-from dsq.linear import of_another_quantization
+from dsq.ops.checks import of_another_quantization
 from dsq.quantizers import Quantized
 
 #: modules whose matrices are tables or scales, no operands of a product

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from dsq.linear import Linear, multiply
+from dsq.linear import Linear, layer_linear
 from dsq.ops.products import attention
 from dsq.quantizers import Quantized
 
@@ -63,13 +63,13 @@ class MultiheadAttention(Quantized, nn.MultiheadAttention):
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         if self._qkv_same_embed_dim and query is key and key is value:
-            return list(multiply(self, query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1))
+            return list(layer_linear(self, query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1))
         if self._qkv_same_embed_dim:
             weights = self.in_proj_weight.chunk(3)
         else:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        return [multiply(self, x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
+        return [layer_linear(self, x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
 
     def _appended(self, x_BSE: Tensor, bias: Tensor | None) -> Tensor:
         """Append to keys or values those of ``add_bias_kv`` and ``add_zero_attn``."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dsq.layers import Mixed
-from dsq.linear import multiply
+from dsq.linear import layer_linear
 from dsq.quantizers import Quantized
 
 
@@ -49,7 +49,7 @@ class Experts(Mixed, Quantized, nn.Module):
         matrices_NK = (weights.mT if self.is_transposed else weights).unbind()
         biases_N = getattr(self, f"{name}_bias").unbind() if self.has_bias else [None] * len(tokens)
         operands = zip(x_SK.split(tokens), matrices_NK, biases_N, strict=True)
-        return torch.cat([multiply(self, x, w_NK, bias_N) for x, w_NK, bias_N in operands])
+        return torch.cat([layer_linear(self, x, w_NK, bias_N) for x, w_NK, bias_N in operands])
 
 
 def is_experts(module: nn.Module) -> bool:
@@ -80,7 +80,7 @@ class PatchConv2d(Quantized, nn.Conv2d):
             return super().forward(input)
         rows, columns = x.shape[2] // h, x.shape[3] // w
         x = x[:, :, : rows * h, : columns * w].unflatten(3, (columns, w)).unflatten(2, (rows, h))  # (B, C, H, h, W, w)
-        y_BHWN = multiply(self, x.permute(0, 2, 4, 1, 3, 5).flatten(3), self.weight.flatten(1), self.bias)
+        y_BHWN = layer_linear(self, x.permute(0, 2, 4, 1, 3, 5).flatten(3), self.weight.flatten(1), self.bias)
         y_BNHW = y_BHWN.permute(0, 3, 1, 2)
         if x.is_contiguous():  # the layout of nn.Conv2d's result, which models may view
             y_BNHW = y_BNHW.contiguous()

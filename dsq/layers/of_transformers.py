@@ -8,7 +8,7 @@ from transformers.integrations.sdpa_attention import create_position_bias_mask, 
 from transformers.masking_utils import sdpa_mask
 from transformers.pytorch_utils import Conv1D as PlainConv1D
 
-from dsq.linear import multiply
+from dsq.linear import layer_linear
 from dsq.ops.products import attention
 from dsq.quantizers import Quantized
 
@@ -21,7 +21,7 @@ class Conv1D(Quantized, PlainConv1D):
     plain = PlainConv1D
 
     def forward(self, x: Tensor) -> Tensor:
-        return multiply(self, x, self.weight.t(), self.bias)
+        return layer_linear(self, x, self.weight.t(), self.bias)
 
     def __repr__(self) -> str:  # that of transformers asks for no extra_repr
         return f"{super().__repr__()[:-1]}, {self.extra_repr()})"

@@ -40,6 +40,11 @@ def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None, autocast: bool)
         raise ValueError(f"bias must be ({weight.shape[0]},) on {x.device}, got {tuple(bias.shape)} on {bias.device}")
 
 
+def of_another_quantization(weight: Tensor) -> bool:
+    """Return whether ``weight`` is a tensor made of others that is no DTensor, as torchao's int8."""
+    return hasattr(weight, "__tensor_flatten__") and not hasattr(weight, "device_mesh")
+
+
 def refuse_transforms() -> None:
     """Raise RuntimeError under a transform of torch.func. (While a compiler traces, its stack is never None.)"""
     if _function_transform() is not None and not torch.compiler.is_compiling():

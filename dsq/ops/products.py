@@ -253,8 +253,8 @@ def attention(
     """
     if is_causal and attn_mask is not None:
         raise ValueError("is_causal and attn_mask were both given: give one of them")
-    multiply = _grouped if enable_gqa else product
-    scores = multiply(q_LD, k_SD.mT, matmuls, seed) * (1 / math.sqrt(q_LD.shape[-1]) if scale is None else scale)
+    multiply_heads = _grouped if enable_gqa else product
+    scores = multiply_heads(q_LD, k_SD.mT, matmuls, seed) * (1 / math.sqrt(q_LD.shape[-1]) if scale is None else scale)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -265,7 +265,7 @@ def attention(
     del scores  # the largest tensor, with the weights
     if dropout_p:
         weights, _ = torch.native_dropout(weights, dropout_p, True)  # on CPUs F.dropout saves a float a value
-    return multiply(weights, v_SE, matmuls, offset_seed(seed, SeedOffset.NUMBER)), weights
+    return multiply_heads(weights, v_SE, matmuls, offset_seed(seed, SeedOffset.NUMBER)), weights
 
 
 def _grouped(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | None) -> Tensor:

@@ -80,3 +80,18 @@ def refuse_other_level(now: object, then: object) -> None:
     if now != then:
         text = "the precision level must not change between the forward of a checkpoint and its backward"
         raise RuntimeError(f"{text}: call dynamic.record() and dynamic.step() after backward()")
+
+
+def hold_level(layer: Any) -> None:
+    """Let the segment that calls ``layer``, a dsq.quantizers.Quantized, be recomputed at its present level alone.
+
+    Under a stash policy the policy's mode does it (dsq/stash/interception.py).
+    """
+    segment = segment_now() if KNOWN and not torch._C._is_torch_function_mode_enabled() else None
+    if segment is not None and not is_wrapped(segment, _recompute_at_level):
+        recompute_under(segment, _recompute_at_level, layer, layer.quantizers_text)
+
+
+def _recompute_at_level(layer: Any, text: str, run: Callable[..., Any], *inputs: Any) -> Any:
+    refuse_other_level(layer.quantizers_text, text)
+    return run(*inputs)
