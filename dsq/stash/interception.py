@@ -30,7 +30,7 @@ from dsq.ops.torch_checkpoint import (
 )
 from dsq.quantizers import Quantized
 from dsq.stash.controller import RUNNING, Controller, PolicyStatus, run_under
-from dsq.stash.rules import MASK_RULES, RULES, Rule
+from dsq.stash.rules import ALSO_WITHOUT_GRADIENT, RULES, Rule
 from dsq.stash.saved_forms import EXACT_CODEC, Codec
 from dsq.stash.segment_inputs import code_inputs, exact_inputs, set_inputs
 from dsq.stash.stash import Stash
@@ -117,7 +117,7 @@ class Interception(TorchFunctionMode):
         if rule is None or not torch.is_grad_enabled() or kwargs.get("out") is not None:
             return func(*args, **kwargs)
         kwargs.pop("out", None)  # which F.normalize always names
-        needs_gradient = func in MASK_RULES
+        needs_gradient = func in ALSO_WITHOUT_GRADIENT
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor):
                 dense = type(value) in _PLAIN and value.layout is torch.strided  # a DTensor has operations of its own

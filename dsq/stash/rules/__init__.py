@@ -51,8 +51,8 @@ from dsq.stash.rules import attention, masks, norms, pointwise, products
 Rule = Callable[..., Any]
 aten = torch.ops.aten
 _OUTER = (torch.where, torch.add, Tensor.add, Tensor.__add__)
-#: functions whose rules run without a gradient too: masks need none, and are saved
-MASK_RULES = frozenset((*_OUTER, Tensor.contiguous))
+#: functions whose rules run if no argument needs a gradient too: their results may be masks, which are saved
+ALSO_WITHOUT_GRADIENT = frozenset((*_OUTER, Tensor.contiguous))
 #: the functions that each rule runs for
 _FUNCTIONS: dict[Rule, tuple[Any, ...]] = {
     products.plain_linear: (F.linear,),
