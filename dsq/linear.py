@@ -24,7 +24,7 @@ from dsq.kernels.backend import Codes, LinearMatMuls
 from dsq.ops import linear_passes
 from dsq.ops.call_count import count_call
 from dsq.ops.checks import check_tensors, of_another_quantization
-from dsq.ops.shared_inputs import codes_of_forward, input_codes, input_key
+from dsq.ops.shared_inputs import calls_now, input_key, shared_inputs_now
 from dsq.ops.torch_checkpoint import hold_level, innermost_hooks
 from dsq.precision import DEFAULT_LEVELS, Precision
 from dsq.quantizers import NO_JIT, Quantized, Quantizers
@@ -75,8 +75,8 @@ def layer_linear(layer: Quantized, x: Tensor, weight: Tensor, bias: Tensor | Non
     if torch.compiler.is_compiling():
         if layer.graph_packs and layer.quantizers.mode == "saving":
             return F.linear(x, weight, bias)
-    elif (forward := codes_of_forward()) is not None and forward.calls is not None:
-        count_call(forward.calls, weight)
+    elif (calls := calls_now()) is not None:
+        count_call(calls, weight)
         if innermost_hooks() is not None:  # those of a checkpoint, perhaps
             hold_level(layer)
     if type(weight) not in (nn.Parameter, Tensor) and isinstance(weight, Tensor):
@@ -99,7 +99,7 @@ class _Linear(torch.autograd.Function):
         ctx.seed = seed
         # a compiler, which sees products, removes duplicate packing by itself; random signs are those of one call
         may_share = needs_dw and plan.direct_calls is not None and plan.stash.packs and not plan.stash.random_signs
-        ctx.shared_inputs = shared_inputs = input_codes() if may_share else None
+        ctx.shared_inputs = shared_inputs = shared_inputs_now() if may_share else None
         shared_codes = None
         if shared_inputs is not None:
             key = input_key(x, plan.stash, seed is None)

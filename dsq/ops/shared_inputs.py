@@ -27,14 +27,13 @@ class _Entry(NamedTuple):
     shapes: tuple[torch.Size, torch.Size, torch.Size]  #: of codes, scales and values
 
 
-class InputCodes:
+class SharedInputs:
     """The codes that layers made of their inputs in one forward."""
 
     open = True  #: until the forward's backward: Ctrl-C leaves a forward without its end
 
     def __init__(self) -> None:
         self._entries: dict[Any, _Entry] = {}
-        self.calls: Calls | None = {} if torch.is_grad_enabled() else None  #: None in an evaluation
 
     def find(self, key: Any) -> Codes | None:
         """Return the codes that a layer made of an input with this ``input_key``."""
@@ -81,22 +80,23 @@ class _Sharing(threading.local):
     """The forward, and the backward, that this thread is in."""
 
     owner: ref[object] | None = None  #: the model or module whose call bounds the forward
-    forward: InputCodes | None = None
+    forward: SharedInputs | None = None
+    calls: Calls | None = None  #: of the forward; None in an evaluation
     task: int = -1  #: number of the backward
-    backward: InputCodes | None = None
+    backward: SharedInputs | None = None
 
 
 _SHARING = _Sharing()
 
 
-def codes_of_forward() -> InputCodes | None:
-    """Return the codes of the forward that this thread is in."""
+def calls_now() -> Calls | None:
+    """Return how often the forward that this thread is in called each layer; None outside of all and in evaluation."""
     forward = _SHARING.forward
-    return forward if forward is not None and forward.open else None
+    return _SHARING.calls if forward is not None and forward.open else None
 
 
-def input_codes() -> InputCodes | None:
-    """Return the codes of the forward that this thread is in, or of the backward that recomputes a part of one."""
+def shared_inputs_now() -> SharedInputs | None:
+    """Return those of the forward that this thread is in, or of the backward that recomputes a part of one."""
     forward = _SHARING.forward
     if forward is not None and forward.open:
         return forward
@@ -104,14 +104,15 @@ def input_codes() -> InputCodes | None:
     if task == -1:
         return None
     if task != _SHARING.task:
-        _SHARING.task, _SHARING.backward = task, InputCodes()
+        _SHARING.task, _SHARING.backward = task, SharedInputs()
     return _SHARING.backward
 
 
 def begin_forward(owner: object) -> None:
     """Begin the forward of ``owner`` if this thread is in none, or in one of its own that Ctrl-C left open."""
     if _SHARING.forward is None or not _SHARING.forward.open or _owns(owner):
-        _SHARING.owner, _SHARING.forward = ref(owner), InputCodes()
+        _SHARING.owner, _SHARING.forward = ref(owner), SharedInputs()
+        _SHARING.calls = {} if torch.is_grad_enabled() else None
 
 
 def end_forward(owner: object) -> None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dsq.ops.shared_inputs import InputCodes
+from dsq.ops.shared_inputs import SharedInputs
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.saved_forms import Recomputed, SavedForm, Shared
 
@@ -37,7 +37,7 @@ class FormCache:
 
     def __init__(self) -> None:
         self.forms: dict[Key, CachedForm] = {}
-        self.inputs = InputCodes()
+        self.inputs = SharedInputs()
         self.exact: dict[tuple[int, object], StorageWeakRef] = {}  #: by storage and version
 
     def drop(self, x: Tensor) -> None:
