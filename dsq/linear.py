@@ -61,7 +61,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
     # PyTorch refuses an autograd function in forward mode; the kernels would lose the tangents
     if (trained and torch.is_grad_enabled() and not torch.compiler.is_exporting()) or forward_ad._current_level >= 0:
         return _Linear.apply(x, weight, bias, quantizers.matmuls, seed)  # type: ignore[no-any-return, no-untyped-call]
-    plan = linear_passes.plan(quantizers.matmuls, x, weight, bias, seed)
+    plan = linear_passes.plan_of(quantizers.matmuls, x, weight, bias, seed is not None)
     return linear_passes.forward(plan, x, weight, bias, seed, stashing=False)[0]
 
 
@@ -95,7 +95,7 @@ class _Linear(torch.autograd.Function):
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             raise RuntimeError(f"torch.jit.trace takes converted layers under torch.no_grad() alone; {NO_JIT}")
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
-        plan = ctx.plan = linear_passes.plan(matmuls, x, w_NK, bias, seed)
+        plan = ctx.plan = linear_passes.plan_of(matmuls, x, w_NK, bias, seed is not None)
         ctx.seed = seed
         # a compiler, which sees products, removes duplicate packing by itself; random signs are those of one call
         may_share = needs_dw and plan.direct_calls is not None and plan.stash.packs and not plan.stash.random_signs

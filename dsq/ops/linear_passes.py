@@ -26,9 +26,8 @@ from dsq.kernels.backend import (
 )
 from dsq.kernels.dispatch import backend_for, gemm_for, layout_of, plain
 from dsq.ops.checks import check_linear, check_present
-from dsq.ops.products import autocast_dtype, multiply, packed
+from dsq.ops.products import any_autocast, autocast_dtype, multiply, packed
 
-_any_autocast = torch._C._is_any_autocast_enabled
 _MAX_PLANS = 4096
 
 #: x as the backward reads it: as it came, or in codes
@@ -61,38 +60,37 @@ class LinearPlan(NamedTuple):
 _plans: dict[Any, LinearPlan] = {}
 
 
-def plan(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | None, seed: int | None) -> LinearPlan:
+def plan_of(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | None, stochastic: bool) -> LinearPlan:
     """Return the plan of a layer: y (..., N) of x (..., K).
 
     Under autocast operands are quantized from the tensors as they come, and y takes autocast's dtype. Raises what
     ``dsq.functional.linear`` promises.
     """
-    autocast = autocast_dtype(x) if _any_autocast() else None
+    autocast = autocast_dtype(x) if any_autocast() else None
     dense = x.layout is w_NK.layout is torch.strided and not x.is_nested
     if not dense or not plain(x, w_NK, bias_N):
         check_linear(x, w_NK, bias_N, autocast is not None)
         dtypes = Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype)
         return LinearPlan(matmuls, matmuls.stash, dtypes, matrix(x).shape, None)
     # stochastic rounding draws by the place in (N, K)
-    stored_as_KN = seed is None and not w_NK.is_contiguous() and w_NK.dim() == 2 and w_NK.t().is_contiguous()
+    stored_as_KN = not stochastic and not w_NK.is_contiguous() and w_NK.dim() == 2 and w_NK.t().is_contiguous()
     bias = None if bias_N is None else (bias_N.shape, bias_N.dtype, bias_N.device)
     backend = backend_for(x.device)
     of_tensors = (x.shape, x.dtype, x.device, w_NK.shape, w_NK.dtype, w_NK.device, stored_as_KN, bias, autocast)
-    key = (matmuls, backend, seed is None, of_tensors)
+    key = (matmuls, backend, stochastic, of_tensors)
     cached = _plans.get(key)
     if cached is None:
         check_linear(x, w_NK, bias_N, autocast is not None)
         dtypes = Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype)
-        layer = Layer(matmuls, dtypes, x.shape, w_NK.t().shape if stored_as_KN else w_NK.shape, seed is not None)
+        layer = Layer(matmuls, dtypes, x.shape, w_NK.t().shape if stored_as_KN else w_NK.shape, stochastic)
         cached = _cached(key, _new_plan(layer, stored_as_KN, backend))
     return cached
 
 
 def with_matmuls(plan: LinearPlan, matmuls: LinearMatMuls) -> LinearPlan:
-    """Return the plan of the same layer with other products."""
+    """Return the plan of the same layer, which has direct calls, with other products."""
     calls = plan.direct_calls
-    if calls is None:
-        return plan._replace(matmuls=matmuls, stash=matmuls.stash)
+    assert calls is not None
     key = calls, matmuls
     return _plans.get(key) or _cached(
         key, _new_plan(calls.layer._replace(matmuls=matmuls), calls.stored_as_KN, calls.backend)

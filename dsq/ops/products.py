@@ -38,7 +38,7 @@ class SeedOffset:
     NUMBER = 8  #: of seeds that one call may take
 
 
-_any_autocast = torch._C._is_any_autocast_enabled  # to ask for one device takes six times as long
+any_autocast = torch._C._is_any_autocast_enabled  # to ask for one device takes six times as long
 
 
 def multiply(
@@ -174,7 +174,7 @@ def product_matmuls(q0: Format, q1: Format, q2: Format, exact: bool = True) -> P
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """Return the dtype that autocast asks for, if it is on; it leaves float64 alone."""
-    if not _any_autocast() or not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
+    if not any_autocast() or not torch.is_autocast_enabled(x.device.type) or x.dtype == torch.float64:
         return None
     return torch.get_autocast_dtype(x.device.type)
 

@@ -66,7 +66,7 @@ def quantized_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | Non
     # a transformed operand has codes of other values than x, of no use to other operations
     if not weight.requires_grad or not operand.packs or operand.transforms:
         return linear(x, weight, bias, quantizers)
-    plan = linear_passes.plan(quantizers.matmuls, x, weight, bias, 0 if quantizers.draws else None)
+    plan = linear_passes.plan_of(quantizers.matmuls, x, weight, bias, quantizers.draws)
     if plan.direct_calls is None:  # a compiler, or a mode, sees products
         return linear(x, weight, bias, quantizers)
     seed = quantizers.seed()
@@ -132,11 +132,11 @@ def bmm(stash: Stash, input: Tensor, mat2: Tensor) -> Tensor:
 def einsum(stash: Stash, equation: Any, *operands: Any) -> Tensor:
     """Run torch.einsum: of two operands by the rule of its product, if it is one of matrices."""
     pair = two_operands(equation, operands)
-    plan = None if pair is None else as_product(equation, *pair)
-    if pair is None or plan is None:
+    product = None if pair is None else as_product(equation, *pair)
+    if pair is None or product is None:
         return torch.einsum(equation, *operands)
     weights = tuple(map(is_weight, pair))  # arranged, they may be copies
-    return plan.result(PlainMatMul.apply(stash, plan.a, plan.b.mT, weights))  # type: ignore[no-untyped-call]
+    return product.result(PlainMatMul.apply(stash, product.a, product.b.mT, weights))  # type: ignore[no-untyped-call]
 
 
 class PlainMatMul(torch.autograd.Function):
