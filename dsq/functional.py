@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from dsq.linear import linear
-from dsq.ops.products import product
+from dsq.ops.products import matmul_of_activations
 from dsq.precision import Precision
 from dsq.quantizers import Quantized, Quantizers
 
@@ -35,4 +35,4 @@ def matmul(a: Tensor, b: Tensor, at: nn.Module | Precision | str | Quantizers) -
         quantizers = at.quantizers
     else:
         quantizers = Quantizers.of(at)
-    return product(a, b, quantizers.products, quantizers.seed())
+    return matmul_of_activations(a, b, quantizers.activation_matmuls, quantizers.seed())

@@ -60,8 +60,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, precision: Precision 
     trained = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     # PyTorch refuses an autograd function in forward mode; the kernels would lose the tangents
     if (trained and torch.is_grad_enabled() and not torch.compiler.is_exporting()) or forward_ad._current_level >= 0:
-        return _Linear.apply(x, weight, bias, quantizers.matmuls, seed)  # type: ignore[no-any-return, no-untyped-call]
-    plan = linear_passes.plan_of(quantizers.matmuls, x, weight, bias, seed is not None)
+        return _Linear.apply(x, weight, bias, quantizers.linear_matmuls, seed)  # type: ignore[no-any-return, no-untyped-call]
+    plan = linear_passes.plan_of(quantizers.linear_matmuls, x, weight, bias, seed is not None)
     return linear_passes.forward(plan, x, weight, bias, seed, stashing=False)[0]
 
 
@@ -85,7 +85,9 @@ def layer_linear(layer: Quantized, x: Tensor, weight: Tensor, bias: Tensor | Non
         if hasattr(weight, "device_mesh"):
             from dsq.ops.tensor_parallel import sharded_linear  # importing torch.distributed.tensor takes half a second
 
-            return sharded_linear(_Linear.apply, x, weight, bias, layer.quantizers.matmuls, layer.quantizers.seed())
+            return sharded_linear(
+                _Linear.apply, x, weight, bias, layer.quantizers.linear_matmuls, layer.quantizers.seed()
+            )
     return linear(x, weight, bias, layer.quantizers)
 
 

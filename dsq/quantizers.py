@@ -13,7 +13,7 @@ from dsq.arguments import choice, whole_number
 from dsq.formats import DEFAULT, WIDEST, Format, Identity, named, parse_format
 from dsq.kernels.backend import LinearMatMuls, MatMul, Operand
 from dsq.operands import MIN_WEIGHT_BITS, PLAIN_BITS, Operands, OperandSpec, parse_operands
-from dsq.ops.products import ProductMatMuls, SeedOffset, product_matmuls
+from dsq.ops.products import ActivationMatMuls, SeedOffset, activation_matmuls
 from dsq.packing import Rounding
 from dsq.precision import Precision
 
@@ -38,8 +38,8 @@ class Quantizers:
     min_weight_bits: int = MIN_WEIGHT_BITS  #: of w in the product for dx; 0: w is read at q1, as the paper's Q1
     operands: Operands | None = None  #: without bits: each names a format, or "-"
     always_draws: bool = False  #: a seed at each call, also if nothing is random: in comparisons dropout stays the same
-    matmuls: LinearMatMuls = field(init=False, repr=False, compare=False)
-    products: ProductMatMuls = field(init=False, repr=False, compare=False)  #: of two activations
+    linear_matmuls: LinearMatMuls = field(init=False, repr=False, compare=False)
+    activation_matmuls: ActivationMatMuls = field(init=False, repr=False, compare=False)  #: of two activations
     text: str = field(init=False, repr=False, compare=False)  #: all of the above, as ``parse`` reads it back
     draws: bool = field(init=False, repr=False, compare=False)  #: random numbers, at each call
 
@@ -53,14 +53,14 @@ class Quantizers:
         formats = map(str, (self.q0, self.q1, self.q2, self.q3))
         words = *formats, self.rounding, self.gemm, str(self.min_weight_bits), str(int(self.always_draws))
         if self.operands is None:
-            products = product_matmuls(self.q0, self.q1, self.q2, self.gemm == "exact")
-            matmuls, drawn = self._of_widths(), False
+            activations = activation_matmuls(self.q0, self.q1, self.q2, self.gemm == "exact")
+            linear, drawn = self._of_widths(), False
         else:
-            matmuls, products = self._of_operands(self.operands)
+            linear, activations = self._of_operands(self.operands)
             drawn = any(operand.stochastic or operand.random_signs for operand in self.operands)
             words += (str(self.operands),)
-        object.__setattr__(self, "matmuls", matmuls)
-        object.__setattr__(self, "products", products)
+        object.__setattr__(self, "linear_matmuls", linear)
+        object.__setattr__(self, "activation_matmuls", activations)
         object.__setattr__(self, "text", " ".join(words))
         object.__setattr__(self, "draws", drawn or self.always_draws or self.rounding == "stochastic")
 
@@ -86,7 +86,7 @@ class Quantizers:
             ),
         )
 
-    def _of_operands(self, specs: Operands) -> tuple[LinearMatMuls, ProductMatMuls]:
+    def _of_operands(self, specs: Operands) -> tuple[LinearMatMuls, ActivationMatMuls]:
         """Return the products of a layer, and of two activations, whose second one takes the place of w; it is stashed
         as x is where the level leaves w as it is."""
         exact = self.gemm == "exact"
@@ -102,7 +102,7 @@ class Quantizers:
             operand(specs.w, -1, SeedOffset.W, transposed=True),
             operand(specs.dx, -1, SeedOffset.DX),
         )
-        matmuls = LinearMatMuls(
+        linear = LinearMatMuls(
             MatMul(x, w, exact=exact),
             MatMul(
                 operand(specs.dy_for_dx, -1, SeedOffset.DY_FOR_DX),
@@ -119,7 +119,7 @@ class Quantizers:
         b, b_for_da = operand(specs.w, -2, SeedOffset.W), specs.w_for_dx
         if b_for_da.format == "-":
             b_for_da = specs.x_for_dw.untransformed()
-        products = ProductMatMuls(
+        activations = ActivationMatMuls(
             MatMul(x, b, exact=exact),
             MatMul(
                 operand(specs.dy_for_dx, -1, SeedOffset.DY_FOR_DX),
@@ -132,7 +132,7 @@ class Quantizers:
                 exact=exact,
             ),
         )
-        return matmuls, products
+        return linear, activations
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Quantizers":
         return self  # a copied model keeps the plans of its layers
@@ -151,7 +151,7 @@ class Quantizers:
     @property
     def mode(self) -> Literal["simulation", "saving"]:
         """Return "simulation" if a product has a quantized operand or result, but for the stash; else "saving"."""
-        output, dx, dw = self.matmuls
+        output, dx, dw = self.linear_matmuls
         operands = output.a, output.b, dx.a, dx.b, dw.a
         results = output.result, dx.result, dw.result
         quantizes = any(operand.format for operand in operands) or any(results)

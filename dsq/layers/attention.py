@@ -103,8 +103,8 @@ class MultiheadAttention(Quantized, nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         dropout = self.dropout if self.training else 0.0
         if self.conversion.get("attention", False) and not self.evaluates_plain:
-            products, seed = self.quantizers.products, self.quantizers.seed()
-            y, weights = attention(q_BHLD, k_BHSD, v_BHSD, products, mask, dropout, causal, seed=seed)
+            matmuls, seed = self.quantizers.activation_matmuls, self.quantizers.seed()
+            y, weights = attention(q_BHLD, k_BHSD, v_BHSD, matmuls, mask, dropout, causal, seed=seed)
             return y, weights if need_weights else None
         if not need_weights:
             y = F.scaled_dot_product_attention(q_BHLD, k_BHSD, v_BHSD, mask, dropout, causal)

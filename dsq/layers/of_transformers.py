@@ -61,7 +61,7 @@ def attention_forward(
         attention_mask, causal = create_position_bias_mask(position_bias, attention_mask, causal, query, key), False
     quantizers, grouped = projection.quantizers, key.shape[1] != query.shape[1]
     y, weights = attention(
-        *(query, key, value, quantizers.products, attention_mask),
+        *(query, key, value, quantizers.activation_matmuls, attention_mask),
         *(dropout, causal, scaling, grouped, quantizers.seed()),
     )
     return y.transpose(1, 2).contiguous(), weights

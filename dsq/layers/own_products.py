@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from dsq.layers import Mixed, not_compiled_alone
 from dsq.linear import linear
 from dsq.ops.einsum import as_product, two_operands
-from dsq.ops.products import attention, product
+from dsq.ops.products import attention, matmul_of_activations
 from dsq.quantizers import Quantized, Quantizers
 from dsq.skipped import OF_PYTORCH, is_added, matrices
 
@@ -102,7 +102,7 @@ class Products(TorchFunctionMode):
         if self.owns(other) or self.owns(input):
             return self._by_weight(input, other)
         if self.attending and min(input.dim(), other.dim()) > 2 and input.is_floating_point():
-            return product(input, other, self.quantizers.products, self.quantizers.seed())
+            return matmul_of_activations(input, other, self.quantizers.activation_matmuls, self.quantizers.seed())
         return None
 
     def _by_weight(self, a: Tensor, b: Tensor) -> Tensor | None:
@@ -147,23 +147,25 @@ class Products(TorchFunctionMode):
         owned = [self.owns(x) for x in pair]
         if all(owned) or not (any(owned) or self.attending):
             return None
-        plan = as_product(equation, *pair, swapped=owned[0])
-        if plan is None:
+        product = as_product(equation, *pair, swapped=owned[0])
+        if product is None:
             return None
-        a, b = plan.a, plan.b
+        a, b = product.a, product.b
         if not any(owned):
-            if a.dim() < 3 or not plan.rows:
+            if a.dim() < 3 or not product.rows:
                 return None
-            return plan.result(product(a, b.mT, self.quantizers.products, self.quantizers.seed()))
+            return product.result(
+                matmul_of_activations(a, b.mT, self.quantizers.activation_matmuls, self.quantizers.seed())
+            )
         if a.dim() == 2:
-            return plan.result(linear(a, b, None, self.quantizers))
-        return plan.result(self._batched(a.flatten(0, -3), b.flatten(0, -3)))
+            return product.result(linear(a, b, None, self.quantizers))
+        return product.result(self._batched(a.flatten(0, -3), b.flatten(0, -3)))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *options: Any, **keywords: Any) -> Tensor | None:
         if not self.attending:
             return None
         q = self.quantizers
-        return attention(query, key, value, q.products, *options, **keywords, seed=q.seed())[0]  # type: ignore[misc]
+        return attention(query, key, value, q.activation_matmuls, *options, **keywords, seed=q.seed())[0]  # type: ignore[misc]
 
 
 _QUANTIZED: dict[Any, Callable[..., Tensor | None]] = {

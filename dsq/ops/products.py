@@ -144,7 +144,7 @@ def offset_seed(seed: int | None, offset: int) -> int | None:
     return None if seed is None else seed + offset
 
 
-class ProductMatMuls(NamedTuple):
+class ActivationMatMuls(NamedTuple):
     """The three products."""
 
     output: MatMul  #: of a and b
@@ -153,11 +153,11 @@ class ProductMatMuls(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def product_matmuls(q0: Format, q1: Format, q2: Format, exact: bool = True) -> ProductMatMuls:
+def activation_matmuls(q0: Format, q1: Format, q2: Format, exact: bool = True) -> ActivationMatMuls:
     """Return the products at these formats; a format wider than any code leaves values as they are. ``exact``: as of a
     MatMul."""
     f0, f1, f2 = (q if q.quantizes else None for q in (q0, q1, q2))
-    return ProductMatMuls(
+    return ActivationMatMuls(
         MatMul(Operand(f0, -1, seed=SeedOffset.X), Operand(f0, -2, seed=SeedOffset.W), exact=exact),
         MatMul(  # sums over N
             Operand(f2, -1, seed=SeedOffset.DY_FOR_DX),
@@ -179,7 +179,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(x.device.type)
 
 
-def product(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | None = None) -> Tensor:
+def matmul_of_activations(a_MK: Tensor, b_KN: Tensor, matmuls: ActivationMatMuls, seed: int | None = None) -> Tensor:
     """Return ``a @ b`` with every operand quantized: dsq.functional.matmul behind its checks of types.
 
     Under autocast the operands are quantized as they are, and y is in autocast's dtype. Raises RuntimeError under a
@@ -192,7 +192,7 @@ def product(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | Non
         raise ValueError(f"a must be (..., M, K) and b (..., K, N), got {tuple(a_MK.shape)} and {tuple(b_KN.shape)}")
     refuse_transforms()
     if b_KN.dim() == 2 and a_MK.dim() > 2:  # else its gradient would be summed over one for each element of the batch
-        return product(a_MK.flatten(0, -2), b_KN, matmuls, seed).unflatten(0, a_MK.shape[:-1])  # type: ignore[no-any-return]
+        return matmul_of_activations(a_MK.flatten(0, -2), b_KN, matmuls, seed).unflatten(0, a_MK.shape[:-1])  # type: ignore[no-any-return]
     trained = torch.is_grad_enabled() and (a_MK.requires_grad or b_KN.requires_grad)
     if trained or forward_ad._current_level >= 0:  # PyTorch refuses an autograd function in forward mode
         return _Product.apply(a_MK, b_KN, matmuls, seed, autocast)  # type: ignore[no-any-return, no-untyped-call]
@@ -202,7 +202,7 @@ def product(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | Non
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | None, dtype: torch.dtype | None
+        ctx: Any, a_MK: Tensor, b_KN: Tensor, matmuls: ActivationMatMuls, seed: int | None, dtype: torch.dtype | None
     ) -> Tensor:
         a1 = _saved_operand(matmuls.b_gradient.b, a_MK, seed) if ctx.needs_input_grad[1] else (None, None)
         b1 = _saved_operand(matmuls.a_gradient.b, b_KN, seed) if ctx.needs_input_grad[0] else (None, None)
@@ -238,7 +238,7 @@ def attention(
     q_LD: Tensor,
     k_SD: Tensor,
     v_SE: Tensor,
-    matmuls: ProductMatMuls,
+    matmuls: ActivationMatMuls,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
@@ -253,7 +253,7 @@ def attention(
     """
     if is_causal and attn_mask is not None:
         raise ValueError("is_causal and attn_mask were both given: give one of them")
-    multiply_heads = _grouped if enable_gqa else product
+    multiply_heads = _grouped if enable_gqa else matmul_of_activations
     scores = multiply_heads(q_LD, k_SD.mT, matmuls, seed) * (1 / math.sqrt(q_LD.shape[-1]) if scale is None else scale)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
@@ -268,10 +268,10 @@ def attention(
     return multiply_heads(weights, v_SE, matmuls, offset_seed(seed, SeedOffset.NUMBER)), weights
 
 
-def _grouped(a_MK: Tensor, b_KN: Tensor, matmuls: ProductMatMuls, seed: int | None) -> Tensor:
-    """Return ``product`` of the heads of ``a`` by those of ``b``, each of which serves several in a row."""
+def _grouped(a_MK: Tensor, b_KN: Tensor, matmuls: ActivationMatMuls, seed: int | None) -> Tensor:
+    """Return the products of the heads of ``a`` by those of ``b``, each of which serves several in a row."""
     by_group = a_MK.unflatten(-3, (b_KN.shape[-3], -1))
-    return product(by_group, b_KN.unsqueeze(-3), matmuls, seed).flatten(-4, -3)
+    return matmul_of_activations(by_group, b_KN.unsqueeze(-3), matmuls, seed).flatten(-4, -3)
 
 
 def _operator(a: Tensor, b: Tensor, scales: Any, shape: Any, bias: Any, matmul: str, seed: Any, dtype: Any) -> Tensor:

@@ -59,7 +59,7 @@ def test_only_the_wanted_gradients_are_made_and_only_what_they_need_is_kept(need
 
 @pytest.mark.parametrize("levels", ["[4,4,4,8]", "[4,4,4,16]"])
 def test_under_autocast_operands_are_those_of_the_tensors_themselves(levels):
-    weight_gradient, cpu = dsq.Quantizers.of(levels).matmuls.weight_gradient, backend_for(torch.device("cpu"))
+    weight_gradient, cpu = dsq.Quantizers.of(levels).linear_matmuls.weight_gradient, backend_for(torch.device("cpu"))
     if {gemm.name for gemm in cpu.gemms if gemm.fits(weight_gradient, torch.bfloat16)} == {"torch"}:
         pytest.skip("PyTorch multiplies dw here, and rounds it to bfloat16")
     x, w, b, dy = inputs()
@@ -134,7 +134,7 @@ class Written(nn.Module):
 @pytest.mark.parametrize("gemm", ["exact", "float32"])
 @pytest.mark.parametrize("precision", ["[8,4,6,16]", "mxfp6"])
 def test_products_of_activations_multiply_by_the_gemm_of_the_config(precision, gemm):
-    assert {matmul.exact for matmul in quantizers(precision, gemm=gemm).products} == {gemm == "exact"}
+    assert {matmul.exact for matmul in quantizers(precision, gemm=gemm).activation_matmuls} == {gemm == "exact"}
 
 
 def test_matmul_follows_the_layer_beside_it():

@@ -184,7 +184,7 @@ def test_a_tilde_rounds_that_operand_alone_stochastically():
     assert not torch.equal(passes(level, x, w, dy)[1], passes(level, x, w, dy)[1])
     for rounding, draws in (("nearest", False), ("stochastic", True)):  # the config's, of every operand
         quantizers = dsq.DSQConfig("[mxfp4 mxfp4 | mxfp4 mxfp4 mxfp4 | mxfp4 mxfp4]", rounding=rounding).at(0)
-        products = quantizers.matmuls
+        products = quantizers.linear_matmuls
         nearest = {flag for it in products for flag in (it.a.nearest, it.b.nearest)} | {products[1].result_nearest}
         assert (quantizers.draws, nearest) == (draws, {not draws})
     means = torch.stack([passes("[- - | mxfp4_aws~ - | - -]", x, w, dy)[1] for _ in range(300)]).mean(0)
@@ -294,7 +294,7 @@ def test_every_recipe_is_a_level_of_its_own():
         quantizers = dsq.DSQConfig(name).at(0)
         again = Quantizers.parse(quantizers.text)
         assert again == quantizers
-        assert [it.text for it in again.matmuls] == [it.text for it in quantizers.matmuls]
+        assert [it.text for it in again.linear_matmuls] == [it.text for it in quantizers.linear_matmuls]
 
 
 def test_the_text_of_quantizers_has_all_of_them():

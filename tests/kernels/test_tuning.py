@@ -15,7 +15,7 @@ from dsq.kernels.reference.backend import TORCH
 from dsq.kernels.tuning import preferred, size_class
 
 CPU = backend_for(torch.device("cpu"))
-MATMULS = dsq.Quantizers.of("[4,4,4,16]").matmuls
+MATMULS = dsq.Quantizers.of("[4,4,4,16]").linear_matmuls
 
 
 def gemm(name):

@@ -62,11 +62,11 @@ def quantized_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | Non
     if not isinstance(x, Tensor):
         return linear(x, weight, bias, precision)  # which refuses it
     quantizers = precision if type(precision) is Quantizers else Quantizers.of(precision)
-    operand = quantizers.matmuls.stash
+    operand = quantizers.linear_matmuls.stash
     # a transformed operand has codes of other values than x, of no use to other operations
     if not weight.requires_grad or not operand.packs or operand.transforms:
         return linear(x, weight, bias, quantizers)
-    plan = linear_passes.plan_of(quantizers.matmuls, x, weight, bias, quantizers.draws)
+    plan = linear_passes.plan_of(quantizers.linear_matmuls, x, weight, bias, quantizers.draws)
     if plan.direct_calls is None:  # a compiler, or a mode, sees products
         return linear(x, weight, bias, quantizers)
     seed = quantizers.seed()

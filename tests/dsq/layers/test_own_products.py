@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dsq
-from dsq.ops.products import attention, product
+from dsq.ops.products import attention, matmul_of_activations
 from dsq.skipped import skipped_modules
 from tests.dsq.gradients import saving
 from tests.dsq.layers.kinds import Own, drawn, made
@@ -20,7 +20,7 @@ X, IMAGE = drawn(2, 24, 32), drawn(2, 48, 32)
 def test_attentions_products_are_those_of_quantized_attention():
     net = dsq.convert(made("own attention"), CONFIG)
     q, k, v = (t.view(2, 24, 2, 16).transpose(1, 2) for t in net[0].qkv(X).chunk(3, -1))
-    expected, _ = attention(q, k, v, CONFIG.at(0).products, is_causal=True)
+    expected, _ = attention(q, k, v, CONFIG.at(0).activation_matmuls, is_causal=True)
     assert torch.equal(net(X), expected.transpose(1, 2).flatten(2))
 
 
@@ -60,16 +60,16 @@ class Weighed(nn.Module):
 
 def test_attention_is_what_a_forward_and_its_own_methods_weigh_by_a_softmax():
     net = dsq.convert(Sampled(), CONFIG)
-    q, products = net.attend.project(X), CONFIG.at(0).products
-    weighed = product(product(q, q.mT, products).softmax(-1), X, products)
+    q, matmuls = net.attend.project(X), CONFIG.at(0).activation_matmuls
+    weighed = matmul_of_activations(matmul_of_activations(q, q.mT, matmuls).softmax(-1), X, matmuls)
     assert torch.equal(net(X), net.head(weighed @ torch.ones(2, 32, 32)))
 
 
 def test_the_products_of_fairseqs_attention():
     net = dsq.convert(made("fairseq's attention"), CONFIG)
-    products = CONFIG.at(0).products
-    weights = product(net.q_proj(X), X.mT, products).softmax(-1)
-    assert torch.equal(net(X), product(weights, X, products))
+    matmuls = CONFIG.at(0).activation_matmuls
+    weights = matmul_of_activations(net.q_proj(X), X.mT, matmuls).softmax(-1)
+    assert torch.equal(net(X), matmul_of_activations(weights, X, matmuls))
     assert not dsq.unconvert(net).skip_embed_dim_check
 
 

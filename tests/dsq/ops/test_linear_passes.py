@@ -118,7 +118,7 @@ def test_passes_of_layers_are_one_call_where_the_library_has_one(monkeypatch):
 
 
 def test_a_stochastic_layer_takes_no_plan_of_a_nearest_one():
-    x, w, matmuls = torch.randn(37, 24), torch.randn(40, 24), dsq.Quantizers.of("[4,4,4,16]").matmuls
+    x, w, matmuls = torch.randn(37, 24), torch.randn(40, 24), dsq.Quantizers.of("[4,4,4,16]").linear_matmuls
     for seed in (None, 3):
         plan = linear_passes.plan_of(matmuls, x, w, None, seed is not None)
         y, _ = linear_passes.forward(plan, x, w, None, seed, stashing=False)

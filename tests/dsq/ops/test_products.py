@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
-from dsq.ops.products import attention, product, product_matmuls
+from dsq.ops.products import activation_matmuls, attention, matmul_of_activations
 from tests.dsq.gradients import error, same, saving, step
 from tests.dsq.stash.census import peak_bytes
 
@@ -33,7 +33,7 @@ def test_forward_and_gradients_are_the_equations():
     q0, q1, q2 = dsq.BFP(8), dsq.BFP(4), dsq.BFP(6)
     a, b = torch.randn(48, 32, requires_grad=True), torch.randn(32, 80, requires_grad=True)
     dy = torch.randn(48, 80)
-    y, kept = saving(product, a, b, product_matmuls(q0, q1, q2))
+    y, kept = saving(matmul_of_activations, a, b, activation_matmuls(q0, q1, q2))
     y.backward(dy)
     expected = quantized(a, q0, 1) @ quantized(b, q0, 0)
     da = quantized(dy, q2, 1) @ quantized(b, q1, 1).t()
@@ -46,10 +46,10 @@ def test_forward_and_gradients_are_the_equations():
 @pytest.mark.parametrize("shape", [(2, 1, 32, 48), (32, 48)])
 def test_an_operand_that_serves_several_matrices_is_stashed_once(shape):
     a, b = torch.randn(2, 3, 16, 32, requires_grad=True), torch.randn(shape, requires_grad=True)
-    matmuls = product_matmuls(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6))
-    y, kept = saving(product, a, b, matmuls)
+    matmuls = activation_matmuls(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6))
+    y, kept = saving(matmul_of_activations, a, b, matmuls)
     dy = torch.randn(y.shape)
-    repeated = product(a, b.expand(2, 3, 32, 48), matmuls)
+    repeated = matmul_of_activations(a, b.expand(2, 3, 32, 48), matmuls)
     assert torch.equal(y, repeated)
     da, db = torch.autograd.grad(y, (a, b), dy)
     expected_da, expected_db = torch.autograd.grad(repeated, (a, b), dy)
@@ -61,17 +61,17 @@ def test_an_operand_that_serves_several_matrices_is_stashed_once(shape):
 def test_under_autocast_operands_are_those_of_the_tensors_themselves():
     """Weights of a softmax are float32 there, values bfloat16."""
     a, b = torch.rand(3, 24, 32, requires_grad=True), torch.randn(3, 32, 16).bfloat16().requires_grad_()
-    matmuls = product_matmuls(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6))
+    matmuls = activation_matmuls(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6))
     with torch.autocast("cpu", torch.bfloat16):
-        y = product(a, b, matmuls)
-        assert torch.equal(product(a.detach(), b.detach(), matmuls), y)
+        y = matmul_of_activations(a, b, matmuls)
+        assert torch.equal(matmul_of_activations(a.detach(), b.detach(), matmuls), y)
     y.sum().backward()
     assert (y.dtype, a.grad.dtype, b.grad.dtype) == (torch.bfloat16, torch.float32, torch.bfloat16)
     expected = quantized(a, dsq.BFP(8), -1) @ quantized(b, dsq.BFP(8), -2)
     torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=1e-3)
 
 
-FULL = product_matmuls(*(dsq.Identity(),) * 3)
+FULL = activation_matmuls(*(dsq.Identity(),) * 3)
 
 
 def inputs(heads=4, key_heads=4, length=24, keys=40):
@@ -111,23 +111,23 @@ def test_a_mask_of_float32_serves_bfloat16():
 
 @pytest.mark.parametrize("masks", [{}, {"is_causal": True}], ids=["none", "causal"])
 def test_attention_and_its_gradients_are_two_products_with_a_softmax_between(masks):
-    matmuls, (given, dy) = product_matmuls(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6)), inputs()
+    matmuls, (given, dy) = activation_matmuls(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6)), inputs()
     q, k, v = given
-    scores = product(q, k.mT, matmuls) / math.sqrt(16)
+    scores = matmul_of_activations(q, k.mT, matmuls) / math.sqrt(16)
     if masks:
         scores = scores.masked_fill(~torch.ones(24, 40, dtype=torch.bool).tril(), -math.inf)
     weights = scores.softmax(-1)
     y, p = attention(q, k, v, matmuls, **masks)
     torch.testing.assert_close(p, weights, rtol=1e-5, atol=1e-6)
-    assert error(y, product(p, v, matmuls)) < 1e-6
-    expected = product(weights, v, matmuls)
+    assert error(y, matmul_of_activations(p, v, matmuls)) < 1e-6
+    expected = matmul_of_activations(weights, v, matmuls)
     for ours, exact in zip(*(torch.autograd.grad(it, given, dy) for it in (y, expected)), strict=True):
         assert error(ours, exact) < 2e-3  # a rounding of the scores' gradient may fall to the other side
 
 
 def saved_bytes(given, **options):
     """Bytes kept of packed operands, and of all else."""
-    _, kept = saving(partial(attention, **options), *given, product_matmuls(*(dsq.BFP(4),) * 3))
+    _, kept = saving(partial(attention, **options), *given, activation_matmuls(*(dsq.BFP(4),) * 3))
     packed = sum(x.nbytes for x in kept if x.dtype == torch.uint8)
     return packed, sum(x.nbytes for x in kept) - packed
 
@@ -148,7 +148,7 @@ def test_the_rest_that_is_kept_is_the_weights_and_a_byte_for_each_that_may_be_dr
 def test_the_peak_is_three_tensors_of_the_weights_size():
     """Weights, their gradient and that of the scores; queries, keys and values are small here."""
     q, k, v = (torch.randn(2, 2, 128, 8, requires_grad=True) for _ in range(3))
-    peak = peak_bytes(lambda: attention(q, k, v, product_matmuls(*(dsq.BFP(4),) * 3))[0])
+    peak = peak_bytes(lambda: attention(q, k, v, activation_matmuls(*(dsq.BFP(4),) * 3))[0])
     assert peak < 3.5 * 4 * (2 * 2 * 128 * 128)
 
 
@@ -159,12 +159,12 @@ def test_dropout_drops():
 
 def test_both_products_of_attention_have_random_numbers_of_their_own():
     (q, k, v), _ = inputs()
-    matmuls = product_matmuls(*(dsq.BFP(4),) * 3)
+    matmuls = activation_matmuls(*(dsq.BFP(4),) * 3)
     y, weights = attention(q, k, v, matmuls, seed=3)
-    assert not torch.equal(y, product(weights, v, matmuls, seed=3))
+    assert not torch.equal(y, matmul_of_activations(weights, v, matmuls, seed=3))
 
 
 def test_the_gradient_of_a_matrix_takes_its_own_memory_not_that_of_the_batch():
     a, b = torch.randn(32, 8, 64, requires_grad=True), torch.randn(64, 128, requires_grad=True)
-    matmuls = product_matmuls(*(dsq.BFP(4),) * 3)
-    assert peak_bytes(lambda: product(a, b, matmuls)) < a.shape[0] * b.nbytes / 2
+    matmuls = activation_matmuls(*(dsq.BFP(4),) * 3)
+    assert peak_bytes(lambda: matmul_of_activations(a, b, matmuls)) < a.shape[0] * b.nbytes / 2
