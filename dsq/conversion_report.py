@@ -17,7 +17,7 @@ from dsq.conversion import as_plain, converted
 from dsq.first_training import awaited, trial
 from dsq.gradient_check import GradientCheck, compare, undisturbed, without_gradients
 from dsq.linear import Linear
-from dsq.ops.linear_passes import matrix
+from dsq.ops.linear_passes import as_rows
 from dsq.packing import quantize
 from dsq.process_memory import resident
 from dsq.skipped import SkippedModule, skipped_modules
@@ -233,7 +233,7 @@ def _loses_features(layer: Linear, x: Tensor) -> bool:
     fmt = layer.quantizers.q0
     if not fmt.packs or type(x) is not Tensor or x.numel() == 0:
         return False
-    x_TK = matrix(x).float()
+    x_TK = as_rows(x).float()
     variance = x_TK.var(0, correction=0)
     noise = (quantize(x_TK, fmt) - x_TK).square().mean(0)
     return bool((noise > variance / 4)[variance > 0].float().mean() > 0.5)

@@ -123,9 +123,9 @@ class _Linear(torch.autograd.Function):
         if ctx.shared_inputs is not None:
             ctx.shared_inputs.open = False
         w_NK, x, codes, scales = ctx.saved_tensors
-        saved_x = x if codes is None else Codes(codes, scales, ctx.plan.x_matrix)
+        saved_x = x if codes is None else Codes(codes, scales, ctx.plan.x_shape_TK)
         dx, dw_NK = linear_passes.backward(ctx.plan, dy, w_NK, saved_x, ctx.seed)
-        db_N = linear_passes.matrix(dy).sum(0) if ctx.needs_input_grad[2] else None
+        db_N = linear_passes.as_rows(dy).sum(0) if ctx.needs_input_grad[2] else None
         return dx, dw_NK, db_N, None, None
 
 

@@ -226,7 +226,7 @@ class Dtypes(NamedTuple):
     y: torch.dtype
 
 
-class Layer(NamedTuple):
+class LinearSpec(NamedTuple):
     """A linear layer of given formats, dtypes and shapes."""
 
     matmuls: LinearMatMuls
@@ -236,19 +236,19 @@ class Layer(NamedTuple):
     stochastic: bool
 
     @property
-    def x_matrix(self) -> torch.Size:
+    def x_shape_TK(self) -> torch.Size:
         """(T, K)."""
         return torch.Size((math.prod(self.x_shape[:-1]), self.x_shape[-1]))
 
     @property
     def y_shape(self) -> torch.Size:
         """(..., N)."""
-        return torch.Size((*self.x_shape[:-1], self.matmuls.output.sizes(self.x_matrix, self.w_shape)[1]))
+        return torch.Size((*self.x_shape[:-1], self.matmuls.output.sizes(self.x_shape_TK, self.w_shape)[1]))
 
     @property
-    def y_matrix(self) -> torch.Size:
+    def y_shape_TN(self) -> torch.Size:
         """(T, N)."""
-        return torch.Size((self.x_matrix[0], self.y_shape[-1]))
+        return torch.Size((self.x_shape_TK[0], self.y_shape[-1]))
 
 
 class GemmKernel(NamedTuple):
@@ -279,10 +279,10 @@ class FusedLinear(Protocol):
     the products.
     """
 
-    def forward(self, layer: Layer, gemm: str) -> ForwardCall | None:
+    def forward(self, spec: LinearSpec, gemm: str) -> ForwardCall | None:
         """Return the forward with ``gemm`` for y; None: run the passes kernel by kernel."""
 
-    def backward(self, layer: Layer, gemms: tuple[str | None, str | None]) -> BackwardCall | None:
+    def backward(self, spec: LinearSpec, gemms: tuple[str | None, str | None]) -> BackwardCall | None:
         """Return the backward with ``gemms`` for dx and dw, each None if the gradient is not needed."""
 
 

@@ -38,8 +38,8 @@ from dsq.kernels.backend import (
     Dtypes,
     GemmKernel,
     Groups,
-    Layer,
     LinearMatMuls,
+    LinearSpec,
     MatMul,
     MovingRanges,
     Operand,
@@ -433,8 +433,8 @@ def linear_disagreements(backend: Backend, device: torch.device) -> Iterator[tup
         if not all(gemm.fits(matmul, dtypes.y) for matmul in matmuls):
             continue
         x, w, dy, bias = (t.to(dtype) for t, dtype in zip(tensors, (*dtypes, dtypes.w), strict=True))
-        layer = Layer(matmuls, dtypes, x.shape, w.shape, False)
-        forward, backward = linear.forward(layer, gemm.name), linear.backward(layer, (gemm.name, gemm.name))
+        spec = LinearSpec(matmuls, dtypes, x.shape, w.shape, False)
+        forward, backward = linear.forward(spec, gemm.name), linear.backward(spec, (gemm.name, gemm.name))
         assert forward is not None
         assert backward is not None
         y, stash = forward(x.to(device), w.to(device), bias.to(device), None, True)

@@ -34,11 +34,11 @@ from triton.runtime.jit import JITFunction
 import dsq
 from dsq.command import OneLineParser, Record, table
 from dsq.formats import BFP, FixedPoint, Format, Layout, SignedNVInt
-from dsq.kernels.backend import DTYPES, Dtypes, Layer
+from dsq.kernels.backend import DTYPES, Dtypes, LinearSpec
 from dsq.kernels.conformance import CodecCase, cases
 from dsq.kernels.triton import codec, codec_kernels
 from dsq.kernels.triton.backend import TRITON
-from dsq.kernels.triton.linear import Passes
+from dsq.kernels.triton.linear import TritonLinear
 from dsq.precision import DEFAULT_LEVELS
 
 #: bytes of shared memory that a block may have (CUDA programming guide, table of compute capabilities; CDNA: LDS)
@@ -106,14 +106,14 @@ def _layer(levels: str, seed: int | None) -> Iterator[KernelCall]:
     """The passes of a layer, whose kernels round a tensor twice."""
     for dtypes in (Dtypes(*DTYPES[:1] * 3), Dtypes(*DTYPES[1::-1], DTYPES[1])):
         shape, (x, w, dy) = torch.Size(LARGE), (torch.empty(LARGE, dtype=it, device="meta") for it in dtypes)
-        layer = Layer(dsq.Quantizers.of(levels).linear_matmuls, dtypes, shape, shape, seed is not None)
+        spec = LinearSpec(dsq.Quantizers.of(levels).linear_matmuls, dtypes, shape, shape, seed is not None)
         for gemm in (TRITON.gemms[0], TRITON.gemms[-1]):
             what, part = f"{_short(dtypes.x)} layer at {levels} by {gemm.name}", "edges" if seed else "hot"
-            yield KernelCall(what, partial(_both_passes, layer, gemm.name, x, w, dy, seed), part)
+            yield KernelCall(what, partial(_both_passes, spec, gemm.name, x, w, dy, seed), part)
 
 
-def _both_passes(layer: Layer, gemm: str, x: Tensor, w: Tensor, dy: Tensor, seed: int | None) -> None:
-    forward, backward = Passes().forward(layer, gemm), Passes().backward(layer, (gemm, gemm))
+def _both_passes(spec: LinearSpec, gemm: str, x: Tensor, w: Tensor, dy: Tensor, seed: int | None) -> None:
+    forward, backward = TritonLinear().forward(spec, gemm), TritonLinear().backward(spec, (gemm, gemm))
     assert forward is not None
     assert backward is not None
     _, x_1 = forward(x, w, None, seed, True)

@@ -17,8 +17,8 @@ from dsq.kernels.backend import (
     Codes,
     Dtypes,
     ForwardCall,
-    Layer,
     LinearMatMuls,
+    LinearSpec,
     MatMul,
     Operand,
     check_codes,
@@ -39,7 +39,7 @@ class DirectCalls:
     """The calls of a backend that run whole passes of a layer. A pass without one runs product by product."""
 
     backend: Backend
-    layer: Layer  #: its products and weight as the weight lies in memory
+    spec: LinearSpec  #: its products and weight as the weight lies in memory
     stored_as_KN: bool  #: the weight lies in memory as (K, N)
     saved_shapes: Any  #: shape and dtype of codes, and of scales
     forward: ForwardCall | None  #: None, as below, where the backend has no call for these products
@@ -53,7 +53,7 @@ class LinearPlan(NamedTuple):
     matmuls: LinearMatMuls
     stash: Operand  #: x as it is saved for the backward
     dtypes: Dtypes
-    x_matrix: torch.Size  #: (T, K)
+    x_shape_TK: torch.Size  #: (T, K)
     direct_calls: DirectCalls | None  #: None where a compiler, a mode or a special tensor is to see each product
 
 
@@ -71,7 +71,7 @@ def plan_of(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | No
     if not dense or not plain(x, w_NK, bias_N):
         check_linear(x, w_NK, bias_N, autocast is not None)
         dtypes = Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype)
-        return LinearPlan(matmuls, matmuls.stash, dtypes, matrix(x).shape, None)
+        return LinearPlan(matmuls, matmuls.stash, dtypes, as_rows(x).shape, None)
     # stochastic rounding draws by the place in (N, K)
     stored_as_KN = not stochastic and not w_NK.is_contiguous() and w_NK.dim() == 2 and w_NK.t().is_contiguous()
     bias = None if bias_N is None else (bias_N.shape, bias_N.dtype, bias_N.device)
@@ -82,8 +82,8 @@ def plan_of(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | No
     if cached is None:
         check_linear(x, w_NK, bias_N, autocast is not None)
         dtypes = Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype)
-        layer = Layer(matmuls, dtypes, x.shape, w_NK.t().shape if stored_as_KN else w_NK.shape, stochastic)
-        cached = _cached(key, _new_plan(layer, stored_as_KN, backend))
+        spec = LinearSpec(matmuls, dtypes, x.shape, w_NK.t().shape if stored_as_KN else w_NK.shape, stochastic)
+        cached = _cached(key, _new_plan(spec, stored_as_KN, backend))
     return cached
 
 
@@ -93,7 +93,7 @@ def with_matmuls(plan: LinearPlan, matmuls: LinearMatMuls) -> LinearPlan:
     assert calls is not None
     key = calls, matmuls
     return _plans.get(key) or _cached(
-        key, _new_plan(calls.layer._replace(matmuls=matmuls), calls.stored_as_KN, calls.backend)
+        key, _new_plan(calls.spec._replace(matmuls=matmuls), calls.stored_as_KN, calls.backend)
     )
 
 
@@ -106,7 +106,7 @@ def forward(
     if calls is not None and calls.forward is not None:
         y, codes = calls.forward(x, w_NK.t() if calls.stored_as_KN else w_NK, bias_N, seed, packing)
     else:
-        x_TK = matrix(x)
+        x_TK = as_rows(x)
         y = multiply(matmuls.output, x_TK, w_NK, bias_N, seed, plan.dtypes.y)
         if x.dim() != 2:  # autograd does not let a view be changed in place that a Function gives
             y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], w_NK.shape[0]))
@@ -122,7 +122,7 @@ def backward(
     """Return dx (..., K) of dy (..., N), None without ``w_NK``, and dw (N, K), None without ``saved_x``."""
     calls = plan.direct_calls
     if calls is not None and w_NK is not None:
-        check_present(w_NK, torch.Size((dy.shape[-1], plan.x_matrix[1])))
+        check_present(w_NK, torch.Size((dy.shape[-1], plan.x_shape_TK[1])))
     if calls is not None and not isinstance(saved_x, Tensor) and plain(dy, w_NK):
         if (
             saved_x is not None
@@ -130,34 +130,34 @@ def backward(
             != calls.saved_shapes
         ):
             assert plan.stash.format is not None  # saved-tensor hooks may give back anything
-            check_codes(saved_x.codes, saved_x.scales, plan.stash.format, layout_of(plan.x_matrix, plan.stash.axis))
+            check_codes(saved_x.codes, saved_x.scales, plan.stash.format, layout_of(plan.x_shape_TK, plan.stash.axis))
         gradients = w_NK is not None, saved_x is not None
         if gradients not in calls.backward:
             calls.backward[gradients] = _backward_call(calls, *gradients)
         call = calls.backward[gradients]
         if call is not None:
             return call(dy, w_NK.t() if w_NK is not None and calls.stored_as_KN else w_NK, saved_x, seed)
-    dy_TN, dx, dw_NK = matrix(dy), None, None
+    dy_TN, dx, dw_NK = as_rows(dy), None, None
     if w_NK is not None:
         dx = multiply(plan.matmuls.input_gradient, dy_TN, w_NK, None, seed, plan.dtypes.x)
         dx = dx.view(*dy.shape[:-1], w_NK.shape[1])
     if saved_x is not None:
-        x_TK = saved_x if isinstance(saved_x, Codes) else matrix(saved_x)
+        x_TK = saved_x if isinstance(saved_x, Codes) else as_rows(saved_x)
         dw_NK = multiply(plan.matmuls.weight_gradient, dy_TN, x_TK, None, seed, plan.dtypes.w)
     return dx, dw_NK
 
 
-def matrix(x: Tensor) -> Tensor:
+def as_rows(x: Tensor) -> Tensor:
     """Return (..., K) as (T, K)."""
     dims = x.dim()
     return x if dims == 2 else x.flatten(0, -2) if dims > 2 else x[None]
 
 
-def _new_plan(layer: Layer, stored_as_KN: bool, backend: Backend) -> LinearPlan:
+def _new_plan(spec: LinearSpec, stored_as_KN: bool, backend: Backend) -> LinearPlan:
     """Return the plan of a layer whose products are those of w (N, K), its shapes those that lie in memory."""
-    matmuls, dtypes = layer.matmuls, layer.dtypes
-    stored = layer._replace(matmuls=of_stored_transpose(matmuls)) if stored_as_KN else layer
-    shape_TK, fmt = stored.x_matrix, matmuls.stash.format
+    matmuls, dtypes = spec.matmuls, spec.dtypes
+    stored = spec._replace(matmuls=of_stored_transpose(matmuls)) if stored_as_KN else spec
+    shape_TK, fmt = stored.x_shape_TK, matmuls.stash.format
     saved_shapes = call = None
     if fmt is not None and fmt.packs:
         layout = layout_of(shape_TK, matmuls.stash.axis)
@@ -173,22 +173,22 @@ def _new_plan(layer: Layer, stored_as_KN: bool, backend: Backend) -> LinearPlan:
 
 def _backward_call(calls: DirectCalls, needs_dx: bool, needs_dw: bool) -> BackwardCall | None:
     """Return one call of the backend for the gradients asked for; None if it has none."""
-    layer, backend = calls.layer, calls.backend
-    dx, dw = layer.matmuls.input_gradient, layer.matmuls.weight_gradient
-    each = (dx, layer.w_shape, needs_dx), (dw, layer.x_matrix, needs_dw)
-    if backend.linear is None or not _fusable(backend, layer, *(matmul for matmul, _, needed in each if needed)):
+    spec, backend = calls.spec, calls.backend
+    dx, dw = spec.matmuls.input_gradient, spec.matmuls.weight_gradient
+    each = (dx, spec.w_shape, needs_dx), (dw, spec.x_shape_TK, needs_dw)
+    if backend.linear is None or not _fusable(backend, spec, *(matmul for matmul, _, needed in each if needed)):
         return None
     dx_gemm, dw_gemm = (
-        gemm_for(matmul, layer.dtypes.y, matmul.sizes(layer.y_matrix, shape), backend).name if needed else None
+        gemm_for(matmul, spec.dtypes.y, matmul.sizes(spec.y_shape_TN, shape), backend).name if needed else None
         for matmul, shape, needed in each
     )
-    return backend.linear.backward(layer, (dx_gemm, dw_gemm))
+    return backend.linear.backward(spec, (dx_gemm, dw_gemm))
 
 
-def _fusable(backend: Backend, layer: Layer, *matmuls: MatMul) -> bool:
+def _fusable(backend: Backend, spec: LinearSpec, *matmuls: MatMul) -> bool:
     """Return whether the backend can have one call for these products: their operands, and results that have a format,
     are packed in formats of its own."""
-    if torch.float64 in layer.dtypes or 0 in (*layer.x_shape, *layer.w_shape):
+    if torch.float64 in spec.dtypes or 0 in (*spec.x_shape, *spec.w_shape):
         return False
     if not all(matmul.rounds_alike for matmul in matmuls):
         return False

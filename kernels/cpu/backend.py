@@ -5,7 +5,7 @@ from dsq.kernels.backend import Backend
 from dsq.kernels.cpu.attention import attention
 from dsq.kernels.cpu.codec import SCALES, CodecKernels, supports
 from dsq.kernels.cpu.library import library
-from dsq.kernels.cpu.linear import LinearKernels
+from dsq.kernels.cpu.linear import CpuLinear
 from dsq.kernels.cpu.products import gemms
 
 
@@ -37,7 +37,7 @@ def backend(isa: str) -> Backend:
         affine_unpack=codec.affine_unpack,
         gemms=gemms(loaded),
         tuned=True,
-        linear=LinearKernels(codec) if fused else None,
+        linear=CpuLinear(codec) if fused else None,
         fused_attention=attention_kernels.serving if attention_kernels else None,
         attention=attention_kernels.result if attention_kernels else None,
         attention_gradients=attention_kernels.gradients if attention_kernels else None,

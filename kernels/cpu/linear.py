@@ -11,34 +11,34 @@ import torch
 from torch import Tensor
 
 from dsq.formats import Layout
-from dsq.kernels.backend import BackwardCall, Codes, ForwardCall, Layer, MatMul
+from dsq.kernels.backend import BackwardCall, Codes, ForwardCall, LinearSpec, MatMul
 from dsq.kernels.cpu.codec import SCALES, CodecKernels
 from dsq.kernels.cpu.library import SEED_MASK
 from dsq.kernels.cpu.memory import addresses, scratch
 from dsq.kernels.cpu.products import KERNELS, ONEDNN, OperandInput, by_onednn, describe
 
 
-class LinearKernels:
+class CpuLinear:
     """FusedLinear (kernels/backend.py) by the instruction set of ``codec``."""
 
     def __init__(self, codec: CodecKernels) -> None:
         self._library = codec.library
         self._codec = codec
 
-    def forward(self, layer: Layer, gemm: str) -> ForwardCall | None:
-        matmul = layer.matmuls.output
-        dtypes = layer.dtypes
-        x_matrix, y_shape = layer.x_matrix, layer.y_shape
+    def forward(self, spec: LinearSpec, gemm: str) -> ForwardCall | None:
+        matmul = spec.matmuls.output
+        dtypes = spec.dtypes
+        x_shape_TK, y_shape = spec.x_shape_TK, spec.y_shape
         by_torch = gemm not in KERNELS
-        if (by_torch and matmul.result is not None) or not _fuses(matmul, layer.matmuls.weight_gradient):
+        if (by_torch and matmul.result is not None) or not _fuses(matmul, spec.matmuls.weight_gradient):
             return None
-        x_input, w_input = OperandInput(x_matrix, dtypes.x), OperandInput(layer.w_shape, dtypes.w)
-        output, _, scratch_size = describe(self._codec, matmul, gemm, x_input, w_input, dtypes.y, layer.stochastic)
-        stash, code_shape, scale_shape = self._stash(layer)
+        x_input, w_input = OperandInput(x_shape_TK, dtypes.x), OperandInput(spec.w_shape, dtypes.w)
+        output, _, scratch_size = describe(self._codec, matmul, gemm, x_input, w_input, dtypes.y, spec.stochastic)
+        stash, code_shape, scale_shape = self._stash(spec)
         desc = self._library.new("LinearForwardDesc", {"output": output} | stash)
         run = self._library.c.dsq_linear_forward
         bias_dtype = dtypes.y if by_torch else torch.float32
-        multiply = _multiply_by(gemm, layer, output) if by_torch else None
+        multiply = _multiply_by(gemm, spec, output) if by_torch else None
 
         def call(
             x: Tensor, w: Tensor, bias: Tensor | None, seed: int | None, packing: bool
@@ -57,7 +57,7 @@ class LinearKernels:
                 codes = torch.empty(*code_shape, dtype=torch.uint8, device="cpu")
                 scales = torch.empty(*scale_shape, dtype=torch.uint8, device="cpu")
                 codes_address, scales_address = codes.data_ptr(), scales.data_ptr()
-                packed = Codes(codes, scales, x_matrix)
+                packed = Codes(codes, scales, x_shape_TK)
             run(
                 *(desc, *addresses(x, w, bias), y.data_ptr(), codes_address, scales_address),
                 *(memory.data_ptr(), torch.get_num_threads(), (seed or 0) & SEED_MASK),
@@ -66,32 +66,32 @@ class LinearKernels:
 
         return call
 
-    def _stash(self, layer: Layer) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]:
+    def _stash(self, spec: LinearSpec) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]:
         """The fields of a LinearForwardDesc that pack x, and the shapes of codes and scales."""
-        stash = layer.matmuls.stash
-        dtype = layer.dtypes.x
+        stash = spec.matmuls.stash
+        dtype = spec.dtypes.x
         fmt = stash.quantized_to
-        layout = Layout.of(layer.x_matrix, stash.axis)
-        codec = self._codec.fields(fmt, layout, dtype, dtype, layer.stochastic)
+        layout = Layout.of(spec.x_shape_TK, stash.axis)
+        codec = self._codec.fields(fmt, layout, dtype, dtype, spec.stochastic)
         return {"stash": codec, "stash_seed": stash.seed}, layout.code_shape(fmt.bits), fmt.scale_shape(layout)
 
-    def backward(self, layer: Layer, gemms: tuple[str | None, str | None]) -> BackwardCall | None:
+    def backward(self, spec: LinearSpec, gemms: tuple[str | None, str | None]) -> BackwardCall | None:
         if any(gemm not in KERNELS for gemm in gemms if gemm is not None):
             return None
         dx_gemm, dw_gemm = gemms
-        matmuls = layer.matmuls
+        matmuls = spec.matmuls
         of_gemms = (matmuls.input_gradient, dx_gemm), (matmuls.weight_gradient, dw_gemm)
         if not _fuses(*(matmul for matmul, gemm in of_gemms if gemm is not None)):
             return None
-        dtypes = layer.dtypes
-        dy_input = OperandInput(layer.y_matrix, dtypes.y)
+        dtypes = spec.dtypes
+        dy_input = OperandInput(spec.y_shape_TN, dtypes.y)
         fields = dict[str, Any]()
         scratch_size = dw_operands_end = 0
         dw_shape: tuple[int, ...] = ()
         dw_transposed = False
         if dw_gemm is not None:
             matmul = matmuls.weight_gradient
-            a, b = dy_input, OperandInput(layer.x_matrix, dtypes.x, packed=True)
+            a, b = dy_input, OperandInput(spec.x_shape_TK, dtypes.x, packed=True)
             # for a weight that is stored as (K, N), dw is computed as (K, N) too, or the weight's gradient would be a
             # copy. But with int16 codes the product is faster with x as b
             narrow = matmul.a.quantized_to.bits <= 8
@@ -100,18 +100,18 @@ class LinearKernels:
                 matmul = matmul.transposed()
                 a, b = b, a
             dw_shape = a.shape[1], b.shape[1]
-            product = describe(self._codec, matmul, dw_gemm, a, b, dtypes.w, layer.stochastic)
+            product = describe(self._codec, matmul, dw_gemm, a, b, dtypes.w, spec.stochastic)
             fields["weight_gradient"], dw_operands_end, scratch_size = product
         if dx_gemm is not None:  # behind dw's operands: dy is quantized for both at once
             matmul = matmuls.input_gradient
-            w_input = OperandInput(layer.w_shape, dtypes.w)
-            stochastic = layer.stochastic
+            w_input = OperandInput(spec.w_shape, dtypes.w)
+            stochastic = spec.stochastic
             product = describe(self._codec, matmul, dx_gemm, dy_input, w_input, dtypes.x, stochastic, dw_operands_end)
             fields["input_gradient"] = product[0]
             scratch_size = max(scratch_size, product[2])
         desc = self._library.new("LinearBackwardDesc", fields)
         run = self._library.c.dsq_linear_backward
-        dx_shape = tuple(layer.x_shape)
+        dx_shape = tuple(spec.x_shape)
 
         def call(
             dy: Tensor, w: Tensor | None, x: Codes | None, seed: int | None
@@ -143,23 +143,25 @@ def _fuses(*matmuls: MatMul) -> bool:
     return {type(fmt) for fmt in formats if fmt is not None} <= SCALES.keys()
 
 
-def _multiply_by(gemm: str, layer: Layer, desc: dict[str, Any]) -> Callable[[Tensor, Tensor | None, Tensor], Tensor]:
+def _multiply_by(
+    gemm: str, spec: LinearSpec, desc: dict[str, Any]
+) -> Callable[[Tensor, Tensor | None, Tensor], Tensor]:
     """Return a function (memory, bias, y) -> y, the product by a GEMM of PyTorch's. The quantized operands are in
     ``memory``, of the dtype of y, at the offsets in ``desc``. The function may write to its y, or allocate one."""
-    transposed = layer.matmuls.output.b.transposed
-    y_shape = layer.y_shape
-    x_matrix, w_shape, y_matrix = layer.x_matrix, layer.w_shape, layer.y_matrix
+    transposed = spec.matmuls.output.b.transposed
+    y_shape = spec.y_shape
+    x_shape_TK, w_shape, y_shape_TN = spec.x_shape_TK, spec.w_shape, spec.y_shape_TN
 
     def operand(memory: Tensor, name: str, shape: torch.Size) -> Tensor:
         return memory.as_strided(shape, (shape[1], 1), desc[name]["offset"] // memory.itemsize)
 
     def multiply(memory: Tensor, bias: Tensor | None, y: Tensor) -> Tensor:
-        x0_TK, w0 = operand(memory, "a", x_matrix), operand(memory, "b", w_shape)
+        x0_TK, w0 = operand(memory, "a", x_shape_TK), operand(memory, "b", w_shape)
         w0_NK = w0 if transposed else w0.t().contiguous()  # the order of PyTorch's sums may depend on it
         if gemm == ONEDNN:
             product: Tensor = torch.ops.aten._unsafe_view(by_onednn(x0_TK, w0_NK, bias), y_shape)  # no view to autograd
             return product
-        y_TN = y.view(y_matrix)
+        y_TN = y.view(y_shape_TN)
         if bias is None:
             torch.mm(x0_TK, w0_NK.t(), out=y_TN)
         else:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from dsq.kernels.backend import Backend
 from dsq.kernels.reference.backend import REFERENCE
 from dsq.kernels.triton import codec, gemm
-from dsq.kernels.triton.linear import Passes
+from dsq.kernels.triton.linear import TritonLinear
 
 TRITON = replace(  # the reference serves the fields that are not listed, by PyTorch's operations
     REFERENCE,
@@ -23,7 +23,7 @@ TRITON = replace(  # the reference serves the fields that are not listed, by PyT
     unpack_mask=codec.unpack_mask,
     apply_mask=codec.apply_mask,
     gemms=gemm.GEMMS,
-    linear=Passes(),
+    linear=TritonLinear(),
 )
 
 

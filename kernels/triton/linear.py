@@ -9,7 +9,7 @@
 import torch
 from torch import Tensor
 
-from dsq.kernels.backend import BackwardCall, Codes, ForwardCall, GemmKernel, Layer, MatMul, Operand
+from dsq.kernels.backend import BackwardCall, Codes, ForwardCall, GemmKernel, LinearSpec, MatMul, Operand
 from dsq.kernels.dispatch import layout_of
 from dsq.kernels.reference.backend import TORCH
 from dsq.kernels.triton import codec
@@ -18,53 +18,53 @@ from dsq.kernels.triton.gemm import GEMMS, matmul_bf16
 _GEMMS_BY_NAME = {gemm.name: gemm for gemm in GEMMS}
 
 
-class Passes:
+class TritonLinear:
     """FusedLinear (kernels/backend.py)."""
 
-    def forward(self, layer: Layer, gemm: str) -> ForwardCall | None:
-        matmul, stash = layer.matmuls.output, layer.matmuls.stash
-        dtypes = layer.dtypes
+    def forward(self, spec: LinearSpec, gemm: str) -> ForwardCall | None:
+        matmul, stash = spec.matmuls.output, spec.matmuls.stash
+        dtypes = spec.dtypes
         kernel = _GEMMS_BY_NAME[gemm]
-        x_matrix, w_shape, y_shape = layer.x_matrix, layer.w_shape, layer.y_shape
+        x_shape_TK, w_shape, y_shape = spec.x_shape_TK, spec.w_shape, spec.y_shape
         inner = _narrower(dtypes.x, dtypes.y)
-        x_request = _request(matmul.a, x_matrix, kernel.a_dtype or inner, layer)
-        w_request = _request(matmul.b, w_shape, kernel.b_dtype or inner, layer)
+        x_request = _request(matmul.a, x_shape_TK, kernel.a_dtype or inner, spec)
+        w_request = _request(matmul.b, w_shape, kernel.b_dtype or inner, spec)
         x_requests: list[tuple[codec.Request, ...]] = [(x_request,)]
         if stash.format is not None:
-            x_requests.append((x_request, _request(stash, x_matrix, None, layer)))
+            x_requests.append((x_request, _request(stash, x_shape_TK, None, spec)))
         w_job = dtypes.w, (w_request,)
         encoders = [codec.Encoder((dtypes.x, requests), w_job) for requests in x_requests]  # by whether x is packed
-        product = _Product(kernel, matmul, (x_matrix, w_shape), inner, dtypes.y)
+        product = _Product(kernel, matmul, (x_shape_TK, w_shape), inner, dtypes.y)
 
         def call(
             x: Tensor, w: Tensor, bias: Tensor | None, seed: int | None, packing: bool
         ) -> tuple[Tensor, Codes | None]:
-            x_TK, w = x.detach().reshape(x_matrix).contiguous(), w.detach().contiguous()
+            x_TK, w = x.detach().reshape(x_shape_TK).contiguous(), w.detach().contiguous()
             (a, *packed), (b,) = encoders[packing](seed, x_TK, w)
             # autograd forbids changes in place of a view that a Function returned
             y = torch.ops.aten._unsafe_view.default(product(a, b, bias, seed), y_shape)
-            return y, Codes(packed[0][0], packed[0][1], x_matrix) if packing else None
+            return y, Codes(packed[0][0], packed[0][1], x_shape_TK) if packing else None
 
         return call
 
-    def backward(self, layer: Layer, gemms: tuple[str | None, str | None]) -> BackwardCall | None:
-        _, dx_matmul, dw_matmul = layer.matmuls
+    def backward(self, spec: LinearSpec, gemms: tuple[str | None, str | None]) -> BackwardCall | None:
+        _, dx_matmul, dw_matmul = spec.matmuls
         dx_gemm, dw_gemm = gemms
-        dtypes = layer.dtypes
-        x_shape, x_matrix, y_matrix, w_shape = layer.x_shape, layer.x_matrix, layer.y_matrix, layer.w_shape
+        dtypes = spec.dtypes
+        x_shape, x_shape_TK, y_shape_TN, w_shape = spec.x_shape, spec.x_shape_TK, spec.y_shape_TN, spec.w_shape
         dy_requests, w_jobs = [], []
         dx_product = dw_product = unpack_arguments = None
         if dx_gemm is not None:
             kernel, inner = _GEMMS_BY_NAME[dx_gemm], _narrower(dtypes.y, dtypes.x)
-            dy_requests.append(_request(dx_matmul.a, y_matrix, kernel.a_dtype or inner, layer))
-            w_jobs.append((dtypes.w, (_request(dx_matmul.b, w_shape, kernel.b_dtype or inner, layer),)))
-            dx_product = _Product(kernel, dx_matmul, (y_matrix, w_shape), inner, dtypes.x)
+            dy_requests.append(_request(dx_matmul.a, y_shape_TN, kernel.a_dtype or inner, spec))
+            w_jobs.append((dtypes.w, (_request(dx_matmul.b, w_shape, kernel.b_dtype or inner, spec),)))
+            dx_product = _Product(kernel, dx_matmul, (y_shape_TN, w_shape), inner, dtypes.x)
         if dw_gemm is not None:
             kernel, inner = _GEMMS_BY_NAME[dw_gemm], _narrower(dtypes.y, dtypes.w)
-            dy_requests.append(_request(dw_matmul.a, y_matrix, kernel.a_dtype or inner, layer))
+            dy_requests.append(_request(dw_matmul.a, y_shape_TN, kernel.a_dtype or inner, spec))
             stash = dw_matmul.b
-            unpack_arguments = stash.quantized_to, layout_of(x_matrix, stash.axis), kernel.b_dtype or inner
-            dw_product = _Product(kernel, dw_matmul, (y_matrix, x_matrix), inner, dtypes.w)
+            unpack_arguments = stash.quantized_to, layout_of(x_shape_TK, stash.axis), kernel.b_dtype or inner
+            dw_product = _Product(kernel, dw_matmul, (y_shape_TN, x_shape_TK), inner, dtypes.w)
         encoder = codec.Encoder((dtypes.y, tuple(dy_requests)), *w_jobs)
 
         def call(
@@ -72,14 +72,14 @@ class Passes:
         ) -> tuple[Tensor | None, Tensor | None]:
             assert dy.dtype is dtypes.y
             dx = dw_NK = None
-            dy_TN = dy.detach().reshape(y_matrix).contiguous()
+            dy_TN = dy.detach().reshape(y_shape_TN).contiguous()
             dy_values, *w_values = encoder(seed, dy_TN) if w is None else encoder(seed, dy_TN, w.detach().contiguous())
             del dy_TN
             if dx_product is not None:
                 dx = dx_product(dy_values.pop(0), w_values.pop()[0], None, seed).view(x_shape)
             if dw_product is not None and unpack_arguments is not None and x is not None:
                 codes, scales = x.codes.contiguous(), x.scales.contiguous()  # hooks may have changed their order
-                x_TK = codec.unpack(codes, scales, *unpack_arguments).view(x_matrix)
+                x_TK = codec.unpack(codes, scales, *unpack_arguments).view(x_shape_TK)
                 dw_NK = dw_product(dy_values.pop(), x_TK, None, seed)
             return dx, dw_NK
 
@@ -91,9 +91,9 @@ def _narrower(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     return min(a, b, key=lambda dtype: dtype.itemsize)
 
 
-def _request(operand: Operand, shape: torch.Size, dtype: torch.dtype | None, layer: Layer) -> codec.Request:
+def _request(operand: Operand, shape: torch.Size, dtype: torch.dtype | None, spec: LinearSpec) -> codec.Request:
     """Return the request for a matrix of the layer as values of ``dtype``; None: packed."""
-    seed_offset = operand.seed if layer.stochastic else None
+    seed_offset = operand.seed if spec.stochastic else None
     return codec.Request(operand.quantized_to, layout_of(shape, operand.axis), dtype, seed_offset)
 
 

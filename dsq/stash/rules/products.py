@@ -100,10 +100,10 @@ class QuantizedLinear(torch.autograd.Function):
         if x is not None:
             plan = linear_passes.with_matmuls(plan, _read_wide(plan.matmuls))
             # the product could quantize the values itself, but would hold them until its end: 16 of a GPT's 260 MiB
-            codes, scales = pack(linear_passes.matrix(x), plan.stash.quantized_to, plan.stash.axis)
+            codes, scales = pack(linear_passes.as_rows(x), plan.stash.quantized_to, plan.stash.axis)
             del x
-        dx, dw_NK = linear_passes.backward(plan, dy, w_NK, Codes(codes, scales, plan.x_matrix), ctx.seed)
-        return None, dx, dw_NK, linear_passes.matrix(dy).sum(0) if ctx.biased else None, None, None
+        dx, dw_NK = linear_passes.backward(plan, dy, w_NK, Codes(codes, scales, plan.x_shape_TK), ctx.seed)
+        return None, dx, dw_NK, linear_passes.as_rows(dy).sum(0) if ctx.biased else None, None, None
 
 
 _WIDE = 8  #: bits at which a recomputed input enters the product: it was rounded before, at q1
