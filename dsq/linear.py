@@ -100,11 +100,13 @@ class _Linear(torch.autograd.Function):
         plan = ctx.plan = linear_passes.plan_of(matmuls, x, w_NK, bias, seed is not None)
         ctx.seed = seed
         # a compiler, which sees products, removes duplicate packing by itself; random signs are those of one call
-        may_share = needs_dw and plan.direct_calls is not None and plan.stash.packs and not plan.stash.random_signs
+        may_share = (
+            needs_dw and plan.direct_calls is not None and plan.x_for_dw.packs and not plan.x_for_dw.random_signs
+        )
         ctx.shared_inputs = shared_inputs = shared_inputs_now() if may_share else None
         shared_codes = None
         if shared_inputs is not None:
-            key = input_key(x, plan.stash, seed is None)
+            key = input_key(x, plan.x_for_dw, seed is None)
             shared_codes = shared_inputs.find(key)
         y, saved_x = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=needs_dw and shared_codes is None)
         if shared_inputs is not None and isinstance(saved_x, Codes):

@@ -195,7 +195,7 @@ class LinearMatMuls(NamedTuple):
     weight_gradient: MatMul  #: of dy and the packed x
 
     @property
-    def stash(self) -> Operand:
+    def x_for_dw(self) -> Operand:
         """The form in which x is saved for the backward."""
         return self.weight_gradient.b
 

@@ -154,8 +154,8 @@ def least(tokens: int, width: int, levels: str, dtype: torch.dtype) -> int:
     """The bytes that a linear layer's step has to move: x, w and y, dy, w, dx and dw, the bias and its gradient, each
     once; and the stash of x twice."""
     x = torch.Size((tokens, width))
-    stash = dsq.Quantizers.of(levels).linear_matmuls.stash
-    packed = stash.quantized_to.nbytes(Layout.of(x, stash.axis))
+    x_for_dw = dsq.Quantizers.of(levels).linear_matmuls.x_for_dw
+    packed = x_for_dw.quantized_to.nbytes(Layout.of(x, x_for_dw.axis))
     return dtype.itemsize * (4 * x.numel() + 3 * width * width + 2 * width) + 2 * packed
 
 

@@ -51,7 +51,7 @@ class LinearPlan(NamedTuple):
     """How a layer of given formats, shapes and dtypes runs."""
 
     matmuls: LinearMatMuls
-    stash: Operand  #: x as it is saved for the backward
+    x_for_dw: Operand  #: x as it is saved for the backward
     dtypes: Dtypes
     x_shape_TK: torch.Size  #: (T, K)
     direct_calls: DirectCalls | None  #: None where a compiler, a mode or a special tensor is to see each product
@@ -71,7 +71,7 @@ def plan_of(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | No
     if not dense or not plain(x, w_NK, bias_N):
         check_linear(x, w_NK, bias_N, autocast is not None)
         dtypes = Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype)
-        return LinearPlan(matmuls, matmuls.stash, dtypes, as_rows(x).shape, None)
+        return LinearPlan(matmuls, matmuls.x_for_dw, dtypes, as_rows(x).shape, None)
     # stochastic rounding draws by the place in (N, K)
     stored_as_KN = not stochastic and not w_NK.is_contiguous() and w_NK.dim() == 2 and w_NK.t().is_contiguous()
     bias = None if bias_N is None else (bias_N.shape, bias_N.dtype, bias_N.device)
@@ -102,7 +102,7 @@ def forward(
 ) -> tuple[Tensor, SavedInput | None]:
     """Return y (..., N), and x for the backward if ``stashing``."""
     matmuls, calls = plan.matmuls, plan.direct_calls
-    packing = stashing and plan.stash.packs
+    packing = stashing and plan.x_for_dw.packs
     if calls is not None and calls.forward is not None:
         y, codes = calls.forward(x, w_NK.t() if calls.stored_as_KN else w_NK, bias_N, seed, packing)
     else:
@@ -110,7 +110,7 @@ def forward(
         y = multiply(matmuls.output, x_TK, w_NK, bias_N, seed, plan.dtypes.y)
         if x.dim() != 2:  # autograd does not let a view be changed in place that a Function gives
             y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], w_NK.shape[0]))
-        codes = packed(plan.stash, x_TK, seed) if packing else None
+        codes = packed(plan.x_for_dw, x_TK, seed) if packing else None
     if codes is not None:
         return y, codes
     return y, x.detach().to(plan.dtypes.y) if stashing else None
@@ -129,8 +129,10 @@ def backward(
             and (saved_x.codes.shape, saved_x.codes.dtype, saved_x.scales.shape, saved_x.scales.dtype)
             != calls.saved_shapes
         ):
-            assert plan.stash.format is not None  # saved-tensor hooks may give back anything
-            check_codes(saved_x.codes, saved_x.scales, plan.stash.format, layout_of(plan.x_shape_TK, plan.stash.axis))
+            assert plan.x_for_dw.format is not None  # saved-tensor hooks may give back anything
+            check_codes(
+                saved_x.codes, saved_x.scales, plan.x_for_dw.format, layout_of(plan.x_shape_TK, plan.x_for_dw.axis)
+            )
         gradients = w_NK is not None, saved_x is not None
         if gradients not in calls.backward:
             calls.backward[gradients] = _backward_call(calls, *gradients)
@@ -157,17 +159,17 @@ def _new_plan(spec: LinearSpec, stored_as_KN: bool, backend: Backend) -> LinearP
     """Return the plan of a layer whose products are those of w (N, K), its shapes those that lie in memory."""
     matmuls, dtypes = spec.matmuls, spec.dtypes
     stored = spec._replace(matmuls=of_stored_transpose(matmuls)) if stored_as_KN else spec
-    shape_TK, fmt = stored.x_shape_TK, matmuls.stash.format
+    shape_TK, fmt = stored.x_shape_TK, matmuls.x_for_dw.format
     saved_shapes = call = None
     if fmt is not None and fmt.packs:
-        layout = layout_of(shape_TK, matmuls.stash.axis)
+        layout = layout_of(shape_TK, matmuls.x_for_dw.axis)
         saved_shapes = (layout.code_shape(fmt.bits), torch.uint8, fmt.scale_shape(layout), torch.uint8)
     output = stored.matmuls.output
     if backend.linear is not None and _fusable(backend, stored, output, stored.matmuls.weight_gradient):
         gemm = gemm_for(output, dtypes.y, output.sizes(shape_TK, stored.w_shape), backend).name
         call = backend.linear.forward(stored, gemm)
     return LinearPlan(
-        matmuls, matmuls.stash, dtypes, shape_TK, DirectCalls(backend, stored, stored_as_KN, saved_shapes, call, {})
+        matmuls, matmuls.x_for_dw, dtypes, shape_TK, DirectCalls(backend, stored, stored_as_KN, saved_shapes, call, {})
     )
 
 

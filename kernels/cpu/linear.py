@@ -34,8 +34,8 @@ class CpuLinear:
             return None
         x_input, w_input = OperandInput(x_shape_TK, dtypes.x), OperandInput(spec.w_shape, dtypes.w)
         output, _, scratch_size = describe(self._codec, matmul, gemm, x_input, w_input, dtypes.y, spec.stochastic)
-        stash, code_shape, scale_shape = self._stash(spec)
-        desc = self._library.new("LinearForwardDesc", {"output": output} | stash)
+        packing_fields, code_shape, scale_shape = self._packing_fields(spec)
+        desc = self._library.new("LinearForwardDesc", {"output": output} | packing_fields)
         run = self._library.c.dsq_linear_forward
         bias_dtype = dtypes.y if by_torch else torch.float32
         multiply = _multiply_by(gemm, spec, output) if by_torch else None
@@ -66,14 +66,14 @@ class CpuLinear:
 
         return call
 
-    def _stash(self, spec: LinearSpec) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]:
+    def _packing_fields(self, spec: LinearSpec) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]:
         """The fields of a LinearForwardDesc that pack x, and the shapes of codes and scales."""
-        stash = spec.matmuls.stash
+        x_for_dw = spec.matmuls.x_for_dw
         dtype = spec.dtypes.x
-        fmt = stash.quantized_to
-        layout = Layout.of(spec.x_shape_TK, stash.axis)
+        fmt = x_for_dw.quantized_to
+        layout = Layout.of(spec.x_shape_TK, x_for_dw.axis)
         codec = self._codec.fields(fmt, layout, dtype, dtype, spec.stochastic)
-        return {"stash": codec, "stash_seed": stash.seed}, layout.code_shape(fmt.bits), fmt.scale_shape(layout)
+        return {"stash": codec, "stash_seed": x_for_dw.seed}, layout.code_shape(fmt.bits), fmt.scale_shape(layout)
 
     def backward(self, spec: LinearSpec, gemms: tuple[str | None, str | None]) -> BackwardCall | None:
         if any(gemm not in KERNELS for gemm in gemms if gemm is not None):

@@ -22,7 +22,7 @@ class TritonLinear:
     """FusedLinear (kernels/backend.py)."""
 
     def forward(self, spec: LinearSpec, gemm: str) -> ForwardCall | None:
-        matmul, stash = spec.matmuls.output, spec.matmuls.stash
+        matmul, x_for_dw = spec.matmuls.output, spec.matmuls.x_for_dw
         dtypes = spec.dtypes
         kernel = _GEMMS_BY_NAME[gemm]
         x_shape_TK, w_shape, y_shape = spec.x_shape_TK, spec.w_shape, spec.y_shape
@@ -30,8 +30,8 @@ class TritonLinear:
         x_request = _request(matmul.a, x_shape_TK, kernel.a_dtype or inner, spec)
         w_request = _request(matmul.b, w_shape, kernel.b_dtype or inner, spec)
         x_requests: list[tuple[codec.Request, ...]] = [(x_request,)]
-        if stash.format is not None:
-            x_requests.append((x_request, _request(stash, x_shape_TK, None, spec)))
+        if x_for_dw.format is not None:
+            x_requests.append((x_request, _request(x_for_dw, x_shape_TK, None, spec)))
         w_job = dtypes.w, (w_request,)
         encoders = [codec.Encoder((dtypes.x, requests), w_job) for requests in x_requests]  # by whether x is packed
         product = _Product(kernel, matmul, (x_shape_TK, w_shape), inner, dtypes.y)
@@ -62,8 +62,8 @@ class TritonLinear:
         if dw_gemm is not None:
             kernel, inner = _GEMMS_BY_NAME[dw_gemm], _narrower(dtypes.y, dtypes.w)
             dy_requests.append(_request(dw_matmul.a, y_shape_TN, kernel.a_dtype or inner, spec))
-            stash = dw_matmul.b
-            unpack_arguments = stash.quantized_to, layout_of(x_shape_TK, stash.axis), kernel.b_dtype or inner
+            x_for_dw = dw_matmul.b
+            unpack_arguments = x_for_dw.quantized_to, layout_of(x_shape_TK, x_for_dw.axis), kernel.b_dtype or inner
             dw_product = _Product(kernel, dw_matmul, (y_shape_TN, x_shape_TK), inner, dtypes.w)
         encoder = codec.Encoder((dtypes.y, tuple(dy_requests)), *w_jobs)
 

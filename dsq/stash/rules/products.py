@@ -62,7 +62,7 @@ def quantized_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | Non
     if not isinstance(x, Tensor):
         return linear(x, weight, bias, precision)  # which refuses it
     quantizers = precision if type(precision) is Quantizers else Quantizers.of(precision)
-    operand = quantizers.linear_matmuls.stash
+    operand = quantizers.linear_matmuls.x_for_dw
     # a transformed operand has codes of other values than x, of no use to other operations
     if not weight.requires_grad or not operand.packs or operand.transforms:
         return linear(x, weight, bias, quantizers)
@@ -81,12 +81,12 @@ class QuantizedLinear(torch.autograd.Function):
         ctx: Any, stash: Stash, x: Tensor, w_NK: Tensor, bias: Tensor | None, plan: LinearPlan, seed: int | None
     ) -> Tensor:
         w = w_NK if ctx.needs_input_grad[1] else None
-        key = input_key(x, plan.stash, seed is None)
+        key = input_key(x, plan.x_for_dw, seed is None)
         codes, form = stash.find_input(key, x)
         y, new_codes = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=codes is None and form is None)
         if isinstance(new_codes, Codes):
             codes = new_codes
-            stash.put_input(key, x, plan.stash, codes)
+            stash.put_input(key, x, plan.x_for_dw, codes)
         save(ctx, w, form, *((None, None) if codes is None else codes[:2]))
         ctx.plan = plan
         ctx.seed = seed
@@ -100,7 +100,7 @@ class QuantizedLinear(torch.autograd.Function):
         if x is not None:
             plan = linear_passes.with_matmuls(plan, _read_wide(plan.matmuls))
             # the product could quantize the values itself, but would hold them until its end: 16 of a GPT's 260 MiB
-            codes, scales = pack(linear_passes.as_rows(x), plan.stash.quantized_to, plan.stash.axis)
+            codes, scales = pack(linear_passes.as_rows(x), plan.x_for_dw.quantized_to, plan.x_for_dw.axis)
             del x
         dx, dw_NK = linear_passes.backward(plan, dy, w_NK, Codes(codes, scales, plan.x_shape_TK), ctx.seed)
         return None, dx, dw_NK, linear_passes.as_rows(dy).sum(0) if ctx.biased else None, None, None
