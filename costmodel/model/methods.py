@@ -14,7 +14,7 @@ from dsq import formats
 from dsq.arguments import choice, whole_number
 from dsq.costmodel.model.ledger import Stored
 from dsq.costmodel.model.operations import Gemm, Operation
-from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, Identity
+from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, GridFormat, Identity
 from dsq.operands import MIN_WEIGHT_BITS, OperandSpec
 from dsq.precision import DEFAULT_LEVELS, Precision, parse_levels
 from dsq.stash_bits import EXTRA_BITS, GACT_GROUP, MAX_EXACT_NUMEL, MESA_BITS, MIN_BITS, Role
@@ -34,7 +34,7 @@ class Setup:
     def container_bits(self) -> int:
         """Width `a` of tensors no quantizer touches (norms, softmax...): 16 if q0..q3 fit, else 32, unless told."""
         widest = max(*self.precision, *(spec.float_bits for spec in self.specs.values()))
-        return self.container or (MAX_PACKED_BITS if widest <= MAX_PACKED_BITS else WIDEST)
+        return max(self.container, MAX_PACKED_BITS if widest <= MAX_PACKED_BITS else WIDEST)
 
     @cached_property
     def specs(self) -> dict[str, OperandSpec]:
@@ -75,8 +75,17 @@ class Setup:
             return "simulation"
         return "saving" if self.stash.packs else ""
 
+    @property
+    def family(self) -> str:
+        """The name of the format that the level's bits are of; empty: it names the format of each operand."""
+        return self.format.name if any(spec.format.isdecimal() for spec in self.specs.values()) else ""
+
+    def stores_by_name(self, operand: str) -> bool:
+        """Whether the operand is in a format by name, as mxfp4, and not of a family at a width."""
+        return isinstance(self.operands[operand], GridFormat) or self.specs[operand].format in formats.NAMED
+
     def __str__(self) -> str:
-        return self.precision.text or f"{self.format.name} {self.precision}"
+        return f"{self.family} {self.precision}".strip()
 
 
 FP32 = Setup(Identity(WIDEST), Precision(32, 32, 32, 32))
@@ -135,6 +144,14 @@ def parse_setups(text: str, described: Mapping[str, Any]) -> list[Setup]:
     for bits in floats - {MAX_PACKED_BITS, WIDEST}:
         raise ValueError(f"float must have 16 or 32 bits, got {bits} in {text!r}: fewer have names, as fp8_tensor")
     return setups
+
+
+def used_options(text: str, described: Mapping[str, Any]) -> set[str]:
+    """The options that change what a precision costs, of its format's."""
+    setup = parse_setups(text, described)[-1]
+    widths_alone = {"min_weight_bits"} if "|" not in setup.precision.text else set[str]()
+    prefix = {"format"} if not _PREFIXED.fullmatch(text) else set[str]()
+    return {*sizes(setup.family), *widths_alone, *prefix} if setup.family else set()
 
 
 # ---- policies of dsq.stash

@@ -16,7 +16,7 @@ from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Workload
 from dsq.costmodel.model.tiles import TiledProduct, bytes_again
 from dsq.costmodel.model.traffic import mac_cost
-from dsq.formats import SCALE_BITS, WIDEST, FixedPoint, Format
+from dsq.formats import SCALE_BITS, WIDEST, FixedPoint, Format, Layout
 from dsq.precision import Precision
 
 #: a block (values and exponent) is stored in whole words of this many bits; it makes BFP 32 cost 36 bits a value
@@ -36,8 +36,11 @@ FITTED: dict[str, dict[str, str]] = _DATA["fitted"]  #: "arith", "dram" -> setup
 _OPERAND = {"q0": "x", "q1": "x_for_dw", "q2": "dy_for_dx", "q3": "dy_for_dw"}
 
 
-def stored_bits(fmt: Format) -> float:
-    """Bits a value takes in DRAM: ceil((block * m + scale) / 64) * 64 / block where the format has blocks, else m."""
+def stored_bits(fmt: Format, layout: Layout | None = None) -> float:
+    """Bits a value takes in DRAM: ceil((block * m + scale) / 64) * 64 / block where the format has blocks, else m; of a
+    tensor of `layout` its own bytes, for formats that the paper does not know."""
+    if layout:
+        return 8 * fmt.nbytes(layout) / (layout.rows * layout.columns)
     if not fmt.block_size:
         return fmt.bits
     words = -(-(fmt.block_size * fmt.bits + SCALE_BITS) // WORD_BITS)
@@ -56,8 +59,13 @@ def dram(workload: Workload, setup: Setup, buffer: float = 0) -> float:
 
 def _bits(gemm: Gemm, setup: Setup, buffer: float) -> float:
     """Bits that a layer moves."""
-    width = {name: stored_bits(setup.operands[operand]) for name, operand in _OPERAND.items()} | {"": 0.0}
     size = {"M": -(-gemm.M // gemm.weights), "K": gemm.K, "N": gemm.N}
+    layout = Layout(1, size["M"], size["K"], along_rows=False)
+    width = {
+        name: stored_bits(setup.operands[operand], layout if setup.stores_by_name(operand) else None)
+        for name, operand in _OPERAND.items()
+    }
+    width[""] = 0.0
     bits = sum(size[axes[0]] * size[axes[1]] * width[name] for axes, name in TENSORS)
     for axes, *names in PRODUCTS if buffer else ():
         moved = tuple(width[name] / 8 for name in names)

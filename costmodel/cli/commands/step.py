@@ -11,10 +11,11 @@ from dsq import costmodel, recipes
 from dsq.command import read_toml, write_whole
 from dsq.costmodel.cli.answer import Answer, Record, Section, hardware_facts, refuse_idle
 from dsq.costmodel.hardware.hardware import Hardware, Rate, load_hardware, profile_names
-from dsq.costmodel.model.methods import Method, Setup, all_sizes, parse_setups, whole_stash
+from dsq.costmodel.model.methods import Method, Setup, all_sizes, parse_setups, used_options, whole_stash
 from dsq.costmodel.model.operations import Workload
 from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates
 from dsq.costmodel.model.traffic import matmuls, transfers
+from dsq.costmodel.names import refuse
 from dsq.costmodel.paper.calibrated import FIXED_32, dram, level_costs, shares
 from dsq.costmodel.planning.plan import ASKED
 from dsq.costmodel.workloads.named import AskedStep, asked
@@ -88,10 +89,12 @@ def _uses(modes: Mapping[str, str]) -> Iterator[str]:
 
 def _asked_methods(arguments: argparse.Namespace) -> Iterator[Method]:
     """The precisions; behind one, " all" stands for dsq.DSQConfig(stash="all")."""
-    for text in _precisions(arguments):
+    precisions = _precisions(arguments)
+    _check_options(arguments, [text.removesuffix(" all") for text in precisions])
+    for text in precisions:
         levels = text.removesuffix(" all")
         behind = text[len(levels) :]
-        for setup in setups_of(arguments, [levels]):
+        for setup in parse_setups(levels, vars(arguments)):
             yield Method(f"{setup}{behind}", setup, stash=whole_stash(setup) if behind else None)
 
 
@@ -112,8 +115,6 @@ def _precisions(arguments: argparse.Namespace) -> list[str]:
         given = " and ".join(map(repr, names))
         raise ValueError(f"workload is given twice: {given}; a precision is written as in [8,4,8,8]")
     arguments.workload = names[0] if names else arguments.workload
-    if not precisions:
-        refuse_idle(arguments, ("format", "container", *all_sizes()), "without a precision")
     return precisions
 
 
@@ -125,9 +126,25 @@ def parse_size(name: str, text: str | None, units: Mapping[str, float], example:
     return float(match[1]) * units[match[2]]
 
 
-def setups_of(arguments: argparse.Namespace, texts: Iterable[str]) -> list[Setup]:
-    """The precisions, each in its own format, or in that of the options. Raises ValueError."""
-    return [setup for text in texts for setup in parse_setups(text, vars(arguments))]
+def _check_options(arguments: argparse.Namespace, precisions: Sequence[str], *others: str) -> None:
+    """Raises ValueError for an option of formats that none of the texts uses, and a container too narrow for one."""
+    options = vars(arguments)
+    used = {name for text in (*precisions, *others) for name in used_options(text, options)}
+    idle = {"format", "min_weight_bits", *all_sizes()} - used | ({"container"} if not precisions else set())
+    refuse_idle(arguments, sorted(idle), f"for {', '.join(precisions)}" if precisions else "without a precision")
+    for setup in (setup for text in precisions for setup in parse_setups(text, options)):
+        narrow = arguments.container and arguments.container < setup.container_bits
+        refuse((narrow, f"container must be {setup.container_bits} for {setup}, got {arguments.container}"))
+
+
+def _setups(arguments: argparse.Namespace, *others: str) -> list[Setup]:
+    """The precisions, each in its own format, or in that of the options. Raises ValueError.
+
+    Args:
+        others: precisions that options of formats may be for too.
+    """
+    _check_options(arguments, arguments.precision, *others)
+    return [setup for text in arguments.precision for setup in parse_setups(text, vars(arguments))]
 
 
 def facts(workload: Workload, hardware: Hardware | None = None) -> Record:
@@ -136,7 +153,7 @@ def facts(workload: Workload, hardware: Hardware | None = None) -> Record:
 
 
 def named(setup: Setup) -> Record:
-    return {"setup": str(setup), "format": setup.format.name, "precision": str(setup.precision), "mode": setup.mode}
+    return {"setup": str(setup), "format": setup.family, "precision": str(setup.precision), "mode": setup.mode}
 
 
 def heading(workload: Workload, hardware: Hardware) -> str:
@@ -159,13 +176,14 @@ def floor_record(floor: Floor) -> Record:
 
 def estimate(arguments: argparse.Namespace) -> Answer:
     """A record for each setup, and their mean by the shares of the work that a run does at each."""
-    setups = setups_of(arguments, arguments.precision)
+    relative_to = arguments.relative_to
+    setups = _setups(arguments, *[relative_to] * (relative_to != arguments.parser.get_default("relative_to")))
     worked = _shares(arguments.rise_at, len(setups))
     hardware = load_hardware(arguments.hardware)
     workload = asked(**vars(arguments), cpu=hardware.cpu).build()
-    units = setups_of(arguments, [arguments.relative_to])
+    units = parse_setups(relative_to, vars(arguments))
     if len(units) > 1:
-        raise ValueError(f"relative_to must be one precision, as [16,4,4,16], got {arguments.relative_to!r}")
+        raise ValueError(f"relative_to must be one precision, as [16,4,4,16], got {relative_to!r}")
     buffer = parse_size("buffer", arguments.buffer, _BYTES, "20MB")
     records = _estimates(workload, setups, units[0], hardware, buffer)
     uses = _uses({str(setup): setup.mode for setup in setups})
@@ -194,10 +212,10 @@ def _shares(rise_at: str | None, levels: int) -> list[float]:
 
 
 _MEANING = (
-    "relative to {}. dram, arithmetic: linear layers by the paper's accounting, each operand at its own bits "
-    "(docs/cost-model.md). dram in containers: the whole step as a GPU runs it, where what no quantizer touches has 16 "
-    "or 32 bits. linears stash: what the converted layers save for the backward; model saved: what the whole model "
-    "saves."
+    "relative to {}. dram, arithmetic: linear layers by the paper's accounting, each operand at its own bits, a block "
+    "of bfp or snvint in whole words of 64 (docs/cost-model.md). Other columns: the whole step (optimizer, attention, "
+    "norms) as a GPU runs it, which stores the stash at q1 and all else in 16 or 32 bits. linears stash: what the "
+    "converted layers save for the backward; model saved: what the whole model saves."
 )
 
 
@@ -231,7 +249,7 @@ def _mean_record(records: list[Record], worked: Sequence[float]) -> Record:
     for record, share in zip(records, worked, strict=True):
         record["share"] = share
     mean: Record = {
-        "setup": f"{records[0]['format']} mean",
+        "setup": f"{records[0]['format']} mean".strip(),
         "format": records[0]["format"],
         "precision": "mean",
         "mode": "",
@@ -255,7 +273,7 @@ def roofline(arguments: argparse.Namespace) -> Answer:
     records: list[Record] = []
     notes = []
     buffer = parse_size("buffer", arguments.buffer, _BYTES, "20MB")
-    for setup in setups_of(arguments, arguments.precision):
+    for setup in _setups(arguments):
         classes, note = _classes(workload, setup, hardware, buffer)
         records += classes
         notes.append(f"{note} {_by_bits(workload, setup, buffer)}")

@@ -173,9 +173,38 @@ def test_a_level_costs_the_weight_that_runs(capsys):
 
 @pytest.mark.parametrize("command", ["estimate", "roofline", "plan"])
 def test_answers_say_which_levels_simulate_and_which_save(command, capsys):
-    text = " ".join(run(capsys, command, "[-,4,-,-]", "fixed:[8,4,8,8]", "--workload", "gpt2")[1].split())
+    levels = ("[-,4,-,-]", "fixed:[-,4,-,-]", "fixed:[8,4,8,8]")
+    text = " ".join(run(capsys, command, *levels, "--workload", "gpt2")[1].split())
     assert "simulation (products are quantized): fixed [8,4,8,8]" in text
-    assert "saving (products are the trainer's, saved tensors are packed): [-,4,-,-]" in text
+    assert "saving (products are the trainer's, saved tensors are packed): snvint [-,4,-,-] / fixed [-,4,-,-]" in text
+
+
+@pytest.mark.parametrize(
+    ("precision", "option"),
+    [
+        ("mxfp4", "--block-size 64"),
+        ("nvfp4-nvidia", "--format bfp"),
+        ("bfp4", "--min-weight-bits 0"),
+        ("[8 8 | 8 8 | 8 4]", "--min-weight-bits 0"),
+        ("fixed:[4,4,4,4]", "--block-size 8"),
+        ("bfp:[4,4,4,4]", "--format fixed"),
+    ],
+)
+def test_options_that_change_nothing_are_refused(precision, option, capsys):
+    refusal = f"{option.split()[0]} does nothing for {precision}: leave it out"
+    for command in ["estimate"], ["roofline"], ["plan", "gpt2"]:
+        answer = run(capsys, *command, precision, *option.split())
+        assert answer == (2, "", f"dsq-cost {command[0]}: error: {refusal}\n")
+    assert run(capsys, "estimate", precision, "[8,4,8,8]", *option.split())[0] == 0
+
+
+def test_containers_hold_what_lies_in_them(capsys):
+    assert run(capsys, "estimate", "[8,4,8,8]", "--container", "16", "--csv") == run(
+        capsys, "estimate", "[8,4,8,8]", "--csv"
+    )
+    for name in ("fp32", "fixed [32,8,8,8]"):
+        status, _, error = run(capsys, "estimate", name.replace(" ", ":"), "--container", "16")
+        assert (status, error) == (2, f"dsq-cost estimate: error: container must be 32 for {name}, got 16\n")
 
 
 def test_options_change_what_is_costed(capsys):

@@ -64,6 +64,13 @@ def test_stored_bits_follow_bits_box_scale_and_word(monkeypatch):
     assert calibrated.stored_bits(BFP(4)) == 4.5
 
 
+def test_formats_by_name_are_stored_at_their_own_bits():
+    workload = Workload("one", (Gemm("l", 256, 256, 256),), tokens=256)
+    bits = {"mxfp4": 4.25, "mxint8": 8.25, "mx6": 6, "int4_16x16": 4 + 32 / 256, "bfp4": 8, "bf16": 16}
+    for name, stored in bits.items():
+        assert calibrated.dram(workload, Setup(BFP(32), Precision.parse(name))) == stored / 32
+
+
 def test_dram_moves_with_each_width_by_its_tensors_share():
     """One layer of 2 tokens, 3 in, 5 out: each q's weight is the number of values it moves."""
     workload = Workload("one", (Gemm("l", 2, 3, 5),), tokens=2)
