@@ -28,7 +28,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import dsq
-from dsq.formats import format_class
+from dsq import recipes
+from dsq.formats import NAMED, format_class
 from dsq.stash.graphs.compiled import repeated_blocks
 
 
@@ -198,7 +199,9 @@ def attach(model: nn.Module, name: str) -> list[Any]:
     controllers: list[Any] = []
     for part in name.split(" + "):
         first, *words = part.split()
-        if first.startswith("["):
+        if first in recipes.names():
+            first = recipes.recipe(first).operands  # of every layer, those of plain ends too
+        if first.startswith("[") or first in NAMED:
             options = {key: value for word in words for key, value in _CONFIG[word].items()}
             dsq.convert(model, dsq.DSQConfig(**{"levels": first, "stash": "linears"} | options))
         elif first == "around":

@@ -395,9 +395,14 @@ class Grid:
         return self.digits + (self.largest >= 2.0**self.lowest)
 
     @property
+    def unit(self) -> int:
+        """Return the power of two that is the finest step."""
+        return self.lowest - self.digits
+
+    @property
     def integer_bits(self) -> int:
         """Return the width of the integers, sign included, that hold every element in units of the finest step."""
-        return 1 + int(self.largest * 2.0 ** (self.digits - self.lowest)).bit_length()
+        return 1 + int(self.largest * 2.0**-self.unit).bit_length()
 
 
 def integer_grid(bits: int) -> Grid:

@@ -264,6 +264,8 @@ class GemmKernel(NamedTuple):
     packed: bool = False  #: ``run`` takes Codes, else values
     a_dtype: torch.dtype | None = None  #: of the values that ``run`` takes; None: the dtype of the matrix
     b_dtype: torch.dtype | None = None
+    #: (operand, its Codes) -> what ``run`` takes in place of the Codes; None: the Codes
+    convert: Callable[[Operand, Codes], Any] | None = None
 
 
 #: (x (..., K), w (N, K), bias, seed, whether to pack x) -> y (..., N), and the packed x

@@ -316,11 +316,24 @@ def affine_disagreements(backend: Backend, device: torch.device) -> Iterator[tup
 
 # ---- products of two matrices: exact but for float32's rounding of their sums
 
+
+def _at(
+    families: Sequence[tuple[Callable[..., Format], Callable[..., Format]]], widths: Sequence[tuple[int, int]]
+) -> Iterator[tuple[Format, Format]]:
+    for (a, b), (a_bits, b_bits) in itertools.product(families, widths):
+        yield a(a_bits), b(b_bits)
+
+
 _SIGNED_SCALES = ((SignedNVInt, SignedNVInt), (BFP, SignedNVInt), (SignedNVInt, BFP))
-#: formats of the two operands of products, and their widths
-_OPERANDS: tuple[tuple[tuple[Callable[..., Format], ...], tuple[int, int]], ...] = (
-    *itertools.product(((BFP, BFP), (FixedPoint, FixedPoint)), ((2, 2), (4, 4), (8, 5), (9, 9), (16, 4), (3, 16))),
-    *itertools.product(_SIGNED_SCALES, ((2, 3), (4, 4), (8, 8), (16, 4))),
+_GRIDS = (
+    *(("mxfp4", "mxfp4"), ("mxfp6_e2m3", "mxint8"), ("mx6", "mx4"), ("mxfp8_e4m3", "mxfp4"), ("mxfp4_aws", "mxfp4")),
+    *(("nvfp4", "nvfp4_2d"), ("nvfp4_2d", "nvfp4_clamped"), ("int8_row", "int8_tensor"), ("int8_tensor", "int8_row")),
+)
+#: formats of the two operands of products
+_OPERANDS: tuple[tuple[Format, Format], ...] = (
+    *_at(((BFP, BFP), (FixedPoint, FixedPoint)), ((2, 2), (4, 4), (8, 5), (9, 9), (16, 4), (3, 16))),
+    *_at(_SIGNED_SCALES, ((2, 3), (4, 4), (8, 8), (16, 4))),
+    *((NAMED[a], NAMED[b]) for a, b in _GRIDS),
 )
 
 
@@ -345,8 +358,7 @@ def products() -> Iterator[Product]:
     sizes = (1, 1, 1, 0), (5, 16, 33, 0), (40, 100, 17, 0), (33, 600, 70, 0), (7, 300, 9, 3), (7, 300, 9, 6)
     transpositions = (False, False), (False, True), (True, False)
     for (rows, depth, columns, spread), transposed in itertools.product(sizes, transpositions):
-        for kinds, bits in _OPERANDS:
-            a, b = (kind(width) for kind, width in zip(kinds, bits, strict=True))
+        for a, b in _OPERANDS:
             yield Product(rows, depth, columns, along_contraction(a, b, transposed), spread)
 
 

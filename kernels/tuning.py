@@ -2,7 +2,8 @@
 
 The time of a GEMM includes the preparation of its operands: quantized to values, or packed. Sizes are rounded up to one
 of four steps per octave (4, 5, 6, 7, 8, 10 and so on). For a product of over MEASURED multiply-accumulates a smaller
-one is measured. The choice is saved in a file, so that a resumed run multiplies as the first did:
+one is measured, and its times are scaled: of the preparation by the operands' values, of the product by its
+multiply-accumulates. The choice is saved in a file, so that a resumed run multiplies as the first did:
 
     $DSQ_CACHE or $XDG_CACHE_HOME/dsq or ~/.cache/dsq, gemms.jsonl
 
@@ -19,6 +20,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,7 +64,7 @@ def fastest(
         key += f"; {precision} precision of float32"
     choice = _saved_choice(gemms, key)
     if choice is None:
-        measured = preferred(gemms, timed(gemms, matmul, dtype, shape, backend))
+        measured = preferred(gemms, timed(gemms, matmul, dtype, sizes, backend))
         _save_choice(key, measured.name)
         choice = _saved_choice(gemms, key) or measured
     return choice
@@ -80,23 +82,35 @@ def preferred(gemms: Sequence[GemmKernel], seconds: Sequence[float]) -> GemmKern
 def timed(
     gemms: Sequence[GemmKernel], matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend
 ) -> list[float]:
-    """Return the best time of each kernel in seconds, in turns for ROUNDS and SECONDS, on random operands."""
+    """Return the best time of each kernel for ``sizes`` in seconds, in turns for ROUNDS and SECONDS, on random operands
+    of their class."""
     generator = torch.Generator().manual_seed(0)
-    rows, columns, depth = sizes
+    rows, columns, depth = shape = size_class(sizes)
+    more_values, more_products = _values(sizes) / _values(shape), math.prod(sizes) / math.prod(shape)
     shapes = (rows, depth), (depth, columns)
     values = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
     stored = (x.t() if operand.transposed else x for x, operand in zip(values, (matmul.a, matmul.b), strict=True))
     a, b = (x.contiguous() for x in stored)
-    best_times = [float("inf")] * len(gemms)
+    preparing, multiplying = ([float("inf")] * len(gemms) for _ in range(2))
+    # of one thread its own time, which what else runs on the machine does not stretch
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     begin = time.perf_counter()
     rounds = 0
     while rounds < ROUNDS or time.perf_counter() - begin < SECONDS:
         rounds += 1
         for i, gemm in enumerate(gemms):
-            start = time.perf_counter()
-            gemm.run(matmul, *operands_for(gemm, matmul, a, b, backend), None)
-            best_times[i] = min(best_times[i], time.perf_counter() - start)
-    return best_times
+            start = clock()
+            operands = operands_for(gemm, matmul, a, b, backend)
+            ready = clock()
+            gemm.run(matmul, *operands, None)
+            preparing[i], multiplying[i] = min(preparing[i], ready - start), min(multiplying[i], clock() - ready)
+    return [more_values * p + more_products * m for p, m in zip(preparing, multiplying, strict=True)]
+
+
+def _values(sizes: Sizes) -> int:
+    """Return the number of values of both operands."""
+    rows, columns, depth = sizes
+    return (rows + columns) * depth
 
 
 def size_class(sizes: Sizes) -> Sizes:
@@ -110,20 +124,18 @@ def size_class(sizes: Sizes) -> Sizes:
     return rows, columns, depth
 
 
-def operands_for(
-    gemm: GemmKernel, matmul: MatMul, a: Tensor, b: Tensor, backend: Backend
-) -> tuple[Tensor | Codes, Tensor | Codes]:
-    """Return ``a`` and ``b`` quantized by ``backend``, or by the reference, in the form that ``gemm`` takes: values, or
-    Codes."""
+def operands_for(gemm: GemmKernel, matmul: MatMul, a: Tensor, b: Tensor, backend: Backend) -> tuple[Any, Any]:
+    """Return ``a`` and ``b`` quantized by ``backend``, or by the reference, in the form that ``gemm`` takes."""
 
-    def prepare(x: Tensor, operand: Operand, dtype: torch.dtype | None) -> Tensor | Codes:
+    def prepare(x: Tensor, operand: Operand, dtype: torch.dtype | None) -> Any:
         fmt = operand.format
         values = x
         if fmt is not None:
             layout = Layout.of(x.shape, operand.axis)
             codec = backend if backend.serves(fmt) else REFERENCE
             if gemm.packed:
-                return Codes(*codec.pack(x, fmt, layout, None), x.shape)
+                codes = Codes(*codec.pack(x, fmt, layout, None), x.shape)
+                return codes if gemm.convert is None else gemm.convert(operand, codes)
             values = codec.quantize(x, fmt, layout, None, dtype or x.dtype)
         return values.t() if operand.transposed else values
 

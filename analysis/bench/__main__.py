@@ -16,6 +16,7 @@ RACES = {
     "kernels": comparisons.against_copies,
     "step": comparisons.six_blocks,
     "policies": comparisons.policies,
+    "formats": comparisons.formats,
 }
 TOO_NOISY = (
     f"TOO NOISY TO TRUST: the baseline varies by over {TRUSTED_SPREAD:.0%} from itself; stop what else runs and repeat"

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 import dsq
 from analysis.models import attach, encoder
 from analysis.timing import Call, Comparison, compare
-from dsq.formats import BFP, FixedPoint, Format, Layout, SignedNVInt
+from dsq import recipes
+from dsq.formats import BFP, NAMED, FixedPoint, Format, Layout, SignedNVInt
 from dsq.kernels.cpu.backend import backend as cpu_backend
 from dsq.kernels.cpu.library import library
 from dsq.precision import DEFAULT_LEVELS
@@ -120,3 +121,22 @@ def policies(rounds: int) -> Iterator[Comparison]:
     names = ["fp32", default, f"{default} all", "bfp 4", "mesa", "gact 4 uniform"]
     yield _race("six blocks, d 512, 1024 tokens", blocks(), names, rounds, warm=2)
     yield _race("six blocks, d 128, 1024 tokens", blocks(128, 16, 64), names, rounds, warm=25)
+
+
+def formats(rounds: int) -> Iterator[Comparison]:
+    """A linear layer's step in every format by name and every recipe, against fp32's; then quantizing its input."""
+    names = [*{fmt: name for name, fmt in reversed(NAMED.items())}.values()]  # of formats with two names the first
+    levels = [f"[{bits},{bits},{bits},{bits}] {family}" for family in ("bfp", "snvint", "fixed") for bits in (4, 8)]
+    contestants = dict.fromkeys(["fp32", AUTOCAST, *levels, *names, *recipes.names()])
+    yield _race("linear layer, 1024 features, 4096 tokens", layer(), [*contestants], rounds)
+    x = torch.randn(4096, 1024)
+    calls: dict[str, Call] = {name: partial(dsq.quantize, x, name) for name in ("bfp4", "snvint4", "fixed4", *names)}
+    title = f"quantize {x.numel():,} float32 values, {torch.get_num_threads()} threads"
+    yield compare(title, ("clone", x.clone), calls, rounds)
+
+
+def layer(features: int = 1024, tokens: int = 4096) -> Training:
+    """A linear layer whose input wants a gradient; the loss is a sum of its results with random factors."""
+    torch.manual_seed(0)
+    x, dy = torch.randn(tokens, features, requires_grad=True), torch.randn(tokens, features)
+    return nn.Sequential(nn.Linear(features, features)), lambda model: (model(x) * dy).sum()

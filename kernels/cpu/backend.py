@@ -35,7 +35,7 @@ def backend(isa: str) -> Backend:
         relu=codec.relu,
         affine_pack=codec.affine_pack,
         affine_unpack=codec.affine_unpack,
-        gemms=gemms(loaded),
+        gemms=gemms(codec),
         tuned=True,
         linear=CpuLinear(codec) if fused else None,
         fused_attention=attention_kernels.serving if attention_kernels else None,

@@ -14,7 +14,7 @@ from dsq.kernels.conformance import linear_disagreements, multiplies
 from dsq.kernels.cpu import products
 from dsq.kernels.cpu.backend import load
 from dsq.kernels.cpu.library import LIBRARY, library
-from dsq.kernels.cpu.products import KERNELS, gemms, with_first_check
+from dsq.kernels.cpu.products import KERNELS, with_first_check
 from dsq.kernels.reference.backend import TORCH
 from tests.threads import threads
 
@@ -31,7 +31,7 @@ def emulated_tiles(monkeypatch):
 
 
 def amx():
-    return next(gemm for gemm in gemms(library()) if gemm.name == "amx")
+    return next(gemm for gemm in load().gemms if gemm.name == "amx")
 
 
 def multiplied(a_MK, b_KN, bias_N=None):

@@ -10,19 +10,20 @@ import pytest
 import torch
 
 import dsq
-from dsq.formats import BFP, SignedNVInt
+from dsq.formats import BFP, NAMED, SignedNVInt
 from dsq.functional import linear
 from dsq.kernels.backend import Codes, MatMul, Operand
 from dsq.kernels.conformance import product_disagreements, products
 from dsq.kernels.cpu.backend import load
 from dsq.kernels.cpu.library import LIBRARY, library
 from dsq.kernels.dispatch import gemm_for, pack, quantize
+from dsq.ops.products import multiply
 
 if not LIBRARY.exists():
     pytest.skip("the C++ kernels are not built", allow_module_level=True)
 
 NARROW = MatMul(Operand(BFP(4), -1), Operand(BFP(4), 0))
-BFLOAT16, INTEGER, AMX, TORCH, ONEDNN = load().gemms
+BFLOAT16, INTEGER, ELEMENTS, AMX, TORCH, ONEDNN = load().gemms
 INTEGER_GEMMS = library().usable(library().c.dsq_integer_gemm)
 SIZES = [(1, 1, 1), (3, 5, 7), (14, 256, 32), (15, 257, 33), (100, 600, 70)]
 needs_integer = pytest.mark.usefixtures("integer_gemm")
@@ -74,9 +75,18 @@ def integers(shape, largest, seed=0):
 
 @needs_integer
 def test_the_products_of_the_suite_that_fit_conform():
-    fitting = [product for product in products() if fits(product.matmul)]
+    fitting = [p for p in products() if fits(p.matmul) or ELEMENTS.fits(p.matmul, torch.float32)]
     assert [str(product) for product in fitting if product_disagreements(load(), product, torch.device("cpu"))] == []
-    assert len(fitting) > 200
+    assert len(fitting) > 300
+
+
+@needs_integer
+def test_elements_are_multiplied_by_scales_whose_product_is_below_the_range_of_float32():
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)) * 2.0**-60
+    nvfp4 = Operand(NAMED["nvfp4"], -1), Operand(NAMED["nvfp4"], -1, transposed=True)
+    y = multiply(MatMul(*nvfp4), x, x)
+    values = dsq.quantize(x, "nvfp4").double()
+    torch.testing.assert_close(y.double(), values @ values.t(), rtol=1e-5, atol=0)
 
 
 def test_a_product_fits_if_its_sums_fit(integer_gemm):
