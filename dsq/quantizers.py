@@ -13,7 +13,8 @@ from dsq.arguments import choice, whole_number
 from dsq.formats import DEFAULT, WIDEST, Format, Identity, named, parse_format
 from dsq.kernels.backend import LinearMatMuls, MatMul, Operand
 from dsq.operands import MIN_WEIGHT_BITS, PLAIN_BITS, Operands, OperandSpec, parse_operands
-from dsq.ops.products import ActivationMatMuls, SeedOffset, activation_matmuls
+from dsq.ops.products import ActivationMatMuls, activation_matmuls
+from dsq.ops.seeds import SeedOffset
 from dsq.packing import Rounding
 from dsq.precision import Precision
 
@@ -87,8 +88,8 @@ class Quantizers:
         )
 
     def _of_operands(self, specs: Operands) -> tuple[LinearMatMuls, ActivationMatMuls]:
-        """Return the products of a layer, and of two activations, whose second one takes the place of w; it is stashed
-        as x is where the level leaves w as it is."""
+        """Return the products of a layer, and of two activations a and b: b takes w's place; if w is "-", b is stashed
+        as x."""
         exact = self.gemm == "exact"
 
         def operand(spec: OperandSpec, axis: int, seed: int, transposed: bool = False, of: Any = None) -> Operand:

@@ -13,9 +13,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from dsq.kernels.dispatch import define, plain, signed
 from dsq.kernels.reference.codec import uniform
-
-#: added to the seed of a product: the signs of both operands are the same, and no operand's rounding draws them
-SIGN_SEED = 7
+from dsq.ops.seeds import SeedOffset
 
 
 def transform(x: Tensor, axis: int, size: int, seed: int | None) -> Tensor:
@@ -34,7 +32,7 @@ def _transform(x: Tensor, axis: int, size: int, seed: int | None) -> Tensor:
     axis %= x.dim()
     outer, length, inner = x.shape[:axis].numel(), x.shape[axis], x.shape[axis + 1 :].numel()
     if seed is not None and length:
-        signs = uniform(1, length, seed + SIGN_SEED, x.device)[0].round().mul(2).sub(1)
+        signs = uniform(1, length, seed + SeedOffset.SIGNS, x.device)[0].round().mul(2).sub(1)
         x = x * signs.to(x.dtype).view(-1, *[1] * (x.dim() - 1 - axis))
     flat = x.reshape(outer, length, inner)
     results, begin = [], 0

@@ -28,15 +28,7 @@ from dsq.kernels.dispatch import backend_for, define, gemm_for, pack, plain, qua
 from dsq.kernels.reference.backend import TORCH
 from dsq.ops.checks import refuse_transforms
 from dsq.ops.hadamard import transform
-
-
-class SeedOffset:
-    """What each operand of a layer's products, x, w and their like, adds to the seed of a call, so that no two share
-    random numbers."""
-
-    X, W, X_FOR_DW, W_FOR_DX, DY_FOR_DX, DY_FOR_DW, DX = range(7)
-    NUMBER = 8  #: of seeds that one call may take
-
+from dsq.ops.seeds import SeedOffset
 
 any_autocast = torch._C._is_any_autocast_enabled  # to ask for one device takes six times as long
 
@@ -141,11 +133,6 @@ def _before_rounding(operand: Operand, x: Tensor, seed: int | None) -> Tensor:
     if not operand.hadamard:
         return x
     return transform(x, operand.axis, operand.hadamard, seed if operand.random_signs else None)
-
-
-def offset_seed(seed: int | None, offset: int) -> int | None:
-    """Return the seed of one tensor of a product, which has random numbers of its own; None rounds to nearest."""
-    return None if seed is None else seed + offset
 
 
 class ActivationMatMuls(NamedTuple):
@@ -269,7 +256,7 @@ def attention(
     del scores  # the largest tensor, with the weights
     if dropout_p:
         weights, _ = torch.native_dropout(weights, dropout_p, True)  # on CPUs F.dropout saves a float a value
-    return multiply_heads(weights, v_SE, matmuls, offset_seed(seed, SeedOffset.NUMBER)), weights
+    return multiply_heads(weights, v_SE, matmuls, None if seed is None else seed + SeedOffset.NUMBER), weights
 
 
 def _grouped(a_MK: Tensor, b_KN: Tensor, matmuls: ActivationMatMuls, seed: int | None) -> Tensor:

@@ -81,7 +81,7 @@ class Interception(TorchFunctionMode):
         super().__init__()
         self.stash, self.rules, self.policy, self.level = stash, rules, policy, level
         self.entered: tuple[tuple[Controller, nn.Module], ...] = ()  #: policies; () before a checkpoint
-        #: of their models at the forward's end, a first one of which may decide "auto": its checkpoints share the list
+        #: each policy's level; filled in again when the forward ends, as "auto" may be decided in it
         self.levels: list[str] = []
         self.segments: list[tuple[Any, list[Any]]] = []  #: of checkpoints that run, outer first, and exact inputs
 

@@ -56,8 +56,7 @@ class Stash:
     def enter_segment(self, segment: object) -> None:
         """Begin a segment of PyTorch's checkpointing, or return to the forward outside of all segments (None).
 
-        A segment saves the same tensors when it is recomputed. So it may use no form from before it, nor, after a
-        segment inside of it, a form from before that one.
+        A segment is recomputed alone, so it starts with an empty cache, also after a nested one.
         """
         self._leave_segments()
         if segment is not None:
