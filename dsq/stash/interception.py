@@ -72,11 +72,7 @@ class Interception(TorchFunctionMode):
     """The rules in place of the functions, for one forward."""
 
     def __init__(
-        self,
-        stash: Stash,
-        rules: Mapping[Callable[..., Any], Rule] = RULES,
-        policy: "RulePolicy | None" = None,
-        level: str = "",
+        self, stash: Stash, rules: Mapping[Callable[..., Any], Rule], policy: "RulePolicy", level: str
     ) -> None:
         super().__init__()
         self.stash, self.rules, self.policy, self.level = stash, rules, policy, level
@@ -97,8 +93,7 @@ class Interception(TorchFunctionMode):
         elif func is Tensor.norm:
             func = torch.norm
         if torch.compiler.is_compiling():
-            if self.policy is not None:
-                note_graph(self.policy, self.level)  # a guard on the level, so that a rise compiles once more
+            note_graph(self.policy, self.level)  # a guard on the level, so that a rise compiles once more
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:  # one call to a mode: its body makes calls with rules
             with self:

@@ -163,21 +163,20 @@ def probabilities(h_norm_T: Tensor, dz_norm_T: Tensor | None = None) -> Tensor:
     return weight_T / weight_T.sum(-1, keepdim=True)
 
 
-def sample_rows(p_T: Tensor, k: int, uniform_k: Tensor, winners: int | None = None) -> tuple[Tensor, Tensor]:
+def sample_rows(p_T: Tensor, k: int, uniform_k: Tensor) -> tuple[Tensor, Tensor]:
     """Return the saved rows and their scales: X Y ~ sum_t scale_t X[:, row_t] Y[row_t, :], unbiased (equation 6,
     algorithm 2).
 
-    The winners C, the |C| likeliest rows, are taken with scale 1. The other k - |C| are drawn with replacement from the
-    rest, row j with probability q_j = p_j / (1 - sum_C p). The average of n = k - |C| draws of X_j Y_j / q_j has the
-    mean sum_{j not in C} X_j Y_j, so a drawn row's scale is 1 / (n q_j) = (1 - sum_C p) / ((k - |C|) p_j), algorithm
-    2's; the text of section 3.2 drops the 1 / p_j that equation 6 hides in f(j).
+    The winners C, the |C| likeliest rows, are taken with scale 1; |C| minimizes (1 - sum_C p) / (k - |C|) (theorem 2).
+    The other k - |C| are drawn with replacement from the rest, row j with probability q_j = p_j / (1 - sum_C p). The
+    average of n = k - |C| draws of X_j Y_j / q_j has the mean sum_{j not in C} X_j Y_j, so a drawn row's scale is
+    1 / (n q_j) = (1 - sum_C p) / ((k - |C|) p_j), algorithm 2's; the text of section 3.2 drops the 1 / p_j that
+    equation 6 hides in f(j).
 
     Args:
         p_T: probabilities of the rows; any positive multiple of them does as well.
         k: rows to save, 1 <= k <= T.
         uniform_k: k random numbers of [0, 1), float64, on the device of ``p_T``.
-        winners: |C|, less than k; default the minimizer of (1 - sum_C p) / (k - |C|) (theorem 2). 0 is plain CRS
-            (equation 5).
     Returns:
         rows (k, int64; winners first, likeliest first) and scales (k, float32).
     """
@@ -186,8 +185,6 @@ def sample_rows(p_T: Tensor, k: int, uniform_k: Tensor, winners: int | None = No
     slot_k = torch.arange(k, device=p_T.device)
     rest_k = mass_T.flip(-1)[..., :k]
     c = (rest_k / (k - slot_k)).argmin(-1, keepdim=True)
-    if winners is not None:
-        c = torch.full_like(c, winners)
     remaining_mass = rest_k.gather(-1, c)
 
     last = p_T.shape[-1] - 1

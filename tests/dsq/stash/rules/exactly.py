@@ -1,8 +1,10 @@
 """A codec that rounds nothing, and a call under the table with it."""
 
 import torch
+from torch import nn
 
-from dsq.stash.interception import Interception
+from dsq.stash.interception import Interception, RulePolicy
+from dsq.stash.rules import RULES
 from dsq.stash.stash import Stash
 
 
@@ -17,7 +19,7 @@ class Exactly:
 def under_the_table(function, *args, codec=None, **named):
     """The result, and the stash that the rows made."""
     stash = Stash(codec or Exactly())
-    with Interception(stash):
+    with Interception(stash, RULES, RulePolicy(nn.Identity()), level=""):
         result = function(*args, **named)
     stash.end_forward()
     return result, stash
