@@ -57,6 +57,11 @@ def segment_now() -> Any:
     return pack.__closure__[0].cell_contents  # type: ignore[index]
 
 
+def in_backward() -> bool:
+    """Return whether a backward is running in this thread: what is saved now is a recomputation's."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def is_open(segment: Any) -> bool:
     """Return whether the forward of ``segment`` still runs; outer segments stay open while inner ones run."""
     return not segment.forward_completed

@@ -21,6 +21,7 @@ from dsq.layers import not_compiled_alone
 from dsq.linear import linear
 from dsq.ops.call_count import count_call
 from dsq.ops.torch_checkpoint import (
+    in_backward,
     innermost_hooks,
     is_open,
     is_wrapped,
@@ -36,11 +37,6 @@ from dsq.stash.segment_inputs import code_inputs, exact_inputs, set_inputs
 from dsq.stash.stash import Stash
 
 _PLAIN = (Tensor, nn.Parameter)
-
-
-def in_backward() -> bool:
-    """Return whether a backward is running in this thread: what is saved now is a recomputation's."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def _own_body(func: FunctionType) -> FunctionType:

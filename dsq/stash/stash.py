@@ -16,6 +16,7 @@ from dsq.kernels.backend import FLOATS, Codes, Operand
 from dsq.kernels.dispatch import pack_mask, unpack
 from dsq.ops.call_count import Calls
 from dsq.ops.shared_inputs import version
+from dsq.ops.torch_checkpoint import in_backward
 from dsq.stash.byte_count import ByteCount
 from dsq.stash.form_cache import CachedForm, FormCache, Key
 from dsq.stash.memory import MemoryOrder, is_weight, may_be_freed, place, weak
@@ -62,7 +63,7 @@ class Stash:
         if segment is not None:
             self.segment, self.bytes.paused = segment, True
             self.codec = getattr(self._forward_codec, "recomputed", self._forward_codec)
-        if segment is not None or torch._C._current_graph_task_id() != -1:
+        if segment is not None or in_backward():
             self._cache = FormCache()
 
     def _leave_segments(self) -> None:
@@ -169,7 +170,7 @@ class Stash:
 
     def find_input(self, input_key: Any, x: Tensor) -> tuple[Codes | None, SavedForm | None]:
         """Return codes that a linear layer made of an input with this ``input_key``, else a form that ``x`` has
-        already; None in place of the other."""
+        already; None in place of the other. A slice of a recomputed tensor has none: ``find`` alone gives it one."""
         codes = self._cache.inputs.find(input_key)
         if codes is not None:
             return codes, None

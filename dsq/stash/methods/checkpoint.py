@@ -24,9 +24,8 @@ from torch.utils.checkpoint import checkpoint
 
 from dsq.arguments import pattern
 from dsq.formats import DEFAULT, Format, format_class
-from dsq.ops.torch_checkpoint import segment_now
+from dsq.ops.torch_checkpoint import in_backward, segment_now
 from dsq.stash.controller import Controller
-from dsq.stash.interception import in_backward
 from dsq.stash.memory import place, weak
 from dsq.stash.policy import register
 from dsq.stash.saved_forms import Coded, Decode, SavedForm, encode_blocks

@@ -34,8 +34,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from dsq.arguments import choice, number, whole_number
 from dsq.kernels.backend import AffineCodes, Groups
 from dsq.kernels.dispatch import affine_pack, affine_unpack
+from dsq.ops.torch_checkpoint import in_backward
 from dsq.stash.controller import Controller
-from dsq.stash.interception import RulePolicy, in_backward
+from dsq.stash.interception import RulePolicy
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.policy import apply, register
 from dsq.stash.saved_forms import Codec, Decode, Encoded

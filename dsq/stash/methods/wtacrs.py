@@ -32,9 +32,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.arguments import number, whole_number
 from dsq.ops.shared_inputs import version
+from dsq.ops.torch_checkpoint import in_backward
 from dsq.stash.controller import RUNNING, Controller, PolicyStatus
 from dsq.stash.functions import save, saved
-from dsq.stash.interception import in_backward, stash_now
+from dsq.stash.interception import stash_now
 from dsq.stash.memory import weak
 from dsq.stash.policy import register
 

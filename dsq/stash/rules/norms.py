@@ -63,12 +63,12 @@ class LayerNorm(torch.autograd.Function):
 
 
 def _save(
-    ctx: Any, stash: Stash, y: Tensor, forms: tuple[Saved, ...], weight: Tensor | None, *scales: Tensor | None
+    ctx: Any, stash: Stash, y: Tensor, forms: tuple[Saved, ...], weight: Tensor | None, *affine: Tensor | None
 ) -> None:
-    """Save x^, the other ``forms`` and the weight. ``scales``: weight and bias in the shapes that broadcast to y."""
+    """Save x^, the other ``forms`` and the weight. ``affine``: weight and bias in the shapes that broadcast to y."""
     save(ctx, *forms, weight)
-    sources = [x for x in (forms[0], *scales) if x is not None]
-    stash.register_recomputed(y, sources, _scaled if scales[0] is not None else _shifted)
+    sources = [x for x in (forms[0], *affine) if x is not None]
+    stash.register_recomputed(y, sources, _scaled if affine[0] is not None else _shifted)
 
 
 def _scaled(x_hat: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -118,8 +118,7 @@ class RMSNorm(torch.autograd.Function):
         form = stash.code_repaired(
             x_hat, "layernorm", lambda u, rstd: u * _renormalizing_scale(u, rstd, axes, eps), saved_rstd
         )
-        save(ctx, form, saved_rstd, weight)
-        stash.register_recomputed(y, *(((form,), _shifted) if weight is None else ((form, weight), _scaled)))
+        _save(ctx, stash, y, (form, saved_rstd), weight, weight)
         ctx.axes, ctx.shape = axes, shape
         return y
 
@@ -160,17 +159,17 @@ class BatchNorm(torch.autograd.Function):
     ) -> Tensor:
         ctx.training, ctx.eps = training, options[1]
         y, *batch = aten.native_batch_norm(x, weight, bias, *running, training, *options)
-        scales = channels(weight, x), channels(bias, x)
+        affine = channels(weight, x), channels(bias, x)
         if training:
             center, rstd = (channels(t, x) for t in batch)
             x_hat, saved_rstd = (x - center).mul_(rstd).to(y.dtype), stash.exact(rstd)
             again = partial(_renormalized, axes=tuple(axis for axis in range(x.dim()) if axis != 1), eps=ctx.eps)
             form = stash.code_repaired(x_hat, "batchnorm", again, saved_rstd)
-            _save(ctx, stash, y, (form, saved_rstd), weight, *scales)
+            _save(ctx, stash, y, (form, saved_rstd), weight, *affine)
         elif weight is not None and weight.requires_grad:
             rstd = channels((running[1] + ctx.eps).rsqrt(), x)
             form = stash.code((x - channels(running[0], x)).mul_(rstd).to(y.dtype), "batchnorm")
-            _save(ctx, stash, y, (form, *running), weight, *scales)
+            _save(ctx, stash, y, (form, *running), weight, *affine)
         else:
             save(ctx, None, *running, weight)
         return y  # type: ignore[no-any-return]
