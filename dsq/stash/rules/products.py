@@ -36,7 +36,6 @@ class PlainLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, w_NK: Tensor, bias: Tensor | None) -> Tensor:
         save(ctx, stash.code(x, "linear"), w_NK if ctx.needs_input_grad[1] else None)
-        ctx.biased = bias is not None
         y = F.linear(x, w_NK, bias)
         # not a view: fairseq's attention scales it in place
         return torch.ops.aten._unsafe_view(y, y.shape)  # type: ignore[no-any-return]
@@ -47,7 +46,7 @@ class PlainLinear(torch.autograd.Function):
         # vmap, which is_grads_batched=True runs this in, has no rule for flatten
         dy_TN, x_TK = dy.reshape(-1, dy.shape[-1]), x.flatten(0, -2).to(dy.dtype)
         dx = None if w_NK is None else dy @ w_NK.to(dy.dtype)
-        return None, dx, dy_TN.t() @ x_TK, dy_TN.sum(0) if ctx.biased else None
+        return None, dx, dy_TN.t() @ x_TK, dy_TN.sum(0) if ctx.needs_input_grad[3] else None
 
 
 def addmm(stash: Stash, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
@@ -90,7 +89,6 @@ class QuantizedLinear(torch.autograd.Function):
         save(ctx, w, form, *((None, None) if codes is None else codes[:2]))
         ctx.plan = plan
         ctx.seed = seed
-        ctx.biased = bias is not None
         return y
 
     @staticmethod
@@ -103,7 +101,8 @@ class QuantizedLinear(torch.autograd.Function):
             codes, scales = pack(linear_passes.as_rows(x), plan.x_for_dw.quantized_to, plan.x_for_dw.axis)
             del x
         dx, dw_NK = linear_passes.backward(plan, dy, w_NK, Codes(codes, scales, plan.x_shape_TK), ctx.seed)
-        return None, dx, dw_NK, linear_passes.as_rows(dy).sum(0) if ctx.biased else None, None, None
+        db_N = linear_passes.as_rows(dy).sum(0) if ctx.needs_input_grad[3] else None
+        return None, dx, dw_NK, db_N, None, None
 
 
 _WIDE = 8  #: bits at which a recomputed input enters the product: it was rounded before, at q1

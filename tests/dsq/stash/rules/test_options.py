@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
+import dsq
 from tests.dsq.stash.census import peak_bytes
 from tests.dsq.stash.rules.exactly import Exactly, under_the_table
 
@@ -242,3 +243,13 @@ def test_a_layer_behind_a_norm_keeps_nothing(names):
 def test_the_gradient_of_a_matrix_takes_its_own_memory_not_that_of_the_batch(product):
     x, w = torch.randn(32, 8, 64, requires_grad=True), torch.randn(64, 128, requires_grad=True)
     assert peak_bytes(lambda: under_the_table(product, x, w)[0]) < x.shape[0] * w.nbytes / 2
+
+
+@pytest.mark.parametrize("linear", [F.linear, partial(dsq.functional.linear, precision="[4,4,4,8]")])
+def test_a_frozen_bias_costs_no_sum(linear):
+    for trained in (False, True):
+        x, w, b = torch.randn(32, 64), torch.randn(48, 64, requires_grad=True), torch.randn(48, requires_grad=trained)
+        y, _ = under_the_table(linear, x, w, b)
+        with torch.no_grad():
+            bias_gradient = y.grad_fn.apply(torch.ones_like(y))[3]
+        assert (bias_gradient is not None) == trained
