@@ -56,7 +56,7 @@ def encode(values_N: Tensor, bits: int, seed: int) -> Encoded:
     return packed, lambda codes, dtype: affine_unpack(AffineCodes(*codes), bits, groups, count, dtype)
 
 
-def factor(bits: int) -> float:
+def rounding_variance(bits: int) -> float:
     """Return S(b): how the variance of the rounding depends on the bits (assumption B2); 0 for an exact tensor."""
     return 0.0 if bits == EXACT else (2.0**bits - 1) ** -2
 
@@ -100,7 +100,7 @@ def allocate(
     widenings = []
     for tensor, (c, size) in enumerate(zip(sensitivities, sizes, strict=True)):
         for here, there in pairwise(widths) if size else ():
-            gain = c * (factor(here) - factor(there)) / (size * (there - here))
+            gain = c * (rounding_variance(here) - rounding_variance(there)) / (size * (there - here))
             # equal gains (no sensitivity at all, say): the narrowest first, so that the rest is spread evenly
             widenings.append((-gain, here, tensor, there))
     bits, remaining = [widths[0]] * len(sizes), budget - widths[0] * sum(sizes)
@@ -235,8 +235,8 @@ def has_reentrant_checkpoint(y: Tensor) -> bool:
     return False
 
 
-def sensitivities(gradient: Callable[[], Sequence[Tensor]], duals: Sequence[Dual], factor: float) -> list[float]:
-    """Return c_l of each saved tensor (GACT, algorithm 1), with ``factor`` the S(b) of the bits they all have.
+def sensitivities(gradient: Callable[[], Sequence[Tensor]], duals: Sequence[Dual], variance: float) -> list[float]:
+    """Return c_l of each saved tensor (GACT, algorithm 1), with ``variance`` the S(b) of the bits they all have.
 
     ``gradient`` computes the parameters' gradient from the codes that ``duals`` read, all of them the first at the end.
     """
@@ -246,7 +246,7 @@ def sensitivities(gradient: Callable[[], Sequence[Tensor]], duals: Sequence[Dual
         dual.second = True
         distance = _squared_distance(first, gradient())
         dual.second = False
-        result.append(0.5 * distance / factor)
+        result.append(0.5 * distance / variance)
     return result
 
 
@@ -331,7 +331,7 @@ class Gact(RulePolicy):
             of_leaves = torch.autograd.grad(roots, leaves, root_gradients, retain_graph=True, allow_unused=True)
             return [g for g in of_leaves if g is not None]
 
-        c = sensitivities(gradient, duals, factor(self.plan.uniform))
+        c = sensitivities(gradient, duals, rounding_variance(self.plan.uniform))
         self.recomputed = 0
         if c and all(math.isfinite(value) for value in c):
             self.plan.measured[len(c)] = tuple(c), tuple(run.sizes)

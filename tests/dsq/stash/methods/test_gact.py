@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from analysis.models import encoder
 from dsq import stash
-from dsq.stash.methods.gact import EXACT, allocate, factor
+from dsq.stash.methods.gact import EXACT, allocate, rounding_variance
 from tests.dsq.gradients import all_gradients, error, gradient
 from tests.dsq.stash.every_policy import Checkpointed, SelfAttention
 
@@ -62,8 +62,8 @@ def test_allocation_is_the_best_there_is_on_small_cases() -> None:
         c = torch.rand(4, generator=torch.Generator().manual_seed(seed)).tolist()
         bits = allocate(tuple(c), sizes, budget, widths)
         schemes = (s for s in itertools.product(widths, repeat=4) if sum(map(mul, s, sizes)) <= budget)
-        best = min(sum(a * factor(b) for a, b in zip(c, s, strict=True)) for s in schemes)
-        assert sum(a * factor(b) for a, b in zip(c, bits, strict=True)) == pytest.approx(best)
+        best = min(sum(a * rounding_variance(b) for a, b in zip(c, s, strict=True)) for s in schemes)
+        assert sum(a * rounding_variance(b) for a, b in zip(c, bits, strict=True)) == pytest.approx(best)
 
 
 @pytest.mark.parametrize("bits", [2, 2.5])
@@ -102,7 +102,7 @@ def test_sensitivities_predict_the_variance() -> None:
         controller.remove()
         controller = stash.apply(model, "gact", bits=bits, adapt_interval=None)
         variance = torch.stack([gradient(model, tokens()) for _ in range(30)]).var(0).sum().item()
-        assert sum(measured[0]) * factor(bits) == pytest.approx(variance, rel=0.4)
+        assert sum(measured[0]) * rounding_variance(bits) == pytest.approx(variance, rel=0.4)
 
 
 def test_kept_bytes_of_an_encoder_with_dropout() -> None:
