@@ -34,10 +34,10 @@ from dsq.arguments import number, whole_number
 from dsq.ops.shared_inputs import version
 from dsq.ops.torch_checkpoint import in_backward
 from dsq.stash.controller import RUNNING, Controller, PolicyStatus
-from dsq.stash.functions import save, saved
 from dsq.stash.interception import stash_now
 from dsq.stash.memory import weak
 from dsq.stash.policy import register
+from dsq.stash.saving import save, saved
 
 
 def norms_of(x: Tensor) -> Tensor:

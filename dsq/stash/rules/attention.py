@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend
 from dsq.kernels.backend import AttentionOptions
 from dsq.kernels.dispatch import backend_for
 from dsq.ops.products import autocast_dtype
-from dsq.stash.functions import save, saved
+from dsq.stash.saving import save, saved
 from dsq.stash.stash import Stash
 
 

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from dsq.kernels.dispatch import apply_mask
 from dsq.kernels.dispatch import relu as masked_relu
-from dsq.stash.functions import save, saved
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.rules.pointwise import overwrite
 from dsq.stash.rules.products import as_tuple
 from dsq.stash.saved_forms import SavedForm
+from dsq.stash.saving import save, saved
 from dsq.stash.stash import Stash
 
 aten = torch.ops.aten

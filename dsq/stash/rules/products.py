@@ -21,8 +21,8 @@ from dsq.ops.einsum import as_product, two_operands
 from dsq.ops.linear_passes import LinearPlan
 from dsq.ops.shared_inputs import input_key
 from dsq.quantizers import Quantizers
-from dsq.stash.functions import save, saved
 from dsq.stash.memory import is_weight
+from dsq.stash.saving import save, saved
 from dsq.stash.stash import Stash
 
 
