@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from dsq.stash.controller import Controller, acting_on
 from dsq.stash.interception import RulePolicy
 from dsq.stash.policy import register
-from dsq.stash.rules import RULES, Rule, masks, norms, products
+from dsq.stash.rules import RULES, Rule, masks, movement, norms, products
 from dsq.stash.stash import Stash
 
 
@@ -53,7 +53,7 @@ _BITS = {
         *(RULES[function] for function in (F.leaky_relu, F.relu6, F.hardtanh)),
     ),
     *(masks.dropout, masks.torch_dropout, masks.native_dropout),
-    *(*masks.POOLS.values(), masks.adaptive_avg_pool2d, masks.pad),
+    *(*movement.POOLS.values(), movement.adaptive_avg_pool2d, movement.pad),
 }
 _RULES: dict[Callable[..., Any], Rule] = {
     **{function: rule for function, rule in RULES.items() if rule in _BITS},

@@ -46,7 +46,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.linear import linear
-from dsq.stash.rules import attention, masks, norms, pointwise, products
+from dsq.stash.rules import attention, masks, movement, norms, pointwise, products
 
 Rule = Callable[..., Any]
 aten = torch.ops.aten
@@ -86,20 +86,20 @@ _FUNCTIONS: dict[Rule, tuple[Any, ...]] = {
     masks.dropout: (F.dropout,),
     masks.torch_dropout: (torch.dropout,),
     masks.native_dropout: (torch.native_dropout,),
-    masks.adaptive_avg_pool2d: (F.adaptive_avg_pool2d,),
-    masks.pad: (F.pad,),
+    movement.adaptive_avg_pool2d: (F.adaptive_avg_pool2d,),
+    movement.pad: (F.pad,),
     pointwise.norm: (torch.norm,),
     pointwise.vector_norm: (torch.linalg.vector_norm,),
-    pointwise.index_select: (torch.index_select, Tensor.index_select),
-    pointwise.getitem: (Tensor.__getitem__,),
-    pointwise.gather: (torch.gather, Tensor.gather),
-    pointwise.index_add: (torch.index_add, Tensor.index_add),
-    pointwise.index_add_in_place: (Tensor.index_add_,),
+    movement.index_select: (torch.index_select, Tensor.index_select),
+    movement.getitem: (Tensor.__getitem__,),
+    movement.gather: (torch.gather, Tensor.gather),
+    movement.index_add: (torch.index_add, Tensor.index_add),
+    movement.index_add_in_place: (Tensor.index_add_,),
 }
 RULES: dict[Callable[..., Any], Rule] = {
     **products.CONVOLUTIONS,
     **pointwise.ACTIVATIONS,
-    **masks.POOLS,
+    **movement.POOLS,
     **{function: rule for rule, functions in _FUNCTIONS.items() for function in functions},
     **{function: pointwise.outer(function) for function in _OUTER},
 }

@@ -1,6 +1,5 @@
-"""Rules of operations that save a bit a value or less: ReLU, clamp, dropout, pooling, padding. Gradients are exact."""
+"""Rules of operations that save a bit a value: ReLU, clamp, dropout. Gradients are exact."""
 
-import itertools
 from functools import partial
 from typing import Any
 
@@ -13,12 +12,9 @@ from dsq.kernels.dispatch import apply_mask
 from dsq.kernels.dispatch import relu as masked_relu
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.rules.pointwise import overwrite
-from dsq.stash.rules.products import as_tuple
 from dsq.stash.saved_forms import SavedForm
 from dsq.stash.saving import save, saved
 from dsq.stash.stash import Stash
-
-aten = torch.ops.aten
 
 
 def relu(stash: Stash, input: Tensor, inplace: bool = False) -> Tensor:
@@ -58,7 +54,7 @@ class ReLU(torch.autograd.Function):
         if ctx.contiguous and not torch.is_grad_enabled() and not is_legacy_batchedtensor(dy):
             return None, apply_mask(ctx.saved_tensors[0], dy), None, None
         (mask,) = saved(ctx)
-        return None, aten.threshold_backward(dy, mask, 0), None, None
+        return None, torch.ops.aten.threshold_backward(dy, mask, 0), None, None
 
 
 def clamp(stash: Stash, input: Tensor, min: Any = None, max: Any = None) -> Tensor:
@@ -79,7 +75,7 @@ class Clamp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[None, Tensor, None]:
         (mask,) = saved(ctx)
-        return None, aten.threshold_backward(dy, mask.to(dy.dtype), 0), None
+        return None, torch.ops.aten.threshold_backward(dy, mask.to(dy.dtype), 0), None
 
 
 def dropout(stash: Stash, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -128,97 +124,3 @@ class Dropout(torch.autograd.Function):
         scaled = mask.to(dy.dtype).div_(1 - ctx.p)
         several = is_legacy_batchedtensor(dy)  # gradients, of is_grads_batched=True
         return None, scaled * dy if several else scaled.mul_(dy), None, None
-
-
-#: what a pool over one axis has along an axis of one place beside it
-_BESIDE = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
-_OPTIONS = {  # in PyTorch's order
-    "max": {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False},
-    "avg": {"stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True, "divisor_override": None},
-}
-
-
-def pool(kind: str, dimensions: int) -> Any:
-    """Return the rule of F.max_pool{1,2,3}d, or of F.avg_pool{1,2,3}d. A pool over one axis is one over two, as in
-    PyTorch."""
-    function = getattr(F, f"{kind}_pool{dimensions}d")
-    usual = _OPTIONS[kind]
-    axes = max(2, dimensions)
-
-    def run(stash: Stash, input: Tensor, kernel_size: Any, *rest: Any, **named: Any) -> Any:
-        options = {"kernel_size": kernel_size} | usual | dict(zip(usual, rest, strict=False)) | named
-        if options.pop("return_indices", False) or input.dim() != dimensions + 2:
-            return function(input, kernel_size, *rest, **named)
-        for name, one in _BESIDE.items():
-            if name in options:
-                sizes = [] if options[name] is None else as_tuple(options[name], dimensions)
-                options[name] = [one, *sizes] if dimensions == 1 and sizes else sizes
-        x = input.unsqueeze(-2) if dimensions == 1 else input
-        values = tuple(options.values())
-        if kind == "max":
-            y = MaxPool.apply(stash, x, axes, *values)  # type: ignore[no-untyped-call]
-        else:
-            names = f"avg_pool{axes}d", f"avg_pool{axes}d_backward"
-            y = Shaped.apply(stash, x, *(getattr(aten, name) for name in names), values)  # type: ignore[no-untyped-call]
-        return y.squeeze(-2) if dimensions == 1 else y
-
-    return run
-
-
-POOLS: dict[Any, Any] = {
-    getattr(place, f"{kind}_pool{dimensions}d"): pool(kind, dimensions)
-    for kind, dimensions, place in itertools.product(_OPTIONS, (1, 2, 3), (F, torch))
-    if hasattr(place, f"{kind}_pool{dimensions}d")
-}
-
-
-class MaxPool(torch.autograd.Function):
-    """Keeps the places of the largest values, in the narrowest integers."""
-
-    @staticmethod
-    def forward(ctx: Any, stash: Stash, x: Tensor, axes: int, *options: Any) -> Tensor:
-        y, places = getattr(aten, f"max_pool{axes}d_with_indices")(x, *options)
-        narrow = torch.int16 if x.shape[2:].numel() < 2**15 else torch.int32
-        save(ctx, stash.exact(places.to(narrow)))
-        ctx.axes, ctx.options, ctx.shape = axes, options, x.shape
-        return y  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (places,) = saved(ctx)
-        unread = dy.new_empty(1).expand(ctx.shape)
-        backward = getattr(aten, f"max_pool{ctx.axes}d_with_indices_backward")
-        return None, backward(dy, unread, *ctx.options, places.long()), None, *[None] * 5
-
-
-def adaptive_avg_pool2d(stash: Stash, input: Tensor, output_size: Any) -> Tensor:
-    """Run F.adaptive_avg_pool2d: nothing but the shape of x."""
-    size = [output_size] * 2 if isinstance(output_size, int) else list(output_size)
-    size = [input_size if output is None else output for input_size, output in zip(input.shape[-2:], size, strict=True)]
-    if input.dim() != 4 or size == [1, 1]:  # which PyTorch computes as a mean, which saves nothing
-        return F.adaptive_avg_pool2d(input, output_size)
-    gradient = lambda dy, x, size: aten._adaptive_avg_pool2d_backward(dy, x)  # noqa: E731
-    return Shaped.apply(stash, input, aten._adaptive_avg_pool2d, gradient, (size,))  # type: ignore[no-any-return, no-untyped-call]
-
-
-def pad(stash: Stash, input: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:
-    """Run F.pad by values of x, as convolutions of audio and of style transfer do: nothing but the shape of x."""
-    name = {"reflect": "reflection", "replicate": "replication"}.get(mode)
-    dimensions = len(pad) // 2
-    if name is None or input.dim() != dimensions + 2:
-        return F.pad(input, pad, mode, value)
-    run, gradient = (getattr(aten, f"{name}_pad{dimensions}d{suffix}") for suffix in ("", "_backward"))
-    return Shaped.apply(stash, input, run, gradient, (list(pad),))  # type: ignore[no-any-return, no-untyped-call]
-
-
-class Shaped(torch.autograd.Function):
-    """An operation whose gradient reads the shape of x alone."""
-
-    @staticmethod
-    def forward(ctx: Any, stash: Stash, x: Tensor, function: Any, gradient: Any, options: tuple[Any, ...]) -> Tensor:
-        ctx.shape, ctx.gradient, ctx.options = x.shape, gradient, options
-        return function(x, *options)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        return None, ctx.gradient(dy.contiguous(), dy.new_empty(ctx.shape), *ctx.options), None, None, None

@@ -1,4 +1,4 @@
-"""Rules of the activations, of products value by value, and of operations that move values.
+"""Rules of the activations, and of products value by value.
 
 An activation saves its input, from which its result, which the next linear layer would save, is recomputed. A product
 saves both factors, from which its result is recomputed: a gated unit saves its two inputs alone. A factor that is
@@ -8,11 +8,6 @@ row is multiplied by it.
 A loss that a model writes out stays as exact as PyTorch's losses, which have no rule: a residual against data, what is
 divided, and exponentials (dsq/stash/stash.py). In codes of 4 bits the residual of the component that fits a point was 0
 beside those that do not, and a mixture of Gaussians (y - mean) exp(-s) shrank its deviations without end.
-
-An operation that moves values saves an index; its result is recomputed from the codes of the input. The messages of a
-graph network, x[source], have a row for each edge. The product that weighs them would save them, while x, which is far
-smaller, is saved already. The sum of the messages at each target, index_add, saves the index; PyTorch saves the
-messages too.
 """
 
 import math
@@ -215,9 +210,7 @@ class PReLU(torch.autograd.Function):
 
 def mul(stash: Stash, input: Any, other: Any) -> Tensor:
     """Run torch.mul of two tensors of which at least one wants a gradient."""
-    if not isinstance(input, Tensor) or not isinstance(other, Tensor):
-        return torch.mul(input, other)
-    if not input.is_floating_point() or not other.is_floating_point():
+    if not all(isinstance(x, Tensor) and x.is_floating_point() for x in (input, other)):
         return torch.mul(input, other)
     return Mul.apply(stash, input, other, None, 1)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -337,82 +330,3 @@ def vector_norm(
 def _norm_backward(dy: Tensor, x: Tensor, dim: Any) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(x, 2, dim, keepdim=True)
     return x * (dy.reshape(length.shape) / length).masked_fill_(length == 0, 0)
-
-
-def index_select(stash: Stash, input: Tensor, dim: int, index: Tensor) -> Tensor:
-    y = torch.index_select(input, dim, index)
-    _from_index(stash, y, input, index, lambda x, index: torch.index_select(x, dim, index))
-    return y
-
-
-def getitem(stash: Stash, input: Tensor, index: Any) -> Tensor:
-    """Return x[index] by one tensor of places; other indices are views, or rare."""
-    y: Tensor = input[index]
-    if isinstance(index, Tensor) and index.dtype == torch.int64:
-        _from_index(stash, y, input, index, lambda x, index: x[index])
-    return y
-
-
-def _from_index(stash: Stash, y: Tensor, x: Tensor, index: Tensor, make: Any) -> None:
-    if x.requires_grad and x.is_floating_point() and x.dim() >= 2:
-        source = stash.find(x)
-        if source is not None:
-            stash.register_recomputed(y, (source, stash.exact(index)), make)
-
-
-def gather(stash: Stash, input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    """Run torch.gather, which saves the index alone. PyTorch saves the input too, for its shape."""
-    if sparse_grad:
-        return torch.gather(input, dim, index, sparse_grad=sparse_grad)
-    return Gather.apply(stash, input, dim, index)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, stash: Stash, x: Tensor, dim: int, index: Tensor) -> Tensor:
-        save(ctx, stash.exact(index))
-        ctx.dim, ctx.shape = dim, x.shape
-        return torch.gather(x, dim, index)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (index,) = saved(ctx)
-        return None, dy.new_zeros(ctx.shape).scatter_add_(ctx.dim, index, dy), None, None
-
-
-def index_add(
-    stash: Stash, input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1, in_place: bool = False
-) -> Tensor:
-    """torch.index_add: nothing but the index."""
-    if in_place and (input._is_view() or (input.is_leaf and input.requires_grad)):
-        return input.index_add_(dim, index, source, alpha=alpha)
-    if index.dim() == 0 or source.dim() == 0:
-        run = Tensor.index_add_ if in_place else torch.index_add
-        return run(input, dim, index, source, alpha=alpha)
-    return IndexAdd.apply(stash, input, dim, index, source, alpha, in_place)  # type: ignore[no-any-return, no-untyped-call]
-
-
-index_add_in_place = partial(index_add, in_place=True)
-
-
-class IndexAdd(torch.autograd.Function):
-    """Add ``source`` to those places of ``x`` along ``dim`` that ``index`` names."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, stash: Stash, x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any, in_place: bool
-    ) -> Tensor:
-        save(ctx, stash.exact(index) if ctx.needs_input_grad[4] else None)
-        ctx.dim, ctx.alpha = dim, alpha
-        if in_place:
-            ctx.mark_dirty(x)
-            return x.index_add_(dim, index, source, alpha=alpha)
-        return torch.index_add(x, dim, index, source, alpha=alpha)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (index,) = saved(ctx)
-        dsource = None if index is None else dy.index_select(ctx.dim, index)
-        if dsource is not None and ctx.alpha != 1:
-            dsource = dsource * ctx.alpha
-        return None, dy if ctx.needs_input_grad[1] else None, None, None, dsource, None, None
