@@ -147,17 +147,13 @@ def _attend(
     random = q.new_empty(0, dtype=torch.uint8)
     attend = backend_for(q.device).attention
     if dropout:
-        random = _random_state(q.device)
+        random = torch.cuda.get_rng_state(q.device) if q.device.type == "cuda" else torch.get_rng_state()
         if attend and torch.backends.cuda.flash_sdp_enabled():
             noise = partial(_noise, q, k, dropout)
             y = attend(q, k, v, AttentionOptions(causal, scale, mask, dropout, noise))
     if y is None:
         y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
     return y, random
-
-
-def _random_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def _attend_backward(
