@@ -16,7 +16,7 @@ from dsq.precision import Level, Precision, RiseAt, parse_levels, parse_rise_at
 
 
 @dataclass(slots=True)
-class Work:
+class LevelWork:
     """The work done at one level."""
 
     updates: int = 0
@@ -84,7 +84,7 @@ class PrecisionScheduler:
         self.level = 0
         self.best = math.inf
         self.validations_without_improvement = 0  #: validations since the loss last improved
-        self.work = [Work() for _ in self.levels]
+        self.work = [LevelWork() for _ in self.levels]
 
     @property
     def precision(self) -> Precision:
@@ -155,7 +155,7 @@ class PrecisionScheduler:
         without = state["validations_without_improvement"]
         self.validations_without_improvement = whole_number("validations_without_improvement", without, 0)
         self.level = level
-        self.work = [Work(*counts) for counts in state["work"]]
+        self.work = [LevelWork(*counts) for counts in state["work"]]
         self.best = math.inf if state["best"] is None else state["best"]
 
     def history(self) -> dict[str, Any]:

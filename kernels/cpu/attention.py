@@ -28,12 +28,12 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 @cache
-def attention(library: Library) -> "AttentionKernels | None":
+def attention(library: Library) -> "CpuAttention | None":
     """Return the kernels of ``library``, always the same object; None if they do not run on this machine."""
-    return AttentionKernels(library) if library.usable(library.c.dsq_attention) else None
+    return CpuAttention(library) if library.usable(library.c.dsq_attention) else None
 
 
-class AttentionKernels:
+class CpuAttention:
     """Attention by ``library``. The methods forward and backward have the signatures of PyTorch's operators, after the
     dispatcher's keys, and call PyTorch's own for arguments that the kernels do not support."""
 
