@@ -118,9 +118,9 @@ def _beside(evidence: Evidence, paper: str, tasks: str, *settings: str) -> str:
 def _recipes(evidence: Evidence, tasks: str) -> str:
     """``tasks``: joined by commas."""
     names = [name for name in recipes.names() if name in evidence.suite.settings]
-    records = by_setting(evidence, tasks.split(","), names)
+    records = by_setting(evidence, tasks.split(","), ["bf16 autocast", *names])
     for record in records:
-        record["published"] = recipes.recipe(record["setting"]).result
+        record["published"] = recipes.recipe(record["setting"]).result if record["setting"] in names else ""
     return table(records, markdown=True)
 
 
