@@ -1,12 +1,14 @@
 """The CPU as a backend: the compiled kernels of one instruction set."""
 
 from dsq.formats import GridFormat
-from dsq.kernels.backend import Backend
+from dsq.kernels.backend import Backend, GemmKernel
 from dsq.kernels.cpu.attention import attention
 from dsq.kernels.cpu.codec import SCALES, CodecKernels, supports
+from dsq.kernels.cpu.elements import elements_gemm
 from dsq.kernels.cpu.library import library
 from dsq.kernels.cpu.linear import CpuLinear
-from dsq.kernels.cpu.products import gemms
+from dsq.kernels.cpu.products import ONEDNN, bfloat16_gemm, by_onednn, fits_onednn, integer_gemm, with_first_check
+from dsq.kernels.reference.backend import TORCH
 
 
 def load() -> Backend:
@@ -35,10 +37,23 @@ def backend(isa: str) -> Backend:
         relu=codec.relu,
         affine_pack=codec.affine_pack,
         affine_unpack=codec.affine_unpack,
-        gemms=gemms(codec),
+        gemms=_gemms(codec),
         tuned=True,
         linear=CpuLinear(codec) if fused else None,
         fused_attention=attention_kernels.serving if attention_kernels else None,
         attention=attention_kernels.result if attention_kernels else None,
         attention_gradients=attention_kernels.gradients if attention_kernels else None,
+    )
+
+
+def _gemms(codec: CodecKernels) -> tuple[GemmKernel, ...]:
+    """Return the kernels that multiply, and for other products PyTorch's matmul by MKL and by oneDNN. MKL starts a
+    small product sooner, but on CPUs of other makers than Intel it may leave the widest units idle."""
+    return (
+        bfloat16_gemm(codec.library, "bfloat16"),
+        integer_gemm(codec.library),
+        elements_gemm(codec),
+        with_first_check(bfloat16_gemm(codec.library, "amx")),  # late, so that it is chosen by its time alone
+        TORCH,
+        GemmKernel(ONEDNN, fits_onednn, lambda _, a_MK, b_KN, bias_N: by_onednn(a_MK, b_KN.t(), bias_N)),
     )

@@ -11,11 +11,6 @@ to at most 13 bits), others as 16 bits. With AVX512_VNNI, narrower codes are shi
 so that one dot product covers 64 or 512 values of the contraction. The sums of 256 products of codes, shifted or not,
 times the scale factors of either operand or both, must be within float32's range.
 
-The kernel "elements" does so for operands of grids whose elements are integers of at most 8 bits in units of the finest
-step (MXFP4, NVFP4, MXFP6 of E2M3, MX6, MX4, int8 with a scale for a row or the tensor). It multiplies elements as
-integers, with the scales of blocks, and the sums by what is left of the scales: it does not round an operand's values
-to float32 before.
-
 Callers have checked shapes, dtypes and codes (dsq.ops). Shape suffixes: M rows, N columns, K the contraction.
 """
 
@@ -23,19 +18,18 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dsq.formats import BFP, BIAS, FixedPoint, Format, GridFormat, Layout, SignedNVInt
+from dsq.formats import BFP, Layout
 from dsq.kernels.backend import Codes, GemmKernel, MatMul, Operand, Sizes, along_contraction
 from dsq.kernels.conformance import Product, multiplies
 from dsq.kernels.cpu.codec import SCALES, CodecKernels
 from dsq.kernels.cpu.library import Library, library
 from dsq.kernels.cpu.memory import Arena, addresses, scratch
-from dsq.kernels.reference.backend import TORCH
 
 #: values of a vector in a panel of int16 (src/gemm/integer_packing.h), which a block must divide
 _MAX_BLOCK_SIZE = 256
@@ -43,28 +37,14 @@ _MAX_BLOCK_SIZE = 256
 ONEDNN = "onednn"
 
 
-def gemms(codec: CodecKernels) -> tuple[GemmKernel, ...]:
-    """Return the kernels of the library of ``codec``, and for other products PyTorch's matmul by MKL and by oneDNN.
-    MKL starts a small product sooner, but on CPUs of other makers than Intel it may leave the widest units idle."""
-    library = codec.library
-    has_integer = library.has_gemm("GEMM_INTEGER")
-    return (
-        _bfloat16_gemm(library, "bfloat16"),
-        GemmKernel("integer", lambda *product: has_integer and _fits_integer(*product), _integer, packed=True),
-        GemmKernel(
-            "elements",
-            lambda *product: has_integer and _fits_elements(*product),
-            _elements,
-            packed=True,
-            convert=partial(_as_integers, codec),
-        ),
-        with_first_check(_bfloat16_gemm(library, "amx")),  # after the others, so that it is chosen by its time alone
-        TORCH,
-        GemmKernel(ONEDNN, _fits_onednn, lambda _, a_MK, b_KN, bias_N: by_onednn(a_MK, b_KN.t(), bias_N)),
-    )
+def integer_gemm(library: Library) -> GemmKernel:
+    """Return the kernel "integer"."""
+    has_instructions = library.has_gemm("GEMM_INTEGER")
+    fits = fits_integer if has_instructions else lambda *product: False
+    return GemmKernel("integer", fits, multiply_packed, packed=True)
 
 
-def _bfloat16_gemm(library: Library, name: str) -> GemmKernel:
+def bfloat16_gemm(library: Library, name: str) -> GemmKernel:
     has_instructions = library.has_gemm(KERNELS[name])
     bf16 = torch.bfloat16
     run = partial(_multiply_bfloat16, getattr(library.c, KERNELS[name]))
@@ -95,17 +75,17 @@ def _dot_product_size(block_size: int) -> int:
 
 def _fits_bfloat16(matmul: MatMul, dtype: torch.dtype) -> bool:
     a, b = matmul.a.format, matmul.b.format
-    if not _wants_exact(matmul, dtype) or a is None or b is None:
+    if not wants_exact(matmul, dtype) or a is None or b is None:
         return False
     stays_bfloat16 = dtype is torch.bfloat16 and isinstance(a, BFP) and a.packs  # of any width
     return (a.exact_in_bfloat16 or stays_bfloat16) and b.exact_in_bfloat16
 
 
-def _fits_integer(matmul: MatMul, dtype: torch.dtype) -> bool:
+def fits_integer(matmul: MatMul, dtype: torch.dtype) -> bool:
     """Whether both operands have equal blocks along the contraction that divide a panel (or one scale each), codes of a
     width that this machine multiplies, and block sums that fit 32 bits."""
     a, b = matmul.a.format, matmul.b.format
-    if not _wants_exact(matmul, dtype) or a is None or b is None or not {type(a), type(b)} <= SCALES.keys():
+    if not wants_exact(matmul, dtype) or a is None or b is None or not {type(a), type(b)} <= SCALES.keys():
         return False
     block_size = _dot_product_size(a.block_size)
     supported = _MAX_BLOCK_SIZE % block_size == 0 and library().c.dsq_gemm_integer_fits(a.bits, b.bits, block_size)
@@ -113,40 +93,7 @@ def _fits_integer(matmul: MatMul, dtype: torch.dtype) -> bool:
     return bool(supported) and sums_fit and matmul.blocks_match()
 
 
-def _fits_elements(matmul: MatMul, dtype: torch.dtype) -> bool:
-    """Whether an operand is of a grid, and "integer" multiplies the elements of both."""
-    of_integers = _of_integers(matmul)
-    return of_integers is not None and _wants_exact(matmul, dtype) and _fits_integer(of_integers, dtype)
-
-
-@lru_cache(maxsize=256)
-def _of_integers(matmul: MatMul) -> MatMul | None:
-    """Return the product of elements as integers, with scales of blocks, if they have any; None if there is none."""
-    a, b = (_integers(*operand) for operand in zip((matmul.a, matmul.b), matmul.contracted(), strict=True))
-    grids = isinstance(matmul.a.format, GridFormat) or isinstance(matmul.b.format, GridFormat)
-    if a is None or b is None or not grids or not matmul.blocks_match():
-        return None
-    return along_contraction(a, b, (matmul.a.transposed, matmul.b.transposed))
-
-
-def _integers(operand: Operand, contracted: int) -> Format | None:
-    fmt = operand.format
-    if not isinstance(fmt, GridFormat):
-        return fmt
-    bits, (rows, columns) = _integer_bits(fmt), fmt.block
-    if bits > 8:
-        return None
-    if fmt.scale != "fp32":
-        return (SignedNVInt if fmt.scale == "e4m3" else BFP)(bits, columns) if columns else None
-    by_vector = rows == 1 and operand.axis % 2 == contracted
-    return FixedPoint(bits) if columns == 0 and (rows == 0 or by_vector) else None
-
-
-def _integer_bits(fmt: GridFormat) -> int:
-    return fmt.grid.integer_bits + (fmt.pair > 0)  # a pair may have half the step
-
-
-def _fits_onednn(matmul: MatMul, dtype: torch.dtype) -> bool:
+def fits_onednn(matmul: MatMul, dtype: torch.dtype) -> bool:
     return dtype is torch.float32 and torch.backends.mkldnn.is_available()
 
 
@@ -157,7 +104,7 @@ def by_onednn(a_MK: Tensor, b_NK: Tensor, bias_N: Tensor | None) -> Tensor:
     return y
 
 
-def _wants_exact(matmul: MatMul, dtype: torch.dtype) -> bool:
+def wants_exact(matmul: MatMul, dtype: torch.dtype) -> bool:
     return matmul.exact and dtype is not torch.float64
 
 
@@ -171,7 +118,7 @@ def _multiply_bfloat16(kernel: int, _: MatMul, a_MK: Tensor, b_KN: Tensor, bias_
     return _multiply(sizes, bias_N, c.dsq_gemm_bfloat16, operands, c.dsq_gemm_bfloat16_scratch(kernel, *sizes))
 
 
-def _integer(matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -> Tensor:
+def multiply_packed(matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -> Tensor:
     """Return ``a b + bias`` of packed operands in float32."""
     a_format, b_format = matmul.a.quantized_to, matmul.b.quantized_to
     a_axis, b_axis = matmul.contracted()
@@ -183,52 +130,6 @@ def _integer(matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -> Tenso
     operands = (*_packed_arguments(a, matmul.a, a_axis), *_packed_arguments(b, matmul.b, b_axis), one_scale, block_size)
     scratch_size = c.dsq_gemm_integer_scratch(*sizes, a_format.bits, b_format.bits, block_size)
     return _multiply(sizes, bias_N, c.dsq_gemm_integer, operands, scratch_size)
-
-
-class _Integers(NamedTuple):
-    """Elements as integers with the scales of their blocks, and the factors that make their values of these."""
-
-    codes: Codes
-    power: float = 1.0
-    scales: Tensor | None = None  #: float32, one, or one of each vector
-
-
-def _elements(matmul: MatMul, a: _Integers, b: _Integers, bias_N: Tensor | None) -> Tensor:
-    """Return ``a b + bias`` in float32 of elements as integers."""
-    of_integers = _of_integers(matmul)
-    assert of_integers is not None
-    y = _integer(of_integers, a.codes, b.codes, None)
-    power = a.power * b.power
-    if power != 1:
-        y.mul_(power)
-    for scales in (None if a.scales is None else a.scales.view(-1, 1), b.scales):
-        if scales is not None:  # not by the product of both, which may be below float32's range
-            y.mul_(scales)
-    return y if bias_N is None else y.add_(bias_N)
-
-
-def _as_integers(codec: CodecKernels, operand: Operand, x: Codes) -> _Integers:
-    """Return packed elements as integers."""
-    fmt = operand.quantized_to
-    if not isinstance(fmt, GridFormat):
-        return _Integers(x)
-    layout, bits, unit = Layout.of(x.shape, operand.axis), _integer_bits(fmt), fmt.grid.unit - (fmt.pair > 0)
-    _, tall, long = fmt.blocks(layout)
-    scales, rest = x.scales[: tall * long], x.scales[tall * long :]
-    elements = fmt if fmt.pair else GridFormat(fmt.grid, (0, 0))  # where scales are 1 these are the values
-    ones = torch.full((tall * long if fmt.pair else 1,), BIAS, dtype=torch.uint8, device="cpu")
-    ones = torch.cat([ones, rest]) if fmt.pair else ones
-    values = codec.unpack(x.codes.contiguous(), ones, elements, layout, torch.bfloat16).view(x.shape)
-    codes, one_scale = codec.pack(values, FixedPoint(bits, -unit), layout, None)
-    if fmt.scale == "fp32":
-        return _Integers(Codes(codes, one_scale, x.shape), 1.0, x.scales.clone().view(torch.float32))
-    of_vectors = scales.view(tall, long).repeat_interleave(fmt.tile(layout)[0], 0)
-    of_vectors = of_vectors[: x.shape[1 if layout.along_rows else 0]]
-    scales = (of_vectors.t() if layout.along_rows else of_vectors).flatten()
-    if fmt.scale == "e4m3":
-        of_tensor = scales.new_tensor([BIAS + bits + 6 + unit])  # the exponent with which a scale of 1 is a unit's step
-        return _Integers(Codes(codes, torch.cat([scales, of_tensor]), x.shape), 1.0, rest.clone().view(torch.float32))
-    return _Integers(Codes(codes, scales, x.shape), 2.0 ** (unit + bits - 2) / fmt.prescale)
 
 
 def _packed_arguments(x: Codes, operand: Operand, axis: int) -> tuple[int, ...]:

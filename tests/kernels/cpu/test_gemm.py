@@ -80,6 +80,15 @@ def test_the_products_of_the_suite_that_fit_conform():
     assert len(fitting) > 300
 
 
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4_2d", "mx6", "int8_row", "int8_tensor"])
+def test_products_of_no_elements(name):
+    matmul = MatMul(Operand(NAMED[name], -1), Operand(NAMED[name], -1, transposed=True))
+    for rows, depth, columns in [(0, 64, 5), (5, 0, 4), (5, 64, 0)]:
+        assert torch.equal(
+            multiply(matmul, torch.randn(rows, depth), torch.randn(columns, depth)), torch.zeros(rows, columns)
+        )
+
+
 @needs_integer
 def test_elements_are_multiplied_by_scales_whose_product_is_below_the_range_of_float32():
     x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)) * 2.0**-60
