@@ -11,7 +11,15 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dsq.costmodel.model.entries import CATEGORIES, Category, LedgerEntry, entries_of, layer_of, saved_results
+from dsq.costmodel.model.entries import (
+    CATEGORIES,
+    Category,
+    LedgerEntry,
+    by_policy,
+    entries_of,
+    layer_of,
+    saved_results,
+)
 from dsq.costmodel.model.ledger import STATE_BITS
 from dsq.costmodel.model.methods import BF16, OPTIMIZERS, Method, Setup, Training
 from dsq.costmodel.model.operations import ENCODER_OUT, Gemm, Operation, Workload
@@ -76,9 +84,8 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
     if shards:
         # FSDP allocates shards of gradients on the stream that scatters them, whose blocks no other stream reuses
         rows[:, Category.GRADIENTS] = workload.trained * gradient_bytes(method) / method.devices
-        weights, gradients = _gathered(workload, run)
-        rows[:-1, Category.PARAMETERS] += weights
-        rows[len(names) : -1, Category.TEMPORARY] += gradients
+        rows[:-1, Category.PARAMETERS] += _gathered_bytes(workload, run)
+        rows[len(names) : -1, Category.TEMPORARY] += _unscattered_bytes(by_policy(workload, method.stash), run)
     if method.foreach:
         rows[-1, Category.TEMPORARY] += update_copy(workload, method)
     return Memory(names, rows, float(left.sum()))
@@ -99,17 +106,29 @@ def gradient_bytes(method: Method) -> float:
     return STATE_BITS / 8 if has_master(method) else 2
 
 
-def _gathered(workload: Workload, method: Method) -> tuple[float, float]:
-    """Bytes of weights that FSDP has gathered (two layers', and of no layer), and of gradients not yet scattered."""
-    layers: dict[str, list[float]] = defaultdict(lambda: [0, 0])
+def _gathered_bytes(workload: Workload, method: Method) -> float:
+    """Bytes of weights that FSDP has gathered: those of no layer, and two layers'."""
+    layers = defaultdict[str, float](float)
     for op in workload.operations:
-        if not op.parameters:
-            continue
-        word = (method.base_bits if is_base(op, method) else method.setup.container_bits) / 8
-        layers[layer_of(op)][0] += op.parameters * word
-        layers[layer_of(op)][1] += op.parameters * word * op.trains
-    root, listed = layers.pop("", [0, 0]), sorted(layers.values(), reverse=True)
-    return root[0] + sum(weights for weights, _ in listed[:2]), max((gradients for _, gradients in listed), default=0)
+        word = method.base_bits if is_base(op, method) else method.setup.container_bits
+        layers[layer_of(op)] += op.parameters * word / 8
+    return layers.pop("", 0.0) + sum(sorted(layers.values())[-2:])
+
+
+def _unscattered_bytes(workload: Workload, method: Method) -> Bytes:
+    """Bytes of gradients that FSDP has not scattered at each operation's backward: those of no layer, which wait for
+    the end, the largest layer's, and its copy as wide as `gradient_bytes`, which is scattered while the backward of the
+    next layer runs (torch/distributed/fsdp/_fully_shard: foreach_reduce and FSDPParamGroup.post_backward)."""
+    layers = defaultdict[str, float](float)
+    waiting, moments = 0.0, []
+    for op in reversed(workload.operations):
+        if layer := layer_of(op):
+            layers[layer] += op.parameters * op.trains
+        else:
+            waiting += op.parameters * op.trains
+        moments.append((waiting, bool(layers)))
+    (outside, begun), word = np.array(moments).T, method.setup.container_bits / 8
+    return np.asarray(outside * word + begun * max(layers.values(), default=0.0) * (word + gradient_bytes(method)))
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,7 @@ import pytest
 from analysis import ROOT
 from dsq.costmodel.model.entries import CATEGORIES, entries_of, saved_results
 from dsq.costmodel.model.memory import peak_memory, saved_bytes
-from dsq.costmodel.model.methods import BF16, FP32, POLICIES, Method
+from dsq.costmodel.model.methods import AUTOCAST, BF16, FP32, POLICIES, Method
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
 from dsq.costmodel.workloads.shapes import Head, Stack, Transformer
 from dsq.costmodel.workloads.transformer import build
@@ -118,6 +118,18 @@ def test_shards_of_gradients_lie_beside_all_else_under_zero_3():
     layers = Gemm("a", 4, 8, 8, input="x"), Gemm("b", 4, 8, 8, input="y"), Pointwise("optimizer", "adam", 128, 1)
     memory = peak_memory(Workload("two", layers, tokens=4), Method("", FP32, devices=4, zero=3))
     assert set(memory.bytes[:, CATEGORIES.index("gradients")]) == {128 * 4 / 4}
+
+
+def test_gradients_that_fsdp_has_not_scattered():
+    """Two layers of 64 parameters between 128 and 32 outside: 16 bits of those outside wait for the end; of a layer 16
+    bits, and a copy in 32, which is scattered while the backward of the next layer runs."""
+    sizes = {"words": 16, "decoder.layers.0.a": 8, "decoder.layers.1.a": 8, "head": 4}
+    ops = tuple(Gemm(name, 4, 8, width, quantized=False) for name, width in sizes.items())
+    methods = Method("", BF16), Method("", AUTOCAST, devices=2, zero=3)
+    whole, shared = (peak_memory(Workload("four", ops, tokens=4), method).bytes for method in methods)
+    more = (shared - whole)[:, CATEGORIES.index("temporary")]
+    outside, layer = 2, (2 + 4) * 64
+    assert more.tolist() == [0] * 4 + [32 * outside] + [32 * outside + layer] * 2 + [160 * outside + layer, 0]
 
 
 def test_micro_batches_in_flight_hold_activations_until_the_update():
