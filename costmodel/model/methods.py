@@ -14,7 +14,7 @@ from dsq import formats
 from dsq.arguments import choice, whole_number
 from dsq.costmodel.model.ledger import Stored
 from dsq.costmodel.model.operations import Gemm, Operation
-from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, GridFormat, Identity
+from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, GridFormat, Identity, Layout
 from dsq.operands import MIN_WEIGHT_BITS, OperandSpec
 from dsq.precision import DEFAULT_LEVELS, Precision, parse_levels
 from dsq.stash_bits import EXTRA_BITS, GACT_GROUP, MAX_EXACT_NUMEL, MESA_BITS, MIN_BITS, Role
@@ -165,9 +165,8 @@ class CostedPolicy:
     """A policy, or policies together. The ledger says which tensors are coded, and as what (Stored.coded)."""
 
     name: str
-    bits: int = 0  #: bits of a code; 0: nothing is coded
-    scales: float = 0  #: bits of scales beside a code
-    more: bool = False  #: some tensors have more bits (dsq.stash_bits.EXTRA_BITS)
+    bits: float = 0  #: bits of a value in codes, scales included; 0: nothing is coded
+    format: Format | None = None  #: of codes that have more bits in some tensors (dsq.stash_bits.EXTRA_BITS)
     masks: bool = True  #: relu and dropout keep a bit a value
     ratio: float = 1  #: part of the rows of a linear layer's input that are saved
 
@@ -192,19 +191,33 @@ class CostedPolicy:
         return linear and self.ratio < 1
 
     def code_bits(self, role: Role) -> float:
-        """Bits of a value that is coded as ``what``, scales included; of a float if nothing is coded."""
-        return self.bits + self.more * EXTRA_BITS.get(role, 0) + self.scales if self.bits else WIDEST
+        """Bits of a value that is coded as ``role``, scales included; of a float if nothing is coded."""
+        if not self.bits:
+            return WIDEST
+        fmt = self.format
+        return value_bits(fmt.at(min(fmt.bits + EXTRA_BITS.get(role, 0), MAX_PACKED_BITS))) if fmt else self.bits
 
 
-_BLOCK_SIZE = 8 / 16  #: a block of 16 values shares 8 bits
+@lru_cache(maxsize=1024)
+def value_bits(fmt: Format) -> float:
+    """Bits of a value among many neighbors, its part of the blocks' scales included."""
+    row = Layout(1, 1, 2**20, along_rows=False)
+    return round(8 * fmt.nbytes(row) / row.columns, 3)  # without what is stored once a tensor
+
+
+def packed_in(fmt: Format, name: str = "", **fields: Any) -> CostedPolicy:
+    """The policy "bfp" of dsq.stash in this format; one that does not pack codes nothing."""
+    return CostedPolicy(name or f"bfp {fmt.bits}", value_bits(fmt) if fmt.packs else 0, fmt, **fields)
+
+
 _COMPARED = (
     CostedPolicy("selective"),
-    CostedPolicy("bfp 4", 4, _BLOCK_SIZE, more=True),
-    CostedPolicy("bfp 2", 2, _BLOCK_SIZE, more=True),
+    packed_in(DSQ.at(4)),
+    packed_in(DSQ.at(2)),
     CostedPolicy("mesa", MESA_BITS),
-    CostedPolicy("gact 4", 4, 64 / GACT_GROUP),
+    CostedPolicy("gact 4", 4 + 64 / GACT_GROUP),
     CostedPolicy("wtacrs 0.3", masks=False, ratio=0.3),
-    CostedPolicy("wtacrs 0.3 + bfp 4", 4, _BLOCK_SIZE, more=True, ratio=0.3),
+    packed_in(DSQ.at(4), "wtacrs 0.3 + bfp 4", ratio=0.3),
 )
 #: name -> the policies that a plan compares
 POLICIES = {policy.name: policy for policy in _COMPARED}
@@ -212,8 +225,7 @@ POLICIES = {policy.name: policy for policy in _COMPARED}
 
 def whole_stash(setup: Setup) -> CostedPolicy:
     """The policy that dsq.DSQConfig(stash="all") runs beside layers of this setup."""
-    bits = max(MIN_BITS, setup.precision.q1)
-    return replace(POLICIES["bfp 4"], name=f"bfp {bits}", bits=bits if bits <= MAX_PACKED_BITS else 0)
+    return packed_in(setup.stash.at(max(MIN_BITS, setup.stash.bits)))
 
 
 # ---- methods of training

@@ -171,7 +171,7 @@ def packing_seconds(workload: Workload, method: Method, hardware: Hardware) -> f
 
 def _packing(stash: CostedPolicy, hardware: Hardware) -> list[Pass]:
     """Passes of packing and unpacking as `calibrate` measured them; empty: it did not, or the policy does more."""
-    if not (stash.bits and stash.more and stash.ratio == 1):
+    if not (stash.bits and stash.format and stash.ratio == 1):
         return []
     passes = (hardware.passes.get(("pack", _TIMED_BITS, phase)) for phase in (FORWARD, BACKWARD))
     return [each for each in passes if each]

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -12,15 +13,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
 from dsq.costmodel.model.memory import saved_bytes
-from dsq.costmodel.model.methods import DSQ, FP32, POLICIES, Method, Setup
+from dsq.costmodel.model.methods import DSQ, FP32, POLICIES, Method, Setup, parse_setups, whole_stash
 from dsq.costmodel.model.operations import Gemm, Workload
 from dsq.costmodel.model.traffic import total_stash_bytes, transfers
 from dsq.costmodel.workloads import workload_file
 from dsq.costmodel.workloads.shapes import Head, Stack, Transformer
 from dsq.costmodel.workloads.transformer import build
-from dsq.formats import BFP
+from dsq.formats import BFP, FORMATS, NAMED
 from dsq.precision import Precision
 from dsq.quantizers import Quantizers
+from dsq.stash.policy import applied
+from dsq.stash_bits import Role
 from tests import models
 from tests.costmodel.workloads.models import quantizing_attention
 
@@ -219,3 +222,23 @@ def test_parameters_products_and_stash_of_fairseqs_transformer(of_fairseq, preci
     dsq.convert(model, dsq.DSQConfig(levels=precision, tied=True, stash="linears"))
     predicted = total_stash_bytes(workload, Setup(DSQ, Precision.parse(precision)))
     assert predicted == measured_stash(model, *inputs)
+
+
+@pytest.mark.parametrize(
+    ("format_name", "level"),
+    [
+        *((name, "[16,8,16,16]") for name in FORMATS),
+        ("bfp", "[2,2,2,16]"),
+        *(("snvint", f"[-,{name},-,-]") for name in NAMED),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*may damage training")
+def test_a_whole_stash_is_as_large_as_dsqs(format_name, level):
+    """Codes and scales of each role's tensors. Named formats' were once costed as bfp's."""
+    model = dsq.convert(nn.Sequential(nn.Linear(64, 32)), dsq.DSQConfig(levels=level, format=format_name))
+    codec, values = applied(model)["bfp"].codec(model), torch.randn(2**14)
+    (setup,) = parse_setups(level, {"format": format_name})
+    for role in get_args(Role):
+        codes, _ = codec.encode(values, None, role)
+        predicted = values.numel() * whole_stash(setup).code_bits(role) / 8
+        assert sum(each.nbytes for each in codes) == pytest.approx(predicted, abs=4), role
