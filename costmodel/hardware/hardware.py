@@ -17,7 +17,7 @@ from typing import Any
 
 from dsq.command import read_toml
 from dsq.costmodel.names import completed, refuse, suggestion
-from dsq.formats import BFP, FORMATS, NAMED, WIDEST, FixedPoint, Format, Identity
+from dsq.formats import BFP, FORMATS, NAMED, WIDEST, FixedPoint, Format, Identity, parse_format
 
 DEFAULT_HARDWARE = "a100-80gb"
 _PROFILES = Path(__file__).with_name("profiles")
@@ -325,13 +325,23 @@ def _fused_unit(data: Any, dotted: str) -> FusedUnit:
 
 def _holds(held: dict[str, Any], label: str) -> dict[str, tuple[int, int]]:
     known, widths = (*FORMATS, Identity.name, *NAMED), {}
+    if held.get(Identity.name) == WIDEST:  # codes wider than 16 bits are kept in float32, which holds narrower ones too
+        held = {BFP.name: WIDEST, FixedPoint.name: WIDEST} | held
     for name, bits in held.items():
-        pair = bits if isinstance(bits, list) else [bits, bits]
-        if name not in known or len(pair) != 2 or any(type(m) is not int or not 1 <= m <= WIDEST for m in pair):
+        pair, unit = bits if isinstance(bits, list) else [bits, bits], _unit_name(name)
+        if not unit or len(pair) != 2 or any(type(m) is not int or not 1 <= m <= WIDEST for m in pair):
             text = f"must be bits from 1 to {WIDEST}, or those of the wider operand and the other,"
             raise ValueError(f"{label}.holds.{name} {text} for one of {', '.join(known)}")
-        widths[NAMED[name].unit_name if name in NAMED else name] = (max(pair), min(pair))
+        widths[unit] = (max(pair), min(pair))
     return widths
+
+
+def _unit_name(name: str) -> str:
+    """What units that multiply a format are called: a family, or a format as levels have it; empty: it is neither."""
+    try:
+        return name if name in (*FORMATS, Identity.name) else parse_format(name).unit_name
+    except ValueError:
+        return ""
 
 
 def _pass(entry: Any, label: str) -> tuple[tuple[str, int, str], Pass]:

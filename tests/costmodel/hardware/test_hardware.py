@@ -67,6 +67,19 @@ def test_fastest_exact_way(mine):
     assert mine.rate(BFP(16), BFP(8)).flops == 4e12 / 3
 
 
+def test_a_unit_of_float32_multiplies_codes_too(tmp_path):
+    """Codes of more than 16 bits are kept in float32, whose significand holds all narrower ones."""
+    mine = read(tmp_path, MINE.replace("bfp = 32, fixed = 32, float = 32", "float = 32"))
+    assert {str(mine.rate(fmt, fmt)) for fmt in (BFP(32), FixedPoint(32), FixedPoint(16), Identity(32))} == {"wide"}
+
+
+def test_units_hold_formats_that_have_no_name(tmp_path):
+    text = "grid:2,0,7.0,1x32,e8m0,even,0,1.0"
+    mine = read(tmp_path, MINE.replace("holds = { bfp = 8 }", f'holds = {{ bfp = 4, "{text}" = 5 }}'))
+    fmt = parse_format(text)
+    assert str(mine.rate(fmt, fmt)) == "narrow"
+
+
 def test_split_passes_on_each_accelerator():
     """16 x 2 bits take two bf16 products, 15 significand bits as 8 and 7 (A100: 312 / 2 = 156 TFLOP/s, against 19.5 of
     its fp32 cores). MSFP takes five parts of 3 bits on FP12 (286 / 5 = 57.2), for three of 7 bits on FP16 reach 47.7;
