@@ -10,9 +10,12 @@ from typing import Any
 
 from dsq.command import as_csv, read_toml, table
 from dsq.costmodel.hardware.hardware import Hardware
+from dsq.costmodel.planning.plan import ASKED
 
 Record = dict[str, Any]
 _COLUMNS: dict[str, dict[str, str]] = read_toml(Path(__file__).with_name("columns.toml"))
+#: facts that CSV has in each record, for files of a sweep to be joined
+_SWEPT = ("workload", "tokens", "hardware", "buffer_bytes", *ASKED)
 #: columns of a terminal
 NOTE_WIDTH = 99
 #: columns of a cell of text
@@ -32,7 +35,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Answer:
-    """A command's answer. CSV holds the first section's records; JSON every section."""
+    """A command's answer. CSV holds the first section's records, with what was costed; JSON every section."""
 
     sections: list[Section]
     notes: list[str] = field(default_factory=list)
@@ -54,7 +57,8 @@ class Answer:
         return json.dumps(data, indent=2, allow_nan=False) + "\n"
 
     def csv(self) -> str:
-        return as_csv(self.sections[0].records, "")
+        swept = {name: self.facts[name] for name in _SWEPT if name in self.facts}
+        return as_csv([swept | record for record in self.sections[0].records], "")
 
 
 def _narrow(section: Section) -> str:

@@ -4,7 +4,7 @@ A kernel is one operation's forward, backward or update. Its floor is max(operat
 matrix products run the fastest way their operands multiply exactly (Hardware.rate), fused attention at a share of that
 rate, pointwise passes at the vector rate with one operation a value moved. In a real step it takes longer
 (hardware.Efficiency), and on hardware that was measured what such a product or pass took. A class's time is the sum
-over its kernels; it is memory-bound if its bytes alone take longer than its operations.
+over its kernels; it is memory-bound if half of it is of kernels whose bytes take longer than their operations.
 """
 
 from collections import defaultdict
@@ -42,6 +42,7 @@ class Floor:
     compute_seconds: float
     memory_seconds: float
     seconds: float  #: sum over kernels, as Efficiency puts the two together, or as was measured
+    waiting_seconds: float  #: of these, those of kernels that wait for DRAM
 
     def __add__(self, other: "Floor") -> "Floor":
         return Floor(*(mine + vars(other)[name] for name, mine in vars(self).items()))
@@ -62,7 +63,7 @@ class Floor:
 
     @property
     def memory_bound(self) -> bool:
-        return self.memory_seconds >= self.compute_seconds
+        return 2 * self.waiting_seconds >= self.seconds
 
     @property
     def flops_per_second(self) -> float:
@@ -70,7 +71,7 @@ class Floor:
         return self.flops / self.seconds
 
 
-ZERO = Floor(0.0, 0.0, 0.0, 0.0, 0.0)
+ZERO = Floor(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def rates(listed: list[CostedMatMul], cls: str, hardware: Hardware) -> dict[str, Rate]:
@@ -107,7 +108,7 @@ def floors(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware
         if measured is None and not (hardware.measured and isinstance(group.operation, Gemm)):
             both = max(memory, compute) if hardware.efficiency.overlaps else memory + compute
             taken = max(both, group.count * max(1, launches[kernel]) * hardware.efficiency.launch)
-        totals[group.operation.cls] += Floor(flops[kernel], size, compute, memory, taken)
+        totals[group.operation.cls] += Floor(flops[kernel], size, compute, memory, taken, taken * (memory >= compute))
     return {cls: floor for cls, floor in totals.items() if floor.bytes}
 
 
@@ -153,6 +154,16 @@ def _product_seconds(matmul: CostedMatMul, hardware: Hardware) -> float:
         return count * rate.peak.attention.seconds(flops, whole, op.batch * values)
     share = hardware.attention if fused else hardware.efficiency.experts if op.weights > 1 else 1
     return rate.seconds(FLOPS_PER_MAC * matmul.total_macs / share, matmul.values * count, count)
+
+
+def widened_seconds(listed: list[CostedMatMul], hardware: Hardware) -> float:
+    """Seconds of unquantized products whose floats run in a wider unit, as none of their width is faster."""
+    ways = ((matmul, hardware.rate(matmul.first, matmul.second)) for matmul in listed)
+    return sum(
+        _product_seconds(matmul, hardware)
+        for matmul, rate in ways
+        if isinstance(matmul.first, Identity) and matmul.first.bits < rate.peak.holds[Identity.name][0]
+    )
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from dsq.costmodel.planning.step import Stages, StepTime, offloaded_bytes, sent_
 from dsq.costmodel.workloads.named import AskedStep
 from dsq.costmodel.workloads.transformer import Shard
 from dsq.formats import WIDEST
+from dsq.precision import damage
 
 GIGA = 1e9
 #: the largest sizes that are tried
@@ -364,7 +365,10 @@ class Plan:
         units = {peak.datatype for peak in question.hardware.peaks}
         doubted = ", ".join(row.method.name for row in rows if not row.method.trusted)
         shown = "" if question.methods else ", nor shown without --all"
+        setups = dict.fromkeys(row.method.setup for row in rows)
+        damaged = [line for setup in setups for line in damage([setup.precision], setup.family, "nearest")]
         notes = (
+            *((True, f"{line}.") for line in damaged),
             (True, f"the peak comes at the {'; '.join(dict.fromkeys(row.memory.cause for row in rows))}."),
             (
                 question.step.stores_scores(),
@@ -404,7 +408,8 @@ class Plan:
             ),
             (
                 any(row.step.launched > row.step.seconds for row in rows),
-                "step ms: of CUDA graphs; launched ms: kernel by kernel from Python, of an H100's host (docs/gpu.md).",
+                "step ms: of CUDA graphs; launched ms: kernel by kernel from Python, by the host of the H100 that was "
+                "measured (docs/gpu.md).",
             ),
             (True, f"times: {question.hardware.rates}."),
         )

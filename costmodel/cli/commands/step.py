@@ -13,7 +13,7 @@ from dsq.costmodel.cli.answer import Answer, Record, Section, hardware_facts, re
 from dsq.costmodel.hardware.hardware import Hardware, Rate, load_hardware, profile_names
 from dsq.costmodel.model.methods import Method, Setup, all_sizes, parse_setups, used_options, whole_stash
 from dsq.costmodel.model.operations import Workload
-from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates
+from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates, widened_seconds
 from dsq.costmodel.model.traffic import matmuls, transfers
 from dsq.costmodel.names import refuse
 from dsq.costmodel.paper.calibrated import FIXED_32, dram, level_costs, shares
@@ -22,7 +22,7 @@ from dsq.costmodel.workloads.named import AskedStep, asked
 from dsq.precision import is_level_name, parse_rise_at
 
 _NAMES: dict[str, dict[str, str]] = read_toml(Path(__file__).parents[1] / "method_names.toml")
-_BYTES = {"kb": 1e3, "kib": 2**10, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_BYTES = {"b": 1, "kb": 1e3, "kib": 2**10, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _COUNTS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
@@ -120,9 +120,12 @@ def _precisions(arguments: argparse.Namespace) -> list[str]:
 
 def parse_size(name: str, text: str | None, units: Mapping[str, float], example: str) -> float:
     """'80GB' -> 80e9; None -> 0. Raises ValueError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]*)", (text or "0" + next(iter(units))).lower())
-    if not match or match[2] not in units or (text and not float(match[1])):
-        raise ValueError(f"{name} must be above 0, in the form of {example}, got {text!r}")
+    if text is None:
+        return 0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]*)", text.lower())
+    if not match or match[2] not in units or not float(match[1]):
+        unit = " with its unit" if "" not in units else ""
+        raise ValueError(f"{name} must be a number above 0{unit}, as in {example}, got {text!r}")
     return float(match[1]) * units[match[2]]
 
 
@@ -190,12 +193,13 @@ def estimate(arguments: argparse.Namespace) -> Answer:
     again = "; ".join(f"{setup}: {record['again_MB']:,.0f} MB" for setup, record in zip(setups, records, strict=True))
     notes = [f"through a buffer of {arguments.buffer} tiles fetch again {again}."] * bool(buffer)
     notes += [*(f"{use}." for use in uses), _MEANING.format(units[0]), f"times: {hardware.rates}."]
-    notes += [_JOULES] * any("joules" in record for record in records)
+    notes += [_JOULES if any("joules" in record for record in records) else _NO_JOULES]
+    notes += _widened(setups, workload, hardware)
     records = [named(setup) | record for setup, record in zip(setups, records, strict=True)]
     if worked:
         records.append(_mean_record(records, worked))
     section = Section("estimates", heading(workload, hardware), records, "estimates")
-    return Answer([section], notes, facts(workload, hardware))
+    return Answer([section], notes, facts(workload, hardware) | {"buffer_bytes": buffer})
 
 
 def _shares(rise_at: str | None, levels: int) -> list[float]:
@@ -223,6 +227,17 @@ _JOULES = (
     "joules: estimated, of DRAM bytes and of multiply-adds alone, with neither idle power nor control; their sources: "
     "hardware_sources of --json."
 )
+_NO_JOULES = "no joules: the hardware's file states no [energy] for each unit that runs."
+
+
+def _widened(setups: Iterable[Setup], workload: Workload, hardware: Hardware) -> Iterator[str]:
+    """Yield a note for each setup whose unquantized products run in a unit wider than they are."""
+    for setup in setups:
+        if seconds := widened_seconds(matmuls(workload, setup), hardware):
+            yield (
+                f"{setup}: unquantized products take {seconds * 1e3:,.1f} ms in a wider unit, as no [[peak]] that is "
+                f"faster holds float = {setup.container_bits}."
+            )
 
 
 def _estimates(workload: Workload, setups: list[Setup], unit: Setup, hardware: Hardware, buffer: float) -> list[Record]:
@@ -262,8 +277,9 @@ def _mean_record(records: list[Record], worked: Sequence[float]) -> Record:
 # ---- roofline: intensity, bound and time of each class of operations, and the picture
 
 _OF_ROOF = (
-    "of roof: of what the fastest unit that the class runs on reaches at this intensity; less where products take "
-    "several passes, or where some kernels wait for DRAM and others for units."
+    "runs in: 3 x a unit is three passes of it, over parts of codes that are wider than it holds. of roof: of what the "
+    "fastest unit that the class runs on reaches at this intensity; less where products take several passes, or where "
+    "some kernels wait for DRAM and others for units. bound: of more than half of the time."
 )
 
 
@@ -273,7 +289,8 @@ def roofline(arguments: argparse.Namespace) -> Answer:
     records: list[Record] = []
     notes = []
     buffer = parse_size("buffer", arguments.buffer, _BYTES, "20MB")
-    for setup in _setups(arguments):
+    setups = _setups(arguments)
+    for setup in setups:
         classes, note = _classes(workload, setup, hardware, buffer)
         records += classes
         notes.append(f"{note} {_by_bits(workload, setup, buffer)}")
@@ -283,9 +300,9 @@ def roofline(arguments: argparse.Namespace) -> Answer:
         dots = [record for record in records if "tflops" in record]
         write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, dots))
     notes += [*(f"{use}." for use in _uses({record["setup"]: record["mode"] for record in records}))]
-    notes += [_OF_ROOF, f"times: {hardware.rates}."]
+    notes += [*_widened(setups, workload, hardware), _OF_ROOF, f"times: {hardware.rates}."]
     section = Section("classes", heading(workload, hardware), records, "classes")
-    return Answer([section], notes, facts(workload, hardware))
+    return Answer([section], notes, facts(workload, hardware) | {"buffer_bytes": buffer})
 
 
 def _by_bits(workload: Workload, setup: Setup, buffer: float) -> str:
@@ -312,7 +329,8 @@ def _classes(workload: Workload, setup: Setup, hardware: Hardware, buffer: float
     longest = max(classes, key=lambda name: classes[name].seconds)
     waits = "DRAM" if classes[longest].memory_bound else "arithmetic"
     share = classes[longest].seconds / total.seconds
-    return records, f"{setup}: {longest} bounds the step, {share:.0%} of its time, and waits for {waits}."
+    note = f"{setup}: {longest} bounds the step, {share:.0%} of its time, and waits for {waits}; in all"
+    return records, f"{note} {total.waiting_seconds / total.seconds:.0%} of the time waits for DRAM."
 
 
 def _roof(floor: Floor, used: list[Rate], hardware: Hardware) -> Record:

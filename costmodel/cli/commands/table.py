@@ -47,12 +47,18 @@ def table(arguments: argparse.Namespace) -> Answer:
 
 
 def _fitted(static: list[Record]) -> str:
-    """The figures that test the model, each named once, and those that chose its constants."""
+    """The figures that test the model, each named once."""
     names = {"arith": "arithmetic", "dram": "DRAM"}
-    roles = {f"{names[column]} of {record['setup']}": record[f"{column}_fits"] for record in static for column in names}
-    tests = [figure for figure, role in roles.items() if role == "test"]
-    chosen = [f"{figure} ({role})" for figure, role in roles.items() if role != "test"]
-    return f"{len(tests)} figures, which rows repeat, test the model: {', '.join(tests)}. Fitted: {', '.join(chosen)}."
+    tests = dict.fromkeys(
+        f"{names[column]} of {record['setup']}"
+        for record in static
+        for column in names
+        if record[f"{column}_fits"] == "test"
+    )
+    return (
+        f"{len(tests)} figures, which rows repeat, test the model: {', '.join(tests)}. fits: the assumption of the "
+        "model that a figure chose (docs/cost-model.md); excluded: as the paper contradicts it."
+    )
 
 
 def _contradiction(record: Record) -> str:

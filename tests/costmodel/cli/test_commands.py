@@ -267,6 +267,51 @@ peak = [
         assert not mean["joules"]
 
 
+def test_what_a_hardware_file_leaves_out_is_said(capsys, tmp_path):
+    """Unquantized products run in fp32 where no faster peak holds 16-bit floats; joules need [energy]."""
+    hardware = tmp_path / "mine.toml"
+    hardware.write_text("""
+name = "mine"
+bandwidth = { gb_per_s = 512 }
+vector = { tflops = 8 }
+peak = [
+    { datatype = "fp32", tflops = 16, holds = { float = 32 } },
+    { datatype = "bfp16", tflops = 64, holds = { bfp = 16 } },
+]
+""")
+    asked = ["bfp:[8,8,8,16]", "--workload", "opt_1.3b", "--hardware"]
+    for command in "estimate", "roofline":
+        texts = [" ".join(run(capsys, command, *asked, name)[1].split()) for name in (str(hardware), "a100-80gb")]
+        assert ["[8,8,8,16]: unquantized products take 169.3 ms in a wider unit" in text for text in texts] == [
+            True,
+            False,
+        ]
+        assert ["no joules:" in text for text in texts] == [command == "estimate", False]
+
+
+@pytest.mark.parametrize("size", ["10", "0kB", "20Mb/s"])
+def test_sizes_have_a_unit(size, capsys):
+    _, _, error = run(capsys, "estimate", "mxfp4", "--buffer", size)
+    assert error.endswith(f"buffer must be a number above 0 with its unit, as in 20MB, got {size!r}\n")
+    assert run(capsys, "estimate", "mxfp4", "--buffer", "64B")[0] == 0
+
+
+def test_files_of_a_sweep_can_be_joined(capsys):
+    for command in "estimate", "roofline":
+        asked = ["--workload", "gpt2", "--hardware", "h100", "--buffer", "1MB", "--csv"]
+        record = next(csv.DictReader(io.StringIO(run(capsys, command, "mxfp4", *asked)[1])))
+        names = ("workload", "tokens", "hardware", "buffer_bytes")
+        assert [record[name] for name in names] == ["gpt2", "1024", load_hardware("h100").name, "1000000.0"]
+    (record, *_) = csv.DictReader(io.StringIO(run(capsys, "plan", "gpt2", "--devices", "2", "--csv")[1]))
+    assert (record["workload"], record["devices"], record["optimizer"]) == ("gpt2", "2", "adam")
+
+
+def test_a_plan_warns_of_levels_that_damage_training(capsys):
+    text = " ".join(run(capsys, "plan", "gpt2", "bfp:[2,2,2,16]", "[8,4,8,8]")[1].split())
+    assert text.count("may damage training") == 1
+    assert "[2,2,2,16] may damage training, which needed 4, 3 and 3 bits" in text
+
+
 def test_a_folder_with_a_config_is_a_model(capsys, tmp_path):
     config = small_gpt2(tmp_path)
     _, folder, _ = run(capsys, "plan", str(tmp_path), "--gpus", "2", "--batch-size", "4", "--csv")

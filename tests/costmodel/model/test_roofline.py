@@ -7,7 +7,7 @@ import pytest
 from dsq.costmodel.hardware.hardware import MEASURED, Efficiency, Energy, FusedUnit, Hardware, Pass, Peak
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
-from dsq.costmodel.model.roofline import evaluate, floors, rates
+from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates
 from dsq.costmodel.model.traffic import matmuls, transfers
 from dsq.formats import BFP, Identity
 from dsq.precision import Precision
@@ -20,6 +20,14 @@ def mine():
         Peak("narrow", 4e12, {"bfp": (8, 8)}, "", stated=4e12),
     )
     return Hardware("mine", 100e9, 0.1e12, peaks, {}, efficiency=MEASURED)
+
+
+def test_a_step_waits_for_what_most_of_its_time_waits_for():
+    """Though the products of one kernel alone would take longer than all bytes."""
+    kernels = (Floor(1e12, 1e9, 26, 1, 26, 0), Floor(1e10, 1e9, 5, 6, 59, 59), Floor(1e9, 1e9, 1, 2, 15, 15))
+    total = sum(kernels, start=ZERO)
+    assert total.compute_seconds > total.memory_seconds
+    assert [floor.memory_bound for floor in (*kernels, total)] == [False, True, True, True]
 
 
 def roofs(workload, precision, mine, fmt=None, container=0):

@@ -132,7 +132,7 @@ def test_sizes_are_read_whatever_their_case(text, units, size):
 
 @pytest.mark.parametrize("text", ["0B", "10 billion", "-3"])
 def test_a_size_that_is_none_is_refused(text):
-    with pytest.raises(ValueError, match="train_tokens must be above 0, in the form of 10B, got"):
+    with pytest.raises(ValueError, match="train_tokens must be a number above 0, as in 10B, got"):
         parse_size("train_tokens", text, _COUNTS, "10B")
 
 
