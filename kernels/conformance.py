@@ -328,6 +328,7 @@ _SIGNED_SCALES = ((SignedNVInt, SignedNVInt), (BFP, SignedNVInt), (SignedNVInt, 
 _GRIDS = (
     *(("mxfp4", "mxfp4"), ("mxfp6_e2m3", "mxint8"), ("mx6", "mx4"), ("mxfp8_e4m3", "mxfp4"), ("mxfp4_aws", "mxfp4")),
     *(("nvfp4", "nvfp4_2d"), ("nvfp4_2d", "nvfp4_clamped"), ("int8_row", "int8_tensor"), ("int8_tensor", "int8_row")),
+    *(("fp8_tensor", "fp8_row"), ("fp8_e5m2_row", "fp8_tensor")),
 )
 #: formats of the two operands of products
 _OPERANDS: tuple[tuple[Format, Format], ...] = (

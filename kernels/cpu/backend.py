@@ -4,7 +4,7 @@ from dsq.formats import GridFormat
 from dsq.kernels.backend import Backend, GemmKernel
 from dsq.kernels.cpu.attention import attention
 from dsq.kernels.cpu.codec import SCALES, CodecKernels, supports
-from dsq.kernels.cpu.elements import elements_gemm
+from dsq.kernels.cpu.elements import bfloat16_elements_gemm, elements_gemm
 from dsq.kernels.cpu.library import library
 from dsq.kernels.cpu.linear import CpuLinear
 from dsq.kernels.cpu.products import ONEDNN, bfloat16_gemm, by_onednn, fits_onednn, integer_gemm, with_first_check
@@ -53,6 +53,7 @@ def _gemms(codec: CodecKernels) -> tuple[GemmKernel, ...]:
         bfloat16_gemm(codec.library, "bfloat16"),
         integer_gemm(codec.library),
         elements_gemm(codec),
+        bfloat16_elements_gemm(codec),
         with_first_check(bfloat16_gemm(codec.library, "amx")),  # late, so that it is chosen by its time alone
         TORCH,
         GemmKernel(ONEDNN, fits_onednn, lambda _, a_MK, b_KN, bias_N: by_onednn(a_MK, b_KN.t(), bias_N)),

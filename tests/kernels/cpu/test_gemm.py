@@ -23,7 +23,7 @@ if not LIBRARY.exists():
     pytest.skip("the C++ kernels are not built", allow_module_level=True)
 
 NARROW = MatMul(Operand(BFP(4), -1), Operand(BFP(4), 0))
-BFLOAT16, INTEGER, ELEMENTS, AMX, TORCH, ONEDNN = load().gemms
+BFLOAT16, INTEGER, ELEMENTS, BFLOAT16_ELEMENTS, AMX, TORCH, ONEDNN = load().gemms
 INTEGER_GEMMS = library().usable(library().c.dsq_integer_gemm)
 SIZES = [(1, 1, 1), (3, 5, 7), (14, 256, 32), (15, 257, 33), (100, 600, 70)]
 needs_integer = pytest.mark.usefixtures("integer_gemm")
@@ -75,7 +75,8 @@ def integers(shape, largest, seed=0):
 
 @needs_integer
 def test_the_products_of_the_suite_that_fit_conform():
-    fitting = [p for p in products() if fits(p.matmul) or ELEMENTS.fits(p.matmul, torch.float32)]
+    gemms = INTEGER, ELEMENTS, BFLOAT16_ELEMENTS
+    fitting = [p for p in products() if any(gemm.fits(p.matmul, torch.float32) for gemm in gemms)]
     assert [str(product) for product in fitting if product_disagreements(load(), product, torch.device("cpu"))] == []
     assert len(fitting) > 300
 
