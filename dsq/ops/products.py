@@ -186,11 +186,11 @@ def matmul_of_activations(a_MK: Tensor, b_KN: Tensor, matmuls: ActivationMatMuls
         return matmul_of_activations(a_MK.flatten(0, -2), b_KN, matmuls, seed).unflatten(0, a_MK.shape[:-1])  # type: ignore[no-any-return]
     trained = torch.is_grad_enabled() and (a_MK.requires_grad or b_KN.requires_grad)
     if trained or forward_ad._current_level >= 0:  # PyTorch refuses an autograd function in forward mode
-        return _Product.apply(a_MK, b_KN, matmuls, seed, autocast)  # type: ignore[no-any-return, no-untyped-call]
+        return _MatMulOfActivations.apply(a_MK, b_KN, matmuls, seed, autocast)  # type: ignore[no-any-return, no-untyped-call]
     return multiply(matmuls.output, a_MK, b_KN, seed=seed, dtype=autocast)
 
 
-class _Product(torch.autograd.Function):
+class _MatMulOfActivations(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, a_MK: Tensor, b_KN: Tensor, matmuls: ActivationMatMuls, seed: int | None, dtype: torch.dtype | None

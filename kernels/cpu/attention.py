@@ -28,7 +28,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 @cache
-def attention(library: Library) -> "CpuAttention | None":
+def cpu_attention(library: Library) -> "CpuAttention | None":
     """Return the kernels of ``library``, always the same object; None if they do not run on this machine."""
     return CpuAttention(library) if library.usable(library.c.dsq_attention) else None
 

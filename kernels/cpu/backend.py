@@ -2,7 +2,7 @@
 
 from dsq.formats import GridFormat
 from dsq.kernels.backend import Backend, GemmKernel
-from dsq.kernels.cpu.attention import attention
+from dsq.kernels.cpu.attention import cpu_attention
 from dsq.kernels.cpu.codec import SCALES, CodecKernels, supports
 from dsq.kernels.cpu.elements import bfloat16_elements_gemm, elements_gemm
 from dsq.kernels.cpu.library import library
@@ -22,7 +22,7 @@ def backend(isa: str) -> Backend:
     loaded = library()
     index = loaded.instruction_sets()[isa]
     codec = CodecKernels(loaded, index)
-    attention_kernels = attention(loaded)
+    attention_kernels = cpu_attention(loaded)
     fused = loaded.has_gemm("GEMM_BFLOAT16") or loaded.has_gemm("GEMM_INTEGER")
     return Backend(
         name=f"cpu-{isa}",

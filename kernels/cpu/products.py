@@ -115,7 +115,7 @@ def _multiply_bfloat16(kernel: int, _: MatMul, a_MK: Tensor, b_KN: Tensor, bias_
     a, b = (x if 1 in x.stride() else x.contiguous() for x in (a_MK, b_KN))
     a_address, b_address = addresses(a, b, strided=True)
     operands = kernel, a_address, *a.stride(), b_address, *b.stride()
-    return _multiply(sizes, bias_N, c.dsq_gemm_bfloat16, operands, c.dsq_gemm_bfloat16_scratch(kernel, *sizes))
+    return _run_gemm(sizes, bias_N, c.dsq_gemm_bfloat16, operands, c.dsq_gemm_bfloat16_scratch(kernel, *sizes))
 
 
 def multiply_packed(matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -> Tensor:
@@ -129,7 +129,7 @@ def multiply_packed(matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -
     block_size = _dot_product_size(a_format.block_size)
     operands = (*_packed_arguments(a, matmul.a, a_axis), *_packed_arguments(b, matmul.b, b_axis), one_scale, block_size)
     scratch_size = c.dsq_gemm_integer_scratch(*sizes, a_format.bits, b_format.bits, block_size)
-    return _multiply(sizes, bias_N, c.dsq_gemm_integer, operands, scratch_size)
+    return _run_gemm(sizes, bias_N, c.dsq_gemm_integer, operands, scratch_size)
 
 
 def _packed_arguments(x: Codes, operand: Operand, axis: int) -> tuple[int, ...]:
@@ -139,7 +139,7 @@ def _packed_arguments(x: Codes, operand: Operand, axis: int) -> tuple[int, ...]:
     return *addresses(x.codes, x.scales), kind, operand.quantized_to.bits, int(axis == 0)
 
 
-def _multiply(
+def _run_gemm(
     sizes: Sizes, bias: Tensor | None, gemm: Callable[..., None], operands: tuple[int, ...], scratch_size: int
 ) -> Tensor:
     """Return the product of ``operands`` by ``gemm`` with ``scratch_size`` bytes of scratch memory."""

@@ -100,15 +100,15 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], seed: int, rounds: in
     c0, c1, c2, c3 = counter
     k0, k1 = seed & _MASK, (seed >> 32) & _MASK
     for _ in range(rounds):
-        high0, low0 = _multiply(MULTIPLIERS[0], c0)
-        high1, low1 = _multiply(MULTIPLIERS[1], c2)
+        high0, low0 = _mulhilo(MULTIPLIERS[0], c0)
+        high1, low1 = _mulhilo(MULTIPLIERS[1], c2)
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
         k0, k1 = (k0 + KEY_STEPS[0]) & _MASK, (k1 + KEY_STEPS[1]) & _MASK
     return c0, c1, c2, c3
 
 
-def _multiply(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
-    """High and low 32 bits of the product of two unsigned 32-bit numbers."""
+def _mulhilo(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the high and the low 32 bits of the product of two unsigned 32-bit numbers."""
     high = (a * (b >> 16) + ((a * (b & 0xFFFF)) >> 16)) >> 16
     return high, (a * b) & _MASK
 
