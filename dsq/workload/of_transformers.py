@@ -34,8 +34,7 @@ def trace_config(path: str, sequences: int, tokens: int) -> dict[str, Any]:
         if hasattr(config, "num_experts_per_tok"):
             config._experts_implementation = "grouped_mm"
         with torch.device("meta"):
-            auto: Any = transformers.AutoModel
-            model: Any = (getattr(transformers, name)(config) if name else auto.from_config(config)).float()
+            model: Any = (getattr(transformers, name)(config) if name else _auto(config).from_config(config)).float()
     except (OSError, ValueError, KeyError, AttributeError, TypeError, AssertionError, StrictDataclassError) as error:
         raise ValueError(f"config {file} is of no model that transformers builds: {error}") from None
     with torch.device("meta"):
@@ -50,6 +49,16 @@ def trace_config(path: str, sequences: int, tokens: int) -> dict[str, Any]:
         except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, IndexError) as error:
             said = said or str(error)
     raise ValueError(f"config {file}: {type(model).__name__} does not run on the meta device: {said}")
+
+
+def _auto(config: Any) -> Any:
+    """Return the Auto class of what a config without ``architectures`` is trained as, as `dsq-cost plan` takes it: with
+    a head where its kind of model has one."""
+    import transformers
+
+    heads = "ForSeq2SeqLM", "ForMaskedLM", "ForCausalLM", "ForImageClassification"  # a BERT is in two of them
+    classes = (getattr(transformers, f"AutoModel{head}") for head in heads)
+    return next((auto for auto in classes if type(config) in auto._model_mapping), transformers.AutoModel)
 
 
 def _inputs(model: Any, config: Any, sequences: int, tokens: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@ torch, which nothing else of the cost model does: its modules are named, not imp
 
 import argparse
 import json
+import logging
 import sys
 from importlib import import_module
 from typing import Any
@@ -71,12 +72,15 @@ def trace(arguments: argparse.Namespace) -> Answer:
         raise ValueError(f"workload file {arguments.file} must end in .json, for --workload to know it")
     sizes = (whole_number(name, getattr(arguments, name), 1) for name in ("sequences", "tokens"))
     check_writable(arguments.file)
+    logging.disable(logging.WARNING)  # those of torchao and transformers, of what no trace needs
     try:
         module = import_module("dsq.workload.of_transformers")
         import_module("transformers")
+        data = module.trace_config(arguments.model, *sizes)
     except ImportError as error:
         raise ValueError(f"trace runs a model of transformers, which cannot be imported: {error}") from None
-    data = module.trace_config(arguments.model, *sizes)
+    finally:
+        logging.disable(logging.NOTSET)
     write_text(arguments.file, json.dumps(data))
     workload = workload_file.parse(data, arguments.file)
     record = {"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters}

@@ -8,10 +8,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import dsq
+from dsq.costmodel.cli.main import main
 from dsq.costmodel.model.memory import saved_bytes
 from dsq.costmodel.model.methods import DSQ, FP32, Setup
 from dsq.costmodel.workloads import workload_file
+from dsq.costmodel.workloads.named import load_workload
 from dsq.precision import Precision
+from tests.costmodel.workloads.models import small_gpt2
 
 
 class WrittenOut(nn.Module):
@@ -103,3 +106,18 @@ def test_a_model_of_audio_is_traced(tmp_path):
     transformers.Wav2Vec2Config(**sizes, architectures=["Wav2Vec2Model"]).save_pretrained(tmp_path)
     workload = workload_file.parse(trace_config(str(tmp_path), 2, 8), "traced")
     assert {gemm.M for gemm in workload.gemms if gemm.name.endswith("q_proj")} == {2 * 7}  # 8 x 320 samples
+
+
+def test_a_config_that_names_no_class_is_traced_with_the_head_that_a_plan_gives_it(tmp_path, capfd):
+    """And in silence: transformers warns of the ids of tokens, which no trace reads."""
+    transformers = pytest.importorskip("transformers")
+    from dsq.workload.of_transformers import _auto
+
+    path = small_gpt2(tmp_path, architectures=None)
+    assert main(["trace", path, str(tmp_path / "traced.json"), "--tokens", "16"]) == 0
+    assert capfd.readouterr().err == ""
+    traced = load_workload(str(tmp_path / "traced.json"))
+    assert (traced.name, traced.parameters) == ("GPT2LMHeadModel", load_workload(path).parameters)
+    heads = {"bert": "ForMaskedLM", "bart": "ForSeq2SeqLM", "vit": "ForImageClassification", "wav2vec2": ""}
+    for kind, head in heads.items():
+        assert _auto(transformers.AutoConfig.for_model(kind)).__name__ == f"AutoModel{head}"
