@@ -119,7 +119,7 @@ def test_constants_that_the_page_names():
     assert f"without it {Efficiency().memory}" in TEXT
     assert f"**Experts** reach {Efficiency().experts} of" in TEXT
     assert f"A step waits for {Efficiency().exposed} of the time of sending" in TEXT
-    assert f"the weight of the backward in at least {MIN_WEIGHT_BITS} bits" in TEXT
+    assert f"the weight of the backward in max(q1, min(q0, {MIN_WEIGHT_BITS})) bits" in TEXT
     assert f"NF4 ({NF4_BITS:.2f} bits with scales)" in TEXT
     assert f"keeps {OPTIMIZERS['adam-8bit'].state:.2f} bytes for its moments" in TEXT
     adam, small = OPTIMIZERS["adam"], OPTIMIZERS["adam-16bit"]
