@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache, lru_cache
 from math import prod
-from typing import NamedTuple
 
 from dsq.costmodel.model.ledger import BATCH, BEFORE, RECOMPUTED, STATE_BITS, Stored
 from dsq.costmodel.model.methods import CostedPolicy, Setup
@@ -27,21 +26,14 @@ from dsq.costmodel.model.traffic import layout_bytes, shape_of, tensors_of, widt
 from dsq.formats import WIDEST, Identity
 from dsq.stash_bits import MAX_EXACT_NUMEL
 
-
-class Category(IntEnum):
-    """The purpose of bytes, in the order of tables and pictures."""
-
-    PARAMETERS = 0
-    GRADIENTS = 1
-    OPTIMIZER = 2
-    ACTIVATIONS = 3
-    STASH = 4
-    LOGITS = 5
-    TEMPORARY = 6
-
-
-CATEGORIES = tuple(category.name.lower() for category in Category)
+#: the purposes of bytes, in the order of tables and pictures
+Category = IntEnum(
+    "Category", ["PARAMETERS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "STASH", "LOGITS", "TEMPORARY"], start=0
+)
+CATEGORIES: tuple[str, ...] = tuple(category.name.lower() for category in Category)
 LOSSES = ("loss", "loss of fp32", "fused loss")
+#: a saved tensor as the operations that share it name it, whether it is in codes, and its bytes
+Storage = tuple[str, bool, int]
 _match = cache(re.compile(r"^.*?\blayers\.\d+\.").match)
 #: tensors of an operation's backward that are not saved by the forward
 _BACKWARD_TENSORS = ("dy", "dx", "dx, df", "d gate, up", "da, db", "their sum", "their gradient")
@@ -102,14 +94,6 @@ class LedgerEntry:
     layer_input: float  #: of the layer's inputs that a recomputed layer saves here
     packed: tuple[float, ...]  #: values of each tensor that is packed
     recomputed: tuple[float, ...]  #: values of each tensor that the backward recomputes
-
-
-class Storage(NamedTuple):
-    """A saved tensor, as the operations that share it name it."""
-
-    name: str
-    coded: bool
-    nbytes: int
 
 
 def layer_of(op: Operation) -> str:
@@ -197,10 +181,10 @@ def recomputed_inputs(workload: Workload, policy: CostedPolicy) -> frozenset[str
 
 def _is_new(op: Operation, tensor: SizedTensor, size: float, setup: Setup, storages: set[Storage]) -> bool:
     """Return whether no operation before saves this very tensor, nor is it the batch; add it to the storages."""
-    storage = Storage(tensor.name(op), tensor.stored.name == "stash" or bool(tensor.packed_values), int(size))
-    batch = storage.name == BATCH and not storage.coded and not setup.autocast  # which casts it
-    there = storage.name and (storage in storages or batch)
-    storages.add(storage)
+    name, coded = tensor.name(op), tensor.stored.name == "stash" or bool(tensor.packed_values)
+    batch = name == BATCH and not coded and not setup.autocast  # which casts it
+    there = name and ((name, coded, int(size)) in storages or batch)
+    storages.add((name, coded, int(size)))
     return not there
 
 

@@ -66,6 +66,14 @@ class Question(Training):
                 f"hardware {self.hardware.name!r} does not state its memory: give --fit, as in --fit 80GB",
             ),
             (
+                self.devices * self.shard.devices > 1 and not self.hardware.link,
+                f"hardware {self.hardware.name!r} states no link: several devices need [link] gb_per_s in its file",
+            ),
+            (
+                self.offload and not self.hardware.host,
+                f"hardware {self.hardware.name!r} states no [host] gb_per_s in its file: --offload needs it",
+            ),
+            (
                 self.zero and self.devices == 1,
                 f"--zero {self.zero} does nothing on one device: give --devices, or leave it out",
             ),
@@ -318,7 +326,8 @@ class Plan:
         quickest, change = WORTH_IT * self.best.tokens_per_second, ""
         questions = {"": self.question}
         if not self.question.step.chunked_loss and self.best.memory.categories["logits"]:
-            questions["--chunked-loss "] = _chunking(self.question)  # which leaves room for a larger batch
+            step = replace(self.question.step, chunked_loss=True)  # which leaves room for a larger batch
+            questions["--chunked-loss "] = replace(self.question, step=step)
         for option, question in questions.items():
             own_first = sorted(self.rows, key=lambda row: row is not self.best)
             for method, fitting in ((row.method, row.largest_batch) for row in own_first if row.method.trusted):
@@ -418,40 +427,37 @@ class Plan:
 
 def _changes(question: Question, largest_batch: int) -> Iterator[tuple[str, Question]]:
     """Changes that need less memory, the least change first, each with its option."""
-    step = question.step
+    step, hardware = question.step, question.hardware
     most_zero = 3 if question.pipeline == 1 and not question.in_backward else 1
-    if step.stores_scores():
-        yield "--fused-attention", replace(question, step=replace(step, fused_attention=True))
-    if question.devices > 1:
-        for zero in range(question.zero + 1, most_zero + 1):
-            yield f"--zero {zero}", replace(question, zero=zero)
-    if largest_batch:
-        yield f"--sequences {largest_batch}", replace(question, step=replace(step, sequences=largest_batch))
-    if not step.chunked_loss and any(op.kind.startswith("loss") for op in step.build().operations):
-        yield "--chunked-loss", _chunking(question)
-    if question.optimizer == "adam" and step.lora is None:
-        yield "--optimizer adam-8bit", replace(question, optimizer="adam-8bit")
-        yield "--optimizer adam-16bit", replace(question, optimizer="adam-16bit")
-        if question.hardware.host and not question.offload:
-            yield "--offload", replace(question, offload=True)
-            if question.zero < 2 and question.accumulate * question.pipeline == 1:  # torchtune's, on one device
-                changed = replace(question, optimizer="adam-8bit-16bit", offload=True, in_backward=True)
-                yield "--optimizer adam-8bit-16bit --offload --in-backward", changed
-    if question.step.sized and step.lora is None and not question.methods:
-        yield "--lora 16", replace(question, step=replace(step, lora=16, freeze=None))
-    if question.hardware.link and question.shard.devices == 1:
-        for devices in (2, 4, 8):
-            if devices > question.devices:
-                yield f"--devices {devices} --zero {most_zero}", replace(question, devices=devices, zero=most_zero)
-    if question.step.sized and not question.base_bits and not question.methods:
-        lora = replace(step, lora=step.lora or 16, freeze=None)
-        adapted = replace(question, step=lora, base_bits=NF4_BITS)
-        yield f"--qlora {lora.lora}", adapted
-        yield f"--qlora {lora.lora} --chunked-loss", _chunking(adapted)
-
-
-def _chunking(question: Question) -> Question:
-    return replace(question, step=replace(question.step, chunked_loss=True))
+    zeros = range(question.zero + 1, most_zero + 1) if question.devices > 1 else ()
+    trains_by_adam = question.optimizer == "adam" and step.lora is None
+    offloads = trains_by_adam and hardware.host and not question.offload
+    frees_gradients = question.zero < 2 and question.accumulate * question.pipeline == 1
+    paged = {"optimizer": "adam-8bit-16bit", "offload": True, "in_backward": True}  # torchtune's, on one device
+    adapts = step.sized and not question.methods
+    lora = replace(step, lora=step.lora or 16, freeze=None)
+    qlora, chunked = {"step": lora, "base_bits": NF4_BITS}, replace(lora, chunked_loss=True)
+    has_loss = not step.chunked_loss and any(op.kind.startswith("loss") for op in step.build().operations)
+    changes: tuple[tuple[Any, str, dict[str, Any]], ...] = (
+        (step.stores_scores(), "--fused-attention", {"step": replace(step, fused_attention=True)}),
+        *((True, f"--zero {zero}", {"zero": zero}) for zero in zeros),
+        (largest_batch, f"--sequences {largest_batch}", {"step": replace(step, sequences=largest_batch)}),
+        (has_loss, "--chunked-loss", {"step": replace(step, chunked_loss=True)}),
+        (trains_by_adam, "--optimizer adam-8bit", {"optimizer": "adam-8bit"}),
+        (trains_by_adam, "--optimizer adam-16bit", {"optimizer": "adam-16bit"}),
+        (offloads, "--offload", {"offload": True}),
+        (offloads and frees_gradients, "--optimizer adam-8bit-16bit --offload --in-backward", paged),
+        (adapts and step.lora is None, "--lora 16", {"step": lora}),
+        *(
+            (more > question.devices, f"--devices {more} --zero {most_zero}", {"devices": more, "zero": most_zero})
+            for more in ((2, 4, 8) if hardware.link and question.shard.devices == 1 else ())
+        ),
+        (adapts and not question.base_bits, f"--qlora {lora.lora}", qlora),
+        (adapts and not question.base_bits, f"--qlora {lora.lora} --chunked-loss", qlora | {"step": chunked}),
+    )
+    for holds, option, fields in changes:
+        if holds:
+            yield option, replace(question, **fields)
 
 
 def _size(bytes_: float) -> str:

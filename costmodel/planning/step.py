@@ -58,8 +58,7 @@ class StepTime:
 def step_time(
     workload: Workload, method: Method, hardware: Hardware, micro_batches: int = 1, tensor: int = 1
 ) -> StepTime:
-    """Time of a step of so many batches on each device, whose layers `tensor` devices share. Raises ValueError where
-    several devices have no link."""
+    """Time of a step of so many batches on each device, whose layers `tensor` devices share."""
     setup = BF16 if method.zero == 3 and method.setup.autocast else method.setup  # FSDP's mixed precision casts all
     method, workload = replace(method, setup=setup), by_policy(workload, method.stash)
     low, high = RANGES[kind_of(method, hardware, tensor)]
@@ -69,7 +68,9 @@ def step_time(
     container, updated = method.setup.container_bits, [transfer for transfer in moved if transfer.phase == UPDATE]
     passes = step_floor([t for t in moved if t.phase != UPDATE], multiplied, hardware, container)
     update = step_floor(updated, [], hardware, container) / (method.shared_by(1) / OPTIMIZERS[method.optimizer].traffic)
-    updating = max(float(update.seconds), _paging_seconds(workload, method, hardware))
+    # the state's way to the host's memory and back, both ways at once
+    paging = offloaded_bytes(workload, method) / hardware.host if method.offload else 0.0
+    updating = max(float(update.seconds), paging)
     seconds = float(passes.seconds) + _widening_seconds(workload, method, hardware)
     if method.recompute:
         seconds += _forward_again(workload, method, hardware, filter(layer_of, workload.operations))
@@ -109,15 +110,6 @@ def kind_of(method: Method, hardware: Hardware, tensor: int = 1) -> str:
     return "several nodes" if _nodes(method.devices * tensor, hardware) > 1 else "eager"
 
 
-def _paging_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
-    """Time of an update's way to the host's memory and back, both ways at once; 0: nothing lies there."""
-    if not method.offload:
-        return 0.0
-    if not hardware.host:
-        raise ValueError(f"hardware {hardware.name!r} states no [host] gb_per_s in its file: --offload needs it")
-    return offloaded_bytes(workload, method) / hardware.host
-
-
 def offloaded_bytes(workload: Workload, method: Method) -> float:
     """Bytes of a device's optimizer and master weights in the host's memory."""
     return float((state(workload, replace(method, offload=False)) - state(workload, method)).sum())
@@ -131,7 +123,6 @@ def sending_seconds(
     share a layer lie side by side, each in a ring of its own, and the rings share the network."""
     if method.devices == 1:
         return 0.0
-    _check_link(hardware, "--devices needs")
     sent = communication_bytes(workload, method, micro_batches)
     nodes = min(method.devices, _nodes(method.devices * tensor, hardware))
     rings = min(tensor, hardware.node or tensor)  # that leave a node
@@ -142,11 +133,6 @@ def sending_seconds(
     between = messages * (nodes - 1)
     inside = messages * (method.devices - 1) - between
     return sent / slowest + inside * hardware.efficiency.hop + between * hardware.efficiency.hop_between_nodes
-
-
-def _check_link(hardware: Hardware, what: str) -> None:
-    if not hardware.link:
-        raise ValueError(f"hardware {hardware.name!r} states no link: {what} [link] gb_per_s in its file")
 
 
 def _nodes(devices: int, hardware: Hardware) -> int:
@@ -222,12 +208,11 @@ _ROW_PARALLEL = ("out_proj", "down_proj", "fc2")
 
 
 def sharded_step(stages: Stages, method: Method, shard: Shard, micro_batches: int, hardware: Hardware) -> StepTime:
-    """Time of a step: of the slowest stage. Raises ValueError where several devices have no link."""
+    """Time of a step: of the slowest stage."""
     times = (step_time(stage, method, hardware, micro_batches, shard.tensor) for stage in stages)
     slowest = max(times, key=lambda step: step.seconds)
     if shard.devices == 1:
         return slowest
-    _check_link(hardware, "several devices need")
     # 1F1B: the time of so many micro-batches stands idle (Narayanan et al., 2021, section 2.2)
     busy = 1 + (shard.pipeline - 1) / micro_batches
     link = min(hardware.link, hardware.network) if _nodes(shard.tensor, hardware) > 1 else hardware.link

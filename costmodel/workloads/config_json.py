@@ -191,10 +191,7 @@ class _Config:
         return bool(rate > 0)
 
     def table(self, name: str) -> dict[str, Any]:
-        value = self.data.get(name, {})
-        if not isinstance(value, dict):
-            raise ValueError(f"config {self.where}: field {name} must be a table, not {value!r}")
-        return value
+        return dict(self._typed(name, {}, "a table"))
 
     def flag(self, name: str, default: bool) -> bool:
         return bool(self._typed(name, default, "true or false"))
@@ -202,7 +199,7 @@ class _Config:
     def text(self, name: str, default: str = "") -> str:
         return str(self._typed(name, default, "text"))
 
-    def _typed(self, name: str, default: object, accepted: str) -> object:
+    def _typed(self, name: str, default: Any, accepted: str) -> Any:
         value = self.data.get(name, default)
         if type(value) is not type(default):
             raise ValueError(f"config {self.where}: field {name} must be {accepted}, not {value!r}")

@@ -93,8 +93,7 @@ def _of_models(name: str) -> Transformer:
 
 def _sized(model: Transformer, given: Any) -> Transformer:
     for length, side in (("source_length", "encoder"), ("target_length", "decoder")):
-        stack, stated = getattr(model, side), given.get(length, 0)
-        most = model.positions if stack and "positions" in dict(stack.tables) else 0
+        stack, stated, most = getattr(model, side), given.get(length, 0), model.table_positions
         refuse(
             (stated and not stack, f"{length} does nothing for {model.name}, which has no {side}: leave it out"),
             (
@@ -187,9 +186,7 @@ class AskedStep:
 
     def most_positions(self) -> int:
         """Return the most tokens that a sequence of the model may have, those of its table; 0: it has no table."""
-        model = load_shapes(self.workload)
-        stacks = [stack for stack in (model.encoder, model.decoder) if stack]
-        return model.positions if any("positions" in dict(stack.tables) for stack in stacks) else 0
+        return load_shapes(self.workload).table_positions
 
     def beyond_positions(self) -> int:
         """Return the tokens of a sequence that has more than the model has positions; else 0."""

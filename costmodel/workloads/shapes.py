@@ -132,3 +132,9 @@ class Transformer:
     def __post_init__(self) -> None:
         for field in ("sequences", "source_length", "target_length"):
             whole_number(field, getattr(self, field), 1, MAX_SIZE)
+
+    @property
+    def table_positions(self) -> int:
+        """Rows of a table of positions; 0: it has none."""
+        stacks = [stack for stack in (self.encoder, self.decoder) if stack]
+        return self.positions if any("positions" in dict(stack.tables) for stack in stacks) else 0
