@@ -322,7 +322,7 @@ class Plan:
         if not self.best.fits:
             return self._to_fit()
         if not self.question.step.sized:
-            return "its batch is fixed"
+            return "its batch is fixed: trace it with another one"
         quickest, change = WORTH_IT * self.best.tokens_per_second, ""
         questions = {"": self.question}
         if not self.question.step.chunked_loss and self.best.memory.categories["logits"]:

@@ -67,6 +67,7 @@ def test_every_error_names_the_command_and_options_are_not_abbreviated(option, c
         ("--batch_size", "nearest is --batch-size"),
         ("--gpu", "here it is --hardware NAME, or --gpus N for how many"),
         ("--tp=8", "here it is --tensor"),
+        ("--attention", "here it is --fused-attention or --eager-attention"),
         ("--gradient-checkpointing", "here it is a row of the table (recompute)"),
         ("--optimiser", "here it is --optimizer"),
     ],

@@ -257,6 +257,8 @@ def test_a_traced_step_keeps_its_tokens(capsys, tmp_path):
     path.write_text(json.dumps({"costmodel": 1, "name": "a", "tokens": 1, "operations": [layer]}))
     assert main(["plan", str(path), "--tokens", "4"]) == 2
     assert "states its own sizes: tokens cannot be changed" in capsys.readouterr().err
+    plan = costmodel.plan(str(path))
+    assert (plan.largest_batch, plan.advice) == (None, "its batch is fixed: trace it with another one")
 
 
 def test_a_small_model_takes_megabytes(tmp_path):
