@@ -7,6 +7,9 @@ schedule.
 The module is converted when fitting is set up, the scheduler gets the monitored loss of each validation, and
 checkpoints hold the level, so ``trainer.fit(module, ckpt_path="last")`` resumes at it.
 
+Under manual optimization a batch is an update, however many optimizers step in it. If ``max_steps`` bounds the run,
+each optimizer's step is one, as Lightning counts them.
+
 If ModelCheckpoint saves every N steps and a validation falls on one of them, Lightning saves before it validates. A
 resumed run does not validate there again, so that loss is lost. Save at the end of validations, the default, or between
 them.
@@ -39,7 +42,8 @@ class PrecisionCallback(Callback):
         self.dynamic: DynamicPrecision | None = None  #: set by ``setup``
         self._saved: dict[str, Any] = {}
         self._step: Any = None  #: the module's training step if it is an attribute, such as a compiled one
-        self._updates = 0
+        self._updates = 0  #: of the run, as ``_updates_of`` counts them
+        self._by_batch = False  #: whether a batch is an update, and not the step of an optimizer
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Convert the module, before it is wrapped or sharded."""
@@ -47,6 +51,8 @@ class PrecisionCallback(Callback):
             updates = trainer.estimated_stepping_batches if self.config.rise_at else None
             self.dynamic = DynamicPrecision(pl_module, self.config, updates if isinstance(updates, int) else None)
             self._saved = {}  # from a checkpoint of another module
+            # the unit of estimated_stepping_batches, in which fractions of rise_at are
+            self._by_batch = not pl_module.automatic_optimization and updates != trainer.max_steps
 
         if stage == "fit":  # a policy acts in calls of the module, but Lightning calls its training step
             compiled = pl_module._compiler_ctx or {}
@@ -72,8 +78,8 @@ class PrecisionCallback(Callback):
         if self._saved:
             self.dynamic.load_state_dict(self._saved)
             self._saved = {}
-        self.dynamic.began_after(trainer.global_step)
-        self._updates = trainer.global_step
+        self._updates = self._updates_of(trainer)
+        self.dynamic.began_after(self._updates)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set the level of the checkpoint for validation, test or prediction; convert the module if needed."""
@@ -86,9 +92,14 @@ class PrecisionCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert self.dynamic is not None
-        self.dynamic.record(updates=trainer.global_step - self._updates)  # 0 where gradients are accumulated
-        self._updates = trainer.global_step
+        updates = self._updates_of(trainer)
+        self.dynamic.record(updates - self._updates)  # 0 where gradients are accumulated
+        self._updates = updates
         pl_module.log_dict(self.dynamic.metrics())
+
+    def _updates_of(self, trainer: Trainer) -> int:
+        """Return the number of updates that the run has made."""
+        return trainer.fit_loop.total_batch_idx + 1 if self._by_batch else trainer.global_step
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record the loss, in training. Raises ValueError if the module does not log it."""

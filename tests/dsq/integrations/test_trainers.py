@@ -261,6 +261,34 @@ def test_fractions_are_of_what_is_left_of_a_run_that_began_without_dsq(trainer, 
     assert [work.updates for work in callback.dynamic.scheduler.work] == [2, 2]
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("limit", [{}, {"max_steps": 2 * UPDATES}])
+def test_two_optimizers_of_a_batch_in_lightning_do_not_raise_the_level_early(limit, tmp_path):
+    callback = callback_for("lightning", LEVELS, rise_at=0.5)
+    import lightning.pytorch as lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net, self.automatic_optimization, self.widths = Net(), False, []
+
+        def training_step(self, batch):
+            self.widths += q0(self)
+            self.manual_backward(self.net(**batch)["loss"])
+            for optimize in self.optimizers():
+                optimize.step()
+
+        def configure_optimizers(self):
+            return optimizer(self.net.body[0]), optimizer(self.net.body[2:])
+
+    module, arguments = Module(), {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    epochs = 10 if limit else UPDATES // HALF
+    trainer = lightning.Trainer(max_epochs=epochs, accelerator="cpu", default_root_dir=tmp_path, **arguments, **limit)
+    trainer.callbacks.append(callback)
+    trainer.fit(module, loader(True))
+    assert module.widths == [4] * HALF + [16] * HALF
+
+
 def not_training_in_lightning(count):
     """A trainer that trains nothing, a callback for it, and so many modules."""
     callback = callback_for("lightning", CONFIG)
