@@ -28,6 +28,8 @@ _COUNTS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 def plan(arguments: argparse.Namespace) -> Answer:
     methods = tuple(_asked_methods(arguments))
+    if methods:
+        refuse_idle(arguments, ("all",), "with precisions, which are all shown")
     known = (*vars(AskedStep()), *ASKED, "hardware", "qlora", "gpus", "base_bits")
     options = {name: value for name, value in vars(arguments).items() if name in known and value is not None}
     options["fit"] = parse_size("fit", arguments.fit, _BYTES, "80GB or 24GiB")
@@ -131,11 +133,16 @@ def parse_size(name: str, text: str | None, units: Mapping[str, float], example:
 
 def _check_options(arguments: argparse.Namespace, precisions: Sequence[str], *others: str) -> None:
     """Raises ValueError for an option of formats that none of the texts uses, and a container too narrow for one."""
-    options = vars(arguments)
-    used = {name for text in (*precisions, *others) for name in used_options(text, options)}
-    idle = {"format", "min_weight_bits", *all_sizes()} - used | ({"container"} if not precisions else set())
+    options, texts = vars(arguments), (*precisions, *others)
+    setups = {text: parse_setups(text, options) for text in texts}
+    used = {name for text in texts for name in used_options(text, options)}
+    idle = {"format", "min_weight_bits", *all_sizes()} - used
+    if not precisions:
+        idle |= {"container"}
+    elif not any(setup.mode for text in texts for setup in setups[text]):  # which convert no layer
+        idle |= {"exclude", "tied"}
     refuse_idle(arguments, sorted(idle), f"for {', '.join(precisions)}" if precisions else "without a precision")
-    for setup in (setup for text in precisions for setup in parse_setups(text, options)):
+    for setup in (setup for text in precisions for setup in setups[text]):
         narrow = arguments.container and arguments.container < setup.container_bits
         refuse((narrow, f"container must be {setup.container_bits} for {setup}, got {arguments.container}"))
 

@@ -189,6 +189,8 @@ def test_answers_say_which_levels_simulate_and_which_save(command, capsys):
         ("[8 8 | 8 8 | 8 4]", "--min-weight-bits 0"),
         ("fixed:[4,4,4,4]", "--block-size 8"),
         ("bfp:[4,4,4,4]", "--format fixed"),
+        ("bf16", "--exclude ."),
+        ("float:[32,32,32,32]", "--tied"),
     ],
 )
 def test_options_that_change_nothing_are_refused(precision, option, capsys):
@@ -200,12 +202,16 @@ def test_options_that_change_nothing_are_refused(precision, option, capsys):
 
 
 def test_containers_hold_what_lies_in_them(capsys):
-    assert run(capsys, "estimate", "[8,4,8,8]", "--container", "16", "--csv") == run(
-        capsys, "estimate", "[8,4,8,8]", "--csv"
-    )
+    asked = ["estimate", "[8,4,8,8]", "--relative-to", "float:[32,32,32,32]", "--csv"]
+    assert run(capsys, *asked, "--container", "16") == run(capsys, *asked)
     for name in ("fp32", "fixed [32,8,8,8]"):
         status, _, error = run(capsys, "estimate", name.replace(" ", ":"), "--container", "16")
         assert (status, error) == (2, f"dsq-cost estimate: error: container must be 32 for {name}, got 16\n")
+
+
+def test_asked_methods_are_all_shown(capsys):
+    _, _, error = run(capsys, "plan", "gpt2", "mxfp4", "--all")
+    assert error.endswith("--all does nothing with precisions, which are all shown: leave it out\n")
 
 
 def test_options_change_what_is_costed(capsys):
