@@ -8,9 +8,10 @@ Outside of graphs the policy packs as before, also where the compiler gives a fr
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from types import FunctionType
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -85,9 +86,25 @@ def compile(
     inductor |= inductor_options(model, recomputed_products, memory_budget) | options.pop("options", {})
     names = {module: name for name, module in model.named_modules()}
     for block in list(repeated_blocks(model)) or [model]:
-        block.compile(**{"fullgraph": True, "options": inductor, **options})
-        block._compiled_call_impl = partial(_call, names[block], block._compiled_call_impl)
+        arguments = {"fullgraph": True, "options": inductor, **options}
+        block.compile(**arguments)
+        compiled = block._compiled_call_impl
+        sharded = hasattr(block, "unshard")  # FSDP's hooks are not to be traced
+        if block.forward.__module__.startswith("torch.nn.") and not sharded:
+            compiled = partial(torch.compile(_frame_of(_class(block)), **arguments), block)
+        block._compiled_call_impl = partial(_call, names[block], compiled)
     return model
+
+
+@cache
+def _frame_of(block_class: type) -> Callable[..., Any]:
+    """Return a function (block, *args, **kwargs) that calls a block. A compiler traces its frame, and skips the forward
+    of torch.nn's own classes. It counts graphs by a function's code, of which each class has its own."""
+
+    def call(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return block._call_impl(*args, **kwargs)
+
+    return FunctionType(call.__code__.replace(), globals(), f"call_{block_class.__name__}")
 
 
 def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:

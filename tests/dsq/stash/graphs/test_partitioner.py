@@ -403,6 +403,16 @@ def test_blocks_are_compiled_once_in_a_model_with_a_matrix_of_its_own():
     assert counters["stats"]["unique_graphs"] == 1
 
 
+def test_blocks_of_pytorchs_own_class_are_a_graph_each():
+    """A compiler skips their forward, and would trace that of each linear layer alone."""
+    model = nn.Sequential(*(nn.TransformerEncoderLayer(64, 4, 128, 0.0, batch_first=True) for _ in range(3)))
+    dsq.convert(model, "[-,4,-,-]")
+    dsq.compile(model, backend=divided)
+    gradient(model)
+    assert counters["stats"]["unique_graphs"] <= 2  # the first block's input has no gradient
+    assert len(model._dsq_stash["bfp"].partitioner.graphs[0]) > 3
+
+
 def test_a_level_that_quantizes_no_product_leaves_products_to_the_compiler():
     """So that the partitioner packs and recomputes what it would of a model that was not converted."""
     converted, stash_alone = blocks(), blocks()
