@@ -101,6 +101,10 @@ class Recomputed(NamedTuple):
         return result if self.order is None else self.order.laid_out(result)
 
 
+#: those that hold a value for a reader that may get no gradient, and never come: released at the next forward's end
+HELD: list["Shared"] = []
+
+
 class Shared:
     """A value that several operations may read: computed once in a backward, and held until the last of them read it.
 
@@ -131,6 +135,8 @@ class Shared:
         retained = _keep_graph()  # such a graph may be read in another order
         large = coded and value.nbytes > _MAX_SHARED_BYTES  # held, it would raise the peak of memory
         self.held = None if last or retained or large else value
+        if held is None and self.held is not None:
+            HELD.append(self)
         return value, coded and held is None and self.held is None
 
 

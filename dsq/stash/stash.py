@@ -20,7 +20,7 @@ from dsq.ops.torch_checkpoint import in_backward
 from dsq.stash.byte_count import ByteCount
 from dsq.stash.form_cache import CachedForm, FormCache, Key
 from dsq.stash.memory import MemoryOrder, is_weight, may_be_freed, place, weak
-from dsq.stash.saved_forms import Bitmask, Codec, Coded, Recomputed, Saved, SavedForm, Shared, split
+from dsq.stash.saved_forms import HELD, Bitmask, Codec, Coded, Recomputed, Saved, SavedForm, Shared, split
 from dsq.stash_bits import MAX_EXACT_NUMEL, Role
 
 #: bytes of copies of weights, as a share of those of the tensor that is recomputed from them
@@ -53,6 +53,10 @@ class Stash:
         self._cache = self._outer_cache = FormCache()
         for cached in (self._copies, self._uncacheable, self.calls, self.bytes.exact):
             cached.clear()
+        if not in_backward():  # else some would be computed once more
+            for shared in HELD:
+                shared.held = None
+            HELD.clear()
 
     def enter_segment(self, segment: object) -> None:
         """Begin a segment of PyTorch's checkpointing, or return to the forward outside of all segments (None).

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import dsq
 from dsq.stash.controller import run_under
 from dsq.stash.methods.bfp import BlockCodec, _formats
-from dsq.stash.saved_forms import read, split
+from dsq.stash.saved_forms import HELD, read, split
 from dsq.stash.stash import Stash
 from tests.dsq.gradients import error, gradient
 
@@ -208,3 +208,26 @@ def test_only_the_version_that_was_passed_to_leave_exact_stays_exact():
     assert stash.code(x, "boundary") is x
     x.add_(1)
     assert stash.code(x, "boundary") is not x
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head, self.aux = nn.LayerNorm(32), nn.Linear(32, 8), nn.Linear(32, 8)
+
+    def forward(self, x):
+        y = self.norm(x)
+        return self.head(y), self.aux(y)
+
+
+def test_a_value_held_for_a_reader_that_gets_no_gradient_goes_with_the_next_forward():
+    model = TwoHeads()
+    dsq.stash.apply(model, "bfp", bits=4)
+    x = torch.randn(64, 32, requires_grad=True)
+    loss = model(x)[0].square().mean()  # the graph holds the value as long as the loss lives
+    loss.backward()
+    held = [shared for shared in HELD if shared.held is not None]
+    model(x)
+    assert held
+    assert not HELD
+    assert all(shared.held is None for shared in held)
