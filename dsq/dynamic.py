@@ -100,8 +100,10 @@ class DynamicPrecision:
         if before == 0 and _never_called(self.model):
             text = 'stash="all" packs in calls of the model, and none came: only its linear layers save few bits'
             warnings.warn(f"{text}; let forward compute the loss instead of another method", stacklevel=2)
-        if self._first and self.config.undecided:  # no layer saw a training forward: it trains in evaluation mode
+        if self._first and self.config.undecided:  # no layer saw a forward with gradients
             FirstTraining(take=self._take, config=self.config).decide(converted(self.model).values())
+        elif self._first:
+            self._first.close()
         rose = self._set_level(scheduler.record(updates, tokens))
         validated = scheduler.level > 0 or scheduler.validations_without_improvement > 0
         waits = self.config.follows_validation and not validated and not math.isfinite(scheduler.best)
@@ -205,6 +207,8 @@ class DynamicPrecision:
     def _await_decision(self) -> None:
         """Let the first training forward of converted layers decide the levels, if they are "auto"."""
         layers, before = converted(self.model).values(), self._first
+        if before is not None:
+            before.close()
         forget(layers, but=lambda hook: hook is not before)
         if self.config.undecided and not layers:  # no product is there to quantize
             self._take(self.config.decided(saves=True))

@@ -1,10 +1,14 @@
 """The first training forward of a model, in which ``levels="auto"`` is decided.
 
-Converted layers see it, by hooks, and not the model: trainers such as accelerate turn autocast on inside of its call.
+It is the first forward with gradients, also in evaluation mode. Converted layers see it, by hooks, and not the model:
+trainers such as accelerate turn autocast on inside of its call. If the first layer is outside of autocast and a later
+one is not, the later one decides anew: that forward alone is mixed. The same holds for a forward under autocast that
+follows a trial without it, before the first update is recorded.
 The hooks need no DynamicPrecision that lives on: a trainer may keep none for a schedule of one level.
 """
 
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,15 +43,18 @@ class FirstTraining:
         take: Callable[[DSQConfig], None] | None = None,
     ) -> None:
         self.config = config
+        self._undecided = config
+        self._opener: Callable[[], nn.Module | None] | None = None  #: that decided; None: finally
+        self._traced = False  #: whether a compiler traced the layer that decided
         self._model = (lambda: None) if model is None else ref(model)
         self._take = (lambda: None) if take is None else WeakMethod(take)
 
     def __call__(self, layer: nn.Module, args: Any) -> None:
         if not isinstance(layer, Quantized):
             return
-        if self.awaited and layer.training and torch.is_grad_enabled():
+        if self.awaited and torch.is_grad_enabled() and _trains(layer, args):
             _decide(self, layer)
-        if not self.awaited:
+        elif not self.awaited:
             _follow(self, layer)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FirstTraining":
@@ -70,8 +77,11 @@ class FirstTraining:
         model = self._model()
         return [] if model is None else [m for m in model.modules() if self in m._forward_pre_hooks.values()]
 
-    def decide(self, layers: Iterable[Any]) -> None:
-        """Decide the levels by what the trainer does and the device can do now, and set layers to the first."""
+    def decide(self, layers: Iterable[Any], opener: nn.Module | None = None) -> None:
+        """Decide the levels by what the trainer does and the device can do now, and set layers to the first.
+
+        Without autocast the decision stays open until ``opener`` is called again, if it is given.
+        """
         device = next((p.device for layer in layers for p in layer.parameters()), None)
         if self.config is None or not self.awaited or device is None:
             return
@@ -80,13 +90,44 @@ class FirstTraining:
             reason = "under autocast"
         elif _agreed(f"dsq/multiplies_bfloat16/{device.type}", multiplies_bfloat16(device)):
             reason = f"{device.type} multiplies bfloat16"
-        self.config = config = self.config.decided(saves=bool(reason))
+        self._opener = None if reason or opener is None else ref(opener)
+        self._traced = torch.compiler.is_compiling()
+        self._settle(self.config.decided(saves=bool(reason)), layers, reason or "not under autocast")
+
+    def _settle(self, config: DSQConfig, layers: Iterable[Any], reason: str) -> None:
+        """Set layers to the first of the decided levels."""
+        self.config = config
         for layer in layers:
-            _follow(self, layer)
+            _set(self, layer)
         take = self._take()
         if take is not None:
             take(config)
-        _LOG.info("levels: %s, %s (%s)", config.levels[0], config.at(0).mode, reason or "not under autocast")
+        _LOG.info("levels: %s, %s (%s)", config.levels[0], config.at(0).mode, reason)
+
+    def revise(self, layer: nn.Module) -> None:
+        """Decide for saving if ``layer`` is under autocast while the decision is open; close it at its opener.
+
+        Warns instead if a compiler traced the opener: its graph has the formats that were decided first.
+        """
+        if self._opener is None or _trials or not torch.is_grad_enabled():
+            return
+        device = next((p.device.type for p in layer.parameters()), "cpu")
+        if torch.is_autocast_enabled(device) and self._undecided is not None:
+            if self._traced:
+                text = "the first layer of the compiled model is outside of autocast, so that products are simulated"
+                warnings.warn(f'{text}; to pack alone, write dsq.DynamicPrecision(model, "[-,4,-,-]")', stacklevel=2)
+            else:
+                self._settle(self._undecided.decided(saves=True), self.layers(), "a later layer is under autocast")
+            self.close()
+        elif layer is self._opener():
+            self.close()
+
+    def close(self) -> None:
+        """Make the decision final, if there was one."""
+        if self._opener is not None:
+            self._opener = None
+            for layer in self.layers():
+                _set(self, layer)
 
 
 def forget(layers: Iterable[Any], but: Callable[[FirstTraining], bool] = lambda hook: False) -> None:
@@ -103,16 +144,30 @@ def awaited(layers: Iterable[nn.Module]) -> bool:
     return any(isinstance(hook, FirstTraining) and hook.awaited for hook in hooks)
 
 
+def _trains(layer: nn.Module, args: Any) -> bool:
+    """Return whether a call of ``layer`` with gradients belongs to a training, perhaps in evaluation mode."""
+    tensors = [*(x for x in args if isinstance(x, torch.Tensor)), *layer.parameters()]
+    return layer.training or any(x.requires_grad for x in tensors)
+
+
 def _decide(hook: FirstTraining, layer: nn.Module) -> None:
-    if not _trials:
-        hook.decide([layer, *hook.layers()])
+    if not hook.awaited:  # since the compiler that traces the hook read whether it is
+        _follow(hook, layer)
+    elif not _trials:
+        hook.decide([layer, *hook.layers()], opener=layer)
 
 
 def _follow(hook: FirstTraining, layer: Any) -> None:
-    """Set a layer to the level that was decided."""
+    """Set a layer to the level that was decided, which it may revise."""
+    hook.revise(layer)
+    _set(hook, layer)
+
+
+def _set(hook: FirstTraining, layer: Any) -> None:
     if hook.config is not None:
         layer.quantizers = hook.config.at(0)
-    if not torch.compiler.is_compiling():  # a graph has guards on the hooks that it was traced with
+    # a graph has guards on the hooks that it was traced with
+    if hook._opener is None and not hook._traced and not torch.compiler.is_compiling():
         forget([layer], but=lambda other: other is not hook)
 
 

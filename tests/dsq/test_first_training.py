@@ -61,9 +61,8 @@ def test_saved_tensors_alone_are_packed_under_autocast_and_where_the_device_mult
         dynamic = dsq.DynamicPrecision(Model(inside))
         model = dynamic.model
         with context():
-            step(model.eval())
             with torch.no_grad():
-                model.train()(X)
+                model(X)
             assert dynamic.config.undecided
             step(model)
         decided.append(str(dynamic.scheduler.precision))
@@ -78,6 +77,54 @@ def test_saved_tensors_alone_are_packed_under_autocast_and_where_the_device_mult
     assert {str(layer.quantizers.precision) for layer in dsq.converted(dynamic.model).values()} == {
         "[- - | - - | - snvint4]"
     }
+
+
+class Stem(Model):
+    """A linear layer before the autocast of the others."""
+
+    def __init__(self):
+        super().__init__(autocasts=True)
+        self.stem = nn.Linear(32, 32)
+
+    def forward(self, x):
+        return super().forward(self.stem(x))
+
+
+def test_a_training_in_evaluation_mode_decides_at_its_first_forward_under_autocast():
+    dynamic = dsq.DynamicPrecision(Model().eval())
+    with autocast():
+        step(dynamic.model)
+    assert modes(dynamic.model) == {"saving"}
+
+
+@pytest.mark.parametrize("trial", [False, True])
+def test_autocast_that_comes_after_the_first_layer_or_after_a_trial_decides_anew(trial):
+    dynamic = dsq.DynamicPrecision(Model() if trial else Stem())
+    step(dynamic.model)
+    with autocast() if trial else contextlib.nullcontext():
+        step(dynamic.model)
+    assert levels(dynamic) == [SAVING]
+    assert modes(dynamic.model) == {"saving"}
+    assert not any(layer._forward_pre_hooks for layer in dsq.converted(dynamic.model).values())
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_the_decision_is_final_after_the_first_update(recorded):
+    model = Model()
+    dynamic = dsq.DynamicPrecision(model)
+    step(model)
+    dynamic.record() if recorded else step(model)
+    with autocast():
+        step(model)
+    assert modes(model) == {"simulation"}
+
+
+def test_a_compiled_model_whose_first_layer_is_outside_of_autocast_is_warned_of():
+    torch.compiler.reset()
+    dynamic = dsq.DynamicPrecision(Stem(), stash="linears")
+    with pytest.warns(UserWarning, match=r'write dsq.DynamicPrecision\(model, "\[-,4,-,-\]"\)'):
+        step(torch.compile(dynamic.model, backend="aot_eager"))
+    assert modes(dynamic.model) == {"simulation"}
 
 
 @pytest.mark.parametrize(
