@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import MethodType
 from typing import Any, TypeVar
 
 from torch import nn
@@ -29,7 +30,7 @@ from dsq.linear import Linear
 from dsq.ops.checks import of_another_quantization
 from dsq.process_memory import suit_a_packed_stash
 from dsq.quantizers import Quantized
-from dsq.skipped import embedded, matrices, quantized_parameters, skipped_modules
+from dsq.skipped import bound_forwards_of, embedded, has_other_forward, matrices, quantized_parameters, skipped_modules
 from dsq.stash.controller import applied, intercept
 from dsq.stash.methods.bfp import STASH_FORMAT
 
@@ -152,7 +153,7 @@ def as_plain(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for layer, kind, fields in layers:
-            layer.__class__ = kind
+            _assign_class(layer, kind)
             vars(layer).update({name: fields[name] for name in _LAYER_FIELDS if name in fields})
         for module, redo in changes:
             change(module, redo)
@@ -277,6 +278,8 @@ def change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
 def quantized_class(module: nn.Module) -> type[nn.Module] | None:
     """Return the quantized class for ``module``; None if it has none."""
     kind = class_of(module)
+    if has_other_forward(module):
+        return None
     if any(p.is_complex() or of_another_quantization(p) for p in module.parameters(recurse=False)):
         return None
     if kind in _CLASSES:
@@ -394,5 +397,13 @@ def set_class(module: nn.Module, kind: type[nn.Module]) -> Change:
     elif former is not subclass:  # as fully_shard makes its classes
         deep_copy = vars(subclass)["__deepcopy__"]
         kind = type(f"FSDP{kind.__name__}", (subclass.__bases__[0], kind), {"__deepcopy__": deep_copy})
-    module.__class__ = kind
+    _assign_class(module, kind)
     return undo
+
+
+def _assign_class(module: nn.Module, kind: type[nn.Module]) -> None:
+    """Set the class of ``module``, and bind its forward where that of the former class was bound."""
+    names = bound_forwards_of(module)
+    module.__class__ = kind
+    for name in names:
+        vars(module)[name] = MethodType(kind.forward, module)

@@ -153,4 +153,6 @@ class Linear(Quantized, nn.Linear):
         self.quantizers = Quantizers.of(precision)
 
     def forward(self, input: Tensor) -> Tensor:  # the name is nn.Linear's
+        if not isinstance(self, Quantized):  # unconverted under a wrapper of this function, such as accelerate's
+            return type(self).forward(self, input)
         return layer_linear(self, input, self.weight, self.bias)

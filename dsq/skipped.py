@@ -1,6 +1,7 @@
 """Skipped modules: those of a converted model whose matrices are multiplied in floating point, and why."""
 
 from dataclasses import dataclass
+from types import MethodType
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -72,6 +73,20 @@ def is_added(module: nn.Module, parameter: nn.Parameter) -> bool:
     return parameter.dim() > 2 and (gain or parameter.shape[0] == 1) and not isinstance(module, _CONVOLUTIONS)
 
 
+def bound_forwards_of(module: nn.Module) -> list[str]:
+    """Return the attributes of ``module`` itself that bind its class's forward, such as those of accelerate's hooks."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, MethodType) and value.__self__ is module and value.__func__ is type(module).forward
+    ]
+
+
+def has_other_forward(module: nn.Module) -> bool:
+    """Return whether ``module`` itself has a forward that misses its class's, as accelerate's prepare sets."""
+    return "forward" in vars(module) and not {"forward", "_old_forward"}.intersection(bound_forwards_of(module))
+
+
 def matrices(module: nn.Module) -> list[nn.Parameter]:
     """Return the parameters of two dimensions or more of ``module`` itself and of its parametrizations.
 
@@ -91,6 +106,8 @@ def embedded(model: nn.Module) -> set[int]:
 
 def _reason(module: nn.Module, weights: list[nn.Parameter], tied: bool) -> str:
     kind = _kind(module)
+    if has_other_forward(module):
+        return "its forward was set on the instance, as accelerate's prepare does: convert the model before"
     if any(p.is_complex() for p in weights):
         return "its parameters are complex"
     if any(map(of_another_quantization, weights)):

@@ -1,6 +1,7 @@
 import copy
 import pickle
-from types import SimpleNamespace
+from functools import partial
+from types import MethodType, SimpleNamespace
 
 import pytest
 import torch
@@ -249,3 +250,43 @@ def test_a_conversion_is_undone_and_redone_also_in_a_pickled_copy():
     dsq.unconvert(net)
     assert (net.layers[0].activation_relu_or_gelu, net.use_nested_tensor) == (changed, True)
     assert not [name for module in net.modules() for name in vars(module) if name.startswith("_dsq")]
+
+
+class Weight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+def hook_forward(module):
+    """Wrap the forward as accelerate's hooks do: it is looked up at each call."""
+    module._old_forward = module.forward
+    module.forward = partial(lambda module, x: module._old_forward(x), module)
+
+
+def prepare_forward(module):
+    """Wrap the function of the forward as accelerate's prepare does."""
+    module.forward = MethodType(torch.autocast("cpu", enabled=False)(module.forward.__func__), module)
+
+
+@pytest.mark.parametrize("wrap", [hook_forward, prepare_forward])
+@pytest.mark.parametrize("kind", [lambda: nn.Linear(8, 8), Weight])
+@pytest.mark.filterwarnings("ignore:model has no product")
+def test_a_forward_of_the_instance_is_converted_and_unconverted_or_skipped(wrap, kind):
+    x, model = torch.randn(4, 8), kind()
+    y = model(x)
+    dsq.convert(model, "[2,2,2,2]")
+    wrap(model)
+    assert not torch.allclose(model(x), y)
+    assert not dsq.report(model, x).skipped
+    assert torch.equal(dsq.unconvert(model)(x), y)
+    model = kind()
+    y = model(x)
+    wrap(model)
+    dsq.convert(model, "[2,2,2,2]")
+    skipped = [entry.reason for entry in dsq.report(model, x).skipped]
+    assert torch.allclose(model(x), y) == bool(skipped) == (wrap is prepare_forward)
+    assert all("convert the model before" in reason for reason in skipped)
