@@ -246,7 +246,10 @@ def _check_entered(controller: Controller, model: nn.Module, args: Any) -> None:
 
 
 def _parts(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the children of the model that are made of modules themselves, also of those in lists and dicts."""
+    """Yield the children of the model that are made of modules themselves, also of those in lists and dicts.
+
+    Where such a child wraps a single module, that comes too: PEFT's ``merge_and_unload`` returns it.
+    """
     for child in model.children():
         if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
             yield from _parts(child)
@@ -254,6 +257,9 @@ def _parts(model: nn.Module) -> Iterator[nn.Module]:
             continue
         elif next(child.children(), None) is not None and not isinstance(child, nn.MultiheadAttention):
             yield child
+            inner = list(child.children())
+            if len(inner) == 1 and not isinstance(inner[0], (nn.ModuleList, nn.ModuleDict, nn.Sequential)):
+                yield from _parts(child)
 
 
 def _release(module: nn.Module, controller: Controller) -> None:

@@ -229,3 +229,21 @@ def test_calls_without_gradients_in_a_training_forward_are_counted_too(options):
             model(x, 101)  # evaluation, as a decoder's loop
     with pytest.warns(UserWarning, match=r"layer of \(64, 64\) was called over 100 times"):
         model(x, 101)
+
+
+class Core(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layers = nn.LayerNorm(64), nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+
+    def forward(self, x):
+        return self.layers(torch.tanh(self.norm(torch.sin(x * self.norm.weight))))
+
+
+def test_a_module_that_wrappers_hold_alone_is_packed_by_itself_as_peft_returns_it():
+    x, model, core = torch.randn(256, 64), nn.Module(), Core()
+    model.wrapper = nn.Module()
+    model.wrapper.model = core
+    before = dsq.stash.measure(lambda: core(x)).nbytes
+    dsq.DynamicPrecision(model, "[-,4,-,-]")
+    assert dsq.stash.measure(lambda: core(x)).nbytes < 0.4 * before
