@@ -85,13 +85,14 @@ def compile(
     inductor = {} if mode is None else torch._inductor.list_mode_options(mode, options.get("dynamic"))
     inductor |= inductor_options(model, recomputed_products, memory_budget) | options.pop("options", {})
     names = {module: name for name, module in model.named_modules()}
+    arguments = {"fullgraph": True, "options": inductor, **options}
     for block in list(repeated_blocks(model)) or [model]:
-        arguments = {"fullgraph": True, "options": inductor, **options}
-        block.compile(**arguments)
-        compiled = block._compiled_call_impl
+        compiled: Callable[..., Any]
         sharded = hasattr(block, "unshard")  # FSDP's hooks are not to be traced
         if block.forward.__module__.startswith("torch.nn.") and not sharded:
             compiled = partial(torch.compile(_frame_of(_class(block)), **arguments), block)
+        else:
+            compiled = torch.compile(block._call_impl, **arguments)  # as block.compile does
         block._compiled_call_impl = partial(_call, names[block], compiled)
     return model
 
