@@ -42,7 +42,8 @@ def _transform(x: Tensor, axis: int, size: int, seed: int | None) -> Tensor:
         h = matrix(size, x.dtype, x.device)
         runs = flat[:, begin:end].reshape(outer * (end - begin) // size, size, inner)
         # the matrix is its own transpose; one product of all rows takes a third of the time of one a run
-        result = (runs[..., 0] @ h)[..., None] if inner == 1 else h @ runs
+        with torch._C._DisableAutocast():  # which would round the values
+            result = (runs[..., 0] @ h)[..., None] if inner == 1 else h @ runs
         results.append(result.view(outer, end - begin, inner))
         begin = end
     return (torch.cat(results, 1) if len(results) != 1 else results[0]).view(x.shape)

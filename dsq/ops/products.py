@@ -78,7 +78,8 @@ def _multiply(
     else:
         left = _values(matmul.a, a, gemm.a_dtype or inner, seed)
         right = _values(matmul.b, b, gemm.b_dtype or inner, seed)
-    result = gemm.run(matmul, left, right, bias_N)
+    with torch._C._DisableAutocast():  # which would round values that have inner's dtype
+        result = gemm.run(matmul, left, right, bias_N)
     if matmul.result is None:
         return result.to(dtype)
     return quantize(result, matmul.result, -1, matmul.seed_of_result(seed), dtype)

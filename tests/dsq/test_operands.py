@@ -228,6 +228,19 @@ def test_under_bfloat16_a_grid_with_fractional_scales_is_multiplied_in_float32()
     assert (y == expected).float().mean() > 0.98  # else the order of sums decides
 
 
+@pytest.mark.parametrize("fmt", ["nvfp4", "fp8_row", "mxfp4@h32"])
+def test_autocast_rounds_neither_quantized_nor_transformed_values(fmt):
+    x, w, dy = tensors()
+    level = f"[{fmt} {fmt} | - - | {fmt} {fmt}]"
+    with torch.autocast("cpu", torch.bfloat16):
+        y, batched = linear(x, w, None, level), matmul(x[None], w.t()[None], level)
+    dw = torch.autograd.grad(y, w, dy.bfloat16())[0]
+    expected, _, expected_dw = passes(level, x, w, dy.bfloat16().float())
+    assert torch.allclose(dw, expected_dw, rtol=1e-5, atol=1e-5)
+    for product in (y, batched[0]):
+        assert (product == expected.bfloat16()).float().mean() > 0.98  # else the order of sums decides
+
+
 # ---- products of the trainer's own, and a packed stash
 
 
