@@ -118,11 +118,11 @@ def compiled_and_exported():
 
 
 def resumed(dynamic):
-    saved = torch.load("checkpoint.pt")
+    weights, _, schedule = torch.load("checkpoint.pt")
     model = copy.deepcopy(dynamic.model)
     again = dsq.DynamicPrecision(model)
-    model.load_state_dict(saved["model"])
-    again.load_state_dict(saved["dsq"])
+    model.load_state_dict(weights)
+    again.load_state_dict(schedule)
     assert again.state_dict() == dynamic.state_dict()
 
 
