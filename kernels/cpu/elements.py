@@ -21,13 +21,13 @@ from dsq.kernels.cpu.products import bfloat16_gemm, fits_integer, multiply_packe
 
 def elements_gemm(codec: CodecKernels) -> GemmKernel:
     """Return the kernel "elements"."""
-    fits = _fits_integers if codec.library.has_gemm("GEMM_INTEGER") else lambda *product: False
+    fits = codec.library.fits_with("GEMM_INTEGER", _fits_integers)
     return GemmKernel("elements", fits, _multiply_integers, packed=True, convert=partial(_as_integers, codec))
 
 
 def bfloat16_elements_gemm(codec: CodecKernels) -> GemmKernel:
     """Return the kernel "bfloat16 elements"."""
-    fits = _fits_bfloat16 if codec.library.has_gemm("GEMM_BFLOAT16") else lambda *product: False
+    fits = codec.library.fits_with("GEMM_BFLOAT16", _fits_bfloat16)
     run = partial(_multiply_bfloat16, bfloat16_gemm(codec.library, "bfloat16"))
     return GemmKernel("bfloat16 elements", fits, run, packed=True, convert=partial(_as_bfloat16, codec))
 

@@ -17,10 +17,13 @@ from typing import Any
 import torch
 from cffi import FFI
 
+from dsq.kernels.backend import MatMul
+
 HEADER = Path(__file__).parent / "src" / "abi.h"
 LIBRARY = Path(
     os.environ.get("DSQ_NATIVE", Path(__file__).parent / "_native.so")
 )  # DSQ_NATIVE: a build with sanitizers
+Fits = Callable[[MatMul, torch.dtype], bool]
 SEED_MASK = (1 << 64) - 1
 _REBUILD = "in a checkout, build them with: python setup.py build_ext --inplace"
 
@@ -42,6 +45,10 @@ class Library:
     def has_gemm(self, kernel: str) -> bool:
         """Whether this machine has the instructions of a constant of ``enum GemmKernel``."""
         return bool(self.c.dsq_has_gemm(getattr(self.c, kernel)))
+
+    def fits_with(self, kernel: str, fits: Fits) -> Fits:
+        """Return ``fits`` of a GemmKernel that runs ``kernel``; one that takes no product without its instructions."""
+        return fits if self.has_gemm(kernel) else lambda matmul, dtype: False
 
     def instruction_sets(self) -> dict[str, int]:
         """Return the instruction sets of this machine that have kernels, best first, with their ``isa``."""

@@ -39,16 +39,13 @@ ONEDNN = "onednn"
 
 def integer_gemm(library: Library) -> GemmKernel:
     """Return the kernel "integer"."""
-    has_instructions = library.has_gemm("GEMM_INTEGER")
-    fits = fits_integer if has_instructions else lambda *product: False
-    return GemmKernel("integer", fits, multiply_packed, packed=True)
+    return GemmKernel("integer", library.fits_with("GEMM_INTEGER", fits_integer), multiply_packed, packed=True)
 
 
 def bfloat16_gemm(library: Library, name: str) -> GemmKernel:
-    has_instructions = library.has_gemm(KERNELS[name])
     bf16 = torch.bfloat16
     run = partial(_multiply_bfloat16, getattr(library.c, KERNELS[name]))
-    return GemmKernel(name, lambda *product: has_instructions and _fits_bfloat16(*product), run, False, bf16, bf16)
+    return GemmKernel(name, library.fits_with(KERNELS[name], _fits_bfloat16), run, False, bf16, bf16)
 
 
 def with_first_check(gemm: GemmKernel) -> GemmKernel:
