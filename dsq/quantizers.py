@@ -53,17 +53,17 @@ class Quantizers:
                 raise TypeError(f"q0, q1, q2 and q3 must be formats, as dsq.BFP(4), got {q!r}")
         formats = map(str, (self.q0, self.q1, self.q2, self.q3))
         words = *formats, self.rounding, self.gemm, str(self.min_weight_bits), str(int(self.always_draws))
+        drawn = any(operand.stochastic or operand.random_signs for operand in self.operands or ())
+        object.__setattr__(self, "draws", drawn or self.always_draws or self.rounding == "stochastic")
         if self.operands is None:
             activations = activation_matmuls(self.q0, self.q1, self.q2, self.gemm == "exact")
-            linear, drawn = self._of_widths(), False
+            linear = self._of_widths()
         else:
             linear, activations = self._of_operands(self.operands)
-            drawn = any(operand.stochastic or operand.random_signs for operand in self.operands)
             words += (str(self.operands),)
         object.__setattr__(self, "linear_matmuls", linear)
         object.__setattr__(self, "activation_matmuls", activations)
         object.__setattr__(self, "text", " ".join(words))
-        object.__setattr__(self, "draws", drawn or self.always_draws or self.rounding == "stochastic")
 
     def _of_widths(self) -> LinearMatMuls:
         q0, q1, q2, q3 = (q if q.quantizes else None for q in (self.q0, self.q1, self.q2, self.q3))
@@ -93,7 +93,8 @@ class Quantizers:
         exact = self.gemm == "exact"
 
         def operand(spec: OperandSpec, axis: int, seed: int, transposed: bool = False, of: Any = None) -> Operand:
-            nearest = not spec.stochastic and self.rounding == "nearest"
+            # without a seed all are; fused kernels ask for one kind of rounding
+            nearest = self.draws and not spec.stochastic and self.rounding == "nearest"
             first = of if spec.of_forward else None
             transform = spec.hadamard, spec.random_signs
             return Operand(spec.resolved, axis, transposed, seed, nearest, *transform, first)

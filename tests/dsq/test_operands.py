@@ -184,9 +184,8 @@ def test_a_tilde_rounds_that_operand_alone_stochastically():
     assert not torch.equal(passes(level, x, w, dy)[1], passes(level, x, w, dy)[1])
     for rounding, draws in (("nearest", False), ("stochastic", True)):  # the config's, of every operand
         quantizers = dsq.DSQConfig("[mxfp4 mxfp4 | mxfp4 mxfp4 mxfp4 | mxfp4 mxfp4]", rounding=rounding).at(0)
-        products = quantizers.linear_matmuls
-        nearest = {flag for it in products for flag in (it.a.nearest, it.b.nearest)} | {products[1].result_nearest}
-        assert (quantizers.draws, nearest) == (draws, {not draws})
+        assert quantizers.draws == draws
+        assert all(product.rounds_alike for product in quantizers.linear_matmuls)  # a pass of them can be one call
     means = torch.stack([passes("[- - | mxfp4_aws~ - | - -]", x, w, dy)[1] for _ in range(300)]).mean(0)
     assert (means - dy @ w).norm() / (dy @ w).norm() < 0.02
 
