@@ -13,7 +13,7 @@ from dsq.arguments import choice, whole_number
 from dsq.formats import DEFAULT, WIDEST, Format, Identity, named, parse_format
 from dsq.kernels.backend import LinearMatMuls, MatMul, Operand
 from dsq.operands import MIN_WEIGHT_BITS, PLAIN_BITS, Operands, OperandSpec, parse_operands
-from dsq.ops.products import ActivationMatMuls, activation_matmuls
+from dsq.ops.products import ActivationMatMuls
 from dsq.ops.seeds import SeedOffset
 from dsq.packing import Rounding
 from dsq.precision import Precision
@@ -55,41 +55,22 @@ class Quantizers:
         words = *formats, self.rounding, self.gemm, str(self.min_weight_bits), str(int(self.always_draws))
         drawn = any(operand.stochastic or operand.random_signs for operand in self.operands or ())
         object.__setattr__(self, "draws", drawn or self.always_draws or self.rounding == "stochastic")
-        if self.operands is None:
-            activations = activation_matmuls(self.q0, self.q1, self.q2, self.gemm == "exact")
-            linear = self._of_widths()
-        else:
-            linear, activations = self._of_operands(self.operands)
+        if self.operands is not None:
             words += (str(self.operands),)
+        linear, activations = self._products(self.operands or self._operands_of_formats())
         object.__setattr__(self, "linear_matmuls", linear)
         object.__setattr__(self, "activation_matmuls", activations)
         object.__setattr__(self, "text", " ".join(words))
 
-    def _of_widths(self) -> LinearMatMuls:
-        q0, q1, q2, q3 = (q if q.quantizes else None for q in (self.q0, self.q1, self.q2, self.q3))
-        w = self.backward_weight if q1 else None
-        exact = self.gemm == "exact"
-        return LinearMatMuls(
-            MatMul(
-                Operand(q0, -1, seed=SeedOffset.X), Operand(q0, -1, transposed=True, seed=SeedOffset.W), exact=exact
-            ),
-            MatMul(
-                Operand(q2, -1, seed=SeedOffset.DY_FOR_DX),
-                Operand(w, 0, seed=SeedOffset.W_FOR_DX),
-                result=q3,
-                result_seed=SeedOffset.DX,
-                exact=exact,
-            ),
-            MatMul(
-                Operand(q3, 0, transposed=True, seed=SeedOffset.DY_FOR_DW),
-                Operand(q1, 0, seed=SeedOffset.X_FOR_DW),
-                exact=exact,
-            ),
-        )
+    def _operands_of_formats(self) -> Operands:
+        """Return the operands that the four formats name, as the paper places them."""
+        w_for_dx = self.backward_weight if self.q1.quantizes else self.q1
+        formats = self.q0, self.q0, self.q2, w_for_dx, self.q3, self.q1, self.q3
+        return Operands(*(OperandSpec(str(fmt)) if fmt.quantizes else OperandSpec() for fmt in formats))
 
-    def _of_operands(self, specs: Operands) -> tuple[LinearMatMuls, ActivationMatMuls]:
+    def _products(self, specs: Operands) -> tuple[LinearMatMuls, ActivationMatMuls]:
         """Return the products of a layer, and of two activations a and b: b takes w's place; if w is "-", b is stashed
-        as x."""
+        as x. Of four formats b is stashed at q1, and both gradients read dy at q2."""
         exact = self.gemm == "exact"
 
         def operand(spec: OperandSpec, axis: int, seed: int, transposed: bool = False, of: Any = None) -> Operand:
@@ -118,6 +99,8 @@ class Quantizers:
                 exact=exact,
             ),
         )
+        if self.operands is None:
+            specs = specs._replace(w_for_dx=specs.x_for_dw, dy_for_dw=specs.dy_for_dx)
         b, b_for_da = operand(specs.w, -2, SeedOffset.W), specs.w_for_dx
         if b_for_da.format == "-":
             b_for_da = specs.x_for_dw.untransformed()

@@ -12,7 +12,6 @@ as it came. A matrix b multiplies the rows of a whole batch in one product, as a
 
 import math
 import sys
-from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from torch.autograd import forward_ad
 from torch.library import register_autograd
 from torch.utils.flop_counter import register_flop_formula
 
-from dsq.formats import Format, GridFormat, Layout
+from dsq.formats import GridFormat, Layout
 from dsq.kernels.backend import Codes, MatMul, Operand, check_codes, parse_matmul
 from dsq.kernels.dispatch import backend_for, define, gemm_for, pack, plain, quantize, signed, unpack
 from dsq.kernels.reference.backend import TORCH
@@ -142,26 +141,6 @@ class ActivationMatMuls(NamedTuple):
     output: MatMul  #: of a and b
     a_gradient: MatMul  #: of dy and the packed b
     b_gradient: MatMul  #: of dy and the packed a: its transpose
-
-
-@lru_cache(maxsize=1024)
-def activation_matmuls(q0: Format, q1: Format, q2: Format, exact: bool = True) -> ActivationMatMuls:
-    """Return the products at these formats; a format wider than any code leaves values as they are. ``exact``: as of a
-    MatMul."""
-    f0, f1, f2 = (q if q.quantizes else None for q in (q0, q1, q2))
-    return ActivationMatMuls(
-        MatMul(Operand(f0, -1, seed=SeedOffset.X), Operand(f0, -2, seed=SeedOffset.W), exact=exact),
-        MatMul(  # sums over N
-            Operand(f2, -1, seed=SeedOffset.DY_FOR_DX),
-            Operand(f1, -1, transposed=True, seed=SeedOffset.W_FOR_DX),
-            exact=exact,
-        ),
-        MatMul(  # sums over M
-            Operand(f2, -2, transposed=True, seed=SeedOffset.DY_FOR_DW),
-            Operand(f1, -2, seed=SeedOffset.X_FOR_DW),
-            exact=exact,
-        ),
-    )
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
-from dsq.ops.products import activation_matmuls, attention, matmul_of_activations
+from dsq.ops.products import attention, matmul_of_activations
+from dsq.quantizers import Quantizers
 from tests.dsq.gradients import error, same, saving, step
 from tests.dsq.stash.census import peak_bytes
 
@@ -25,6 +26,10 @@ def test_a_mode_sees_products_as_operators_of_the_same_bits_and_counts_them(prec
     assert counter.get_total_flops() == 3 * 2 * 96 * 64 * 32
 
 
+def matmuls_at(q0, q1, q2):
+    return Quantizers(q0, q1, q2, q3=q2).activation_matmuls
+
+
 def quantized(x, fmt, axis):
     return dsq.quantize(x, fmt, axis).double()
 
@@ -33,7 +38,7 @@ def test_forward_and_gradients_are_the_equations():
     q0, q1, q2 = dsq.BFP(8), dsq.BFP(4), dsq.BFP(6)
     a, b = torch.randn(48, 32, requires_grad=True), torch.randn(32, 80, requires_grad=True)
     dy = torch.randn(48, 80)
-    y, kept = saving(matmul_of_activations, a, b, activation_matmuls(q0, q1, q2))
+    y, kept = saving(matmul_of_activations, a, b, matmuls_at(q0, q1, q2))
     y.backward(dy)
     expected = quantized(a, q0, 1) @ quantized(b, q0, 0)
     da = quantized(dy, q2, 1) @ quantized(b, q1, 1).t()
@@ -46,7 +51,7 @@ def test_forward_and_gradients_are_the_equations():
 @pytest.mark.parametrize("shape", [(2, 1, 32, 48), (32, 48)])
 def test_an_operand_that_serves_several_matrices_is_stashed_once(shape):
     a, b = torch.randn(2, 3, 16, 32, requires_grad=True), torch.randn(shape, requires_grad=True)
-    matmuls = activation_matmuls(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6))
+    matmuls = matmuls_at(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6))
     y, kept = saving(matmul_of_activations, a, b, matmuls)
     dy = torch.randn(y.shape)
     repeated = matmul_of_activations(a, b.expand(2, 3, 32, 48), matmuls)
@@ -61,7 +66,7 @@ def test_an_operand_that_serves_several_matrices_is_stashed_once(shape):
 def test_under_autocast_operands_are_those_of_the_tensors_themselves():
     """Weights of a softmax are float32 there, values bfloat16."""
     a, b = torch.rand(3, 24, 32, requires_grad=True), torch.randn(3, 32, 16).bfloat16().requires_grad_()
-    matmuls = activation_matmuls(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6))
+    matmuls = matmuls_at(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6))
     with torch.autocast("cpu", torch.bfloat16):
         y = matmul_of_activations(a, b, matmuls)
         assert torch.equal(matmul_of_activations(a.detach(), b.detach(), matmuls), y)
@@ -71,7 +76,7 @@ def test_under_autocast_operands_are_those_of_the_tensors_themselves():
     torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=1e-3)
 
 
-FULL = activation_matmuls(*(dsq.Identity(),) * 3)
+FULL = matmuls_at(*(dsq.Identity(),) * 3)
 
 
 def inputs(heads=4, key_heads=4, length=24, keys=40):
@@ -111,7 +116,7 @@ def test_a_mask_of_float32_serves_bfloat16():
 
 @pytest.mark.parametrize("masks", [{}, {"is_causal": True}], ids=["none", "causal"])
 def test_attention_and_its_gradients_are_two_products_with_a_softmax_between(masks):
-    matmuls, (given, dy) = activation_matmuls(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6)), inputs()
+    matmuls, (given, dy) = matmuls_at(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6)), inputs()
     q, k, v = given
     scores = matmul_of_activations(q, k.mT, matmuls) / math.sqrt(16)
     if masks:
@@ -127,7 +132,7 @@ def test_attention_and_its_gradients_are_two_products_with_a_softmax_between(mas
 
 def saved_bytes(given, **options):
     """Bytes kept of packed operands, and of all else."""
-    _, kept = saving(partial(attention, **options), *given, activation_matmuls(*(dsq.BFP(4),) * 3))
+    _, kept = saving(partial(attention, **options), *given, matmuls_at(*(dsq.BFP(4),) * 3))
     packed = sum(x.nbytes for x in kept if x.dtype == torch.uint8)
     return packed, sum(x.nbytes for x in kept) - packed
 
@@ -148,7 +153,7 @@ def test_the_rest_that_is_kept_is_the_weights_and_a_byte_for_each_that_may_be_dr
 def test_the_peak_is_three_tensors_of_the_weights_size():
     """Weights, their gradient and that of the scores; queries, keys and values are small here."""
     q, k, v = (torch.randn(2, 2, 128, 8, requires_grad=True) for _ in range(3))
-    peak = peak_bytes(lambda: attention(q, k, v, activation_matmuls(*(dsq.BFP(4),) * 3))[0])
+    peak = peak_bytes(lambda: attention(q, k, v, matmuls_at(*(dsq.BFP(4),) * 3))[0])
     assert peak < 3.5 * 4 * (2 * 2 * 128 * 128)
 
 
@@ -159,12 +164,12 @@ def test_dropout_drops():
 
 def test_both_products_of_attention_have_random_numbers_of_their_own():
     (q, k, v), _ = inputs()
-    matmuls = activation_matmuls(*(dsq.BFP(4),) * 3)
+    matmuls = matmuls_at(*(dsq.BFP(4),) * 3)
     y, weights = attention(q, k, v, matmuls, seed=3)
     assert not torch.equal(y, matmul_of_activations(weights, v, matmuls, seed=3))
 
 
 def test_the_gradient_of_a_matrix_takes_its_own_memory_not_that_of_the_batch():
     a, b = torch.randn(32, 8, 64, requires_grad=True), torch.randn(64, 128, requires_grad=True)
-    matmuls = activation_matmuls(*(dsq.BFP(4),) * 3)
+    matmuls = matmuls_at(*(dsq.BFP(4),) * 3)
     assert peak_bytes(lambda: matmul_of_activations(a, b, matmuls)) < a.shape[0] * b.nbytes / 2
