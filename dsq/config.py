@@ -186,10 +186,6 @@ class DSQConfig:
         names = [field.name for field in fields(DSQConfig)]
         if not isinstance(values, dict):
             raise ValueError(f"a DSQConfig is made of a dictionary of its fields, got {values!r}")
-        if (
-            values.get("block_axis") == "contraction"
-        ):  # a field of configs saved before 2026-11-26, of which this is left
-            values = {name: value for name, value in values.items() if name != "block_axis"}
         unknown = sorted(set(values) - set(names))
         if unknown:
             raise ValueError(f"a DSQConfig has the fields {', '.join(names)}, got {', '.join(map(repr, unknown))}")
@@ -224,9 +220,8 @@ class DSQConfig:
         return PrecisionScheduler(self.levels, self.patience, self.threshold, self.rise_at, total_updates)
 
     def _format(self, bits: int) -> formats.Format:
-        options = [option for option in fields(self) if option.name in ("block_size", "fraction_bits")]
-        changed = {o.name: getattr(self, o.name) for o in options if getattr(self, o.name) != o.default}
-        return formats.named(self.format, bits, **changed)
+        options = {name: getattr(self, name) for name in ("block_size", "fraction_bits")}
+        return formats.named(self.format, bits, **{k: v for k, v in options.items() if v != _DEFAULTS[k]})
 
 
 #: options without which "auto" is for DynamicPrecision to decide: who names one simulates
