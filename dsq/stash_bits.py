@@ -1,7 +1,7 @@
 """The bits in which the policies of dsq.stash save a value, for the policies and for dsq-cost. Imports no torch.
 
 Which tensors an operation saves, its rule says (dsq/stash/rules). dsq-cost's ledger (costmodel/model/ledger.py) names
-the same tensors by the same words, and tests/costmodel/model/running.py compares it with running models.
+the same tensors by the same words, and analysis/memory/prediction.py compares it with running models.
 """
 
 from collections.abc import Mapping

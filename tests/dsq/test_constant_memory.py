@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import dsq
+from analysis.memory.allocator import Count, compiler, figures
 from analysis.models import attach
-from tests.allocator import Count, compiler, figures
 
 STEPS = 20_000
 SETTLED = 10_000  #: a model without a policy, too, comes to hold 15 KB more, once, in its first 7,500 steps

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import dsq
+from analysis.memory.allocator import Count, compiler, figures
 from analysis.models import attach
-from tests.allocator import Count, compiler, figures
 from tests.dsq.stash.test_held import MODELS, POLICIES
 
 Step = Callable[[], list[Tensor]]

@@ -66,7 +66,7 @@ def test_attention_with_dropout_is_written_out_on_a_cpu_unless_a_policy_runs_it(
 def test_prediction_against_what_malloc_counted(name):
     """The record of running models (running.py): bytes held after the forward, and at the peak."""
     pytest.importorskip("transformers")
-    from tests.costmodel.model.running import compare
+    from analysis.memory.prediction import compare
 
     for record in compare(name, HELD[name]):
         missing = abs(record["predicted_MB"] - record["saved_MB"])  # a graph's nodes take 0.15 MB

@@ -165,7 +165,7 @@ PUBLISHED = {
 def test_layers_keep_what_those_of_transformers_keep(name, monkeypatch):
     """Models of four layers and of two differ by these bytes, in fp32."""
     pytest.importorskip("transformers")
-    from tests.costmodel.model.running import workload_of
+    from analysis.memory.prediction import workload_of
 
     monkeypatch.setitem(models.TRANSFORMERS, "phi", ("PhiForCausalLM", {}))
     sides = {"t5": ("source_length", "target_length"), "bert": ("source_length",)}.get(name, ("target_length",))
@@ -207,7 +207,7 @@ def test_what_dsq_cost_calls_a_level_is_what_dsq_calls_it(level):
 def of_fairseq():
     """fairseq's transformer, its batch and workload: 11 tokens in, 7 out."""
     pytest.importorskip("fairseq_plugin.shims", reason="fairseq is not installed")
-    from tests.costmodel.model.running import fairseq
+    from analysis.memory.prediction import fairseq
 
     model, inputs, shapes = fairseq(24, 2, 3, 100, (3, 11))
     inputs["prev_output_tokens"] = inputs["prev_output_tokens"][:, :7]

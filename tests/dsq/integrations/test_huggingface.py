@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import dsq
-from tests.models import transformer
+from analysis.library_models import transformer
 
 pytest.importorskip("transformers", reason="the callback needs transformers, which is not installed")
 pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate, which is not installed")

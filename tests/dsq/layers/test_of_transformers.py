@@ -11,7 +11,7 @@ import dsq
 pytest.importorskip("transformers")
 from transformers.pytorch_utils import Conv1D
 
-from tests.dsq.conversion_report import MODELS, shares
+from analysis.conversion_shares import MODELS, shares
 from tests.dsq.gradients import same, step
 
 

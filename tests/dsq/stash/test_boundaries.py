@@ -8,10 +8,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import dsq
+from analysis.library_models import transformer
 from dsq.formats import SignedNVInt
 from dsq.stash import packed_checkpoint
 from tests.dsq.gradients import error, step
-from tests.models import transformer
 
 BLOCKS, TOKENS, WIDTH = 4, 64, 32
 

@@ -1,4 +1,4 @@
-"""The bytes that policies claim against those of the allocator (tests/allocator.py), in a process of its own.
+"""The bytes that policies claim against those of the allocator (analysis/memory/allocator.py), in a process of its own.
 
 The tolerance is 3 %, or OVERHEAD where that is more: what is no tensor, the nodes of the graph and the objects that
 saved tensors are kept in, is 0.1 MiB in the transformers here and 0.2 in the ResNet, whatever their tensors' widths.
@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from analysis.library_models import transformer
+from analysis.memory.allocator import compiler, figures, step_bytes
 from analysis.models import attach, encoder, resnet20
 from dsq import stash
-from tests.allocator import compiler, figures, step_bytes
-from tests.models import transformer
 
 
 def _with_loss(model: Any, *args: Tensor, **inputs: Tensor) -> tuple[nn.Module, Callable[[], Tensor]]:

@@ -5,13 +5,13 @@ import copy
 import pytest
 import torch
 
+from analysis.library_models import transformer
 from analysis.models import resnet20
 from dsq.stash import apply, measure
 from dsq.stash_bits import EXTRA_BITS
 from tests.dsq.gradients import all_gradients, error, gradient, same, step
 from tests.dsq.stash.census import saved_bytes
 from tests.dsq.stash.every_policy import small
-from tests.models import transformer
 
 
 def test_only_segment_inputs_are_kept():

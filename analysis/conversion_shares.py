@@ -1,4 +1,4 @@
-"""The share of GEMM FLOPs that dsq.convert quantizes in the models people train: python -m tests.dsq.conversion_report
+"""The share of GEMM FLOPs that dsq.convert quantizes in the models people train: python -m analysis.conversion_shares
 
 Small configurations, so that it takes seconds; shares depend on the ratio of sequence to width, here 64 to 128.
 """
@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import dsq
+from analysis.library_models import TRANSFORMERS, fairseq_transformer, transformer
 from analysis.models import GPT, encoder
 from dsq.command import OneLineParser, guarded, table
-from tests.models import TRANSFORMERS, fairseq_transformer, transformer
 
 WIDTH, LAYERS, HEADS, VOCABULARY, TOKENS = 128, 2, 4, 512, 64
 Made = tuple[nn.Module, dict[str, Any]]  #: a model and its inputs
@@ -72,7 +72,7 @@ def shares(name: str, **options: Any) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = OneLineParser(prog="python -m tests.dsq.conversion_report", description=__doc__)
+    parser = OneLineParser(prog="python -m analysis.conversion_shares", description=__doc__)
     parser.add_argument("--attention", action="store_true", help="quantize attention's two products too")
     given = parser.parse_args(argv)
 

@@ -1,10 +1,10 @@
 """Memory as the ledger predicts it and as running models have it, on this machine's CPU.
 
-python -m tests.costmodel.model.running [--measured analysis/results/memory.json]
+python -m analysis.memory.prediction [--measured analysis/results/memory.json]
 
 Saved: what malloc has given out between forward and backward. Peak: the most during both. Every malloc of the process
-is counted (tests.allocator); parameters, gradients and batch are there before. Small models; "with dropout": as their
-configurations have it, else without.
+is counted (analysis/memory/allocator.py); parameters, gradients and batch are there before. Small models; "with
+dropout": as their configurations have it, else without.
 """
 
 import argparse
@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from analysis.library_models import fairseq_transformer, transformer
+from analysis.memory.allocator import figures, step_bytes
 from analysis.models import attach
 from dsq.command import OneLineParser, guarded, table
 from dsq.costmodel.model.memory import peak_memory
@@ -29,8 +31,6 @@ from dsq.costmodel.workloads.named import load_shapes, load_workload
 from dsq.costmodel.workloads.shapes import Transformer
 from dsq.costmodel.workloads.transformer import build
 from dsq.precision import Precision
-from tests.allocator import figures, step_bytes
-from tests.models import fairseq_transformer, transformer
 
 Record = dict[str, Any]
 MEGA = 1e6
@@ -202,7 +202,7 @@ def _freeze_linears(model: nn.Module) -> None:
 def measurements(path: Path | None) -> dict[str, Any]:
     """Bytes of each model and method: a process for each model that ``path`` lacks."""
     known: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
-    known |= {name: figures("tests.costmodel.model.running", "--held", name) for name in NAMES if name not in known}
+    known |= {name: figures("analysis.memory.prediction", "--held", name) for name in NAMES if name not in known}
     if path:
         path.write_text(json.dumps(known, indent=1))
     return known
@@ -248,7 +248,7 @@ def run(measured: Path | None) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = OneLineParser(prog="python -m tests.costmodel.model.running", description=__doc__)
+    parser = OneLineParser(prog="python -m analysis.memory.prediction", description=__doc__)
     parser.add_argument("--measured", type=Path, metavar="FILE", help="measurements to read, or to write if not there")
     parser.add_argument("--held", choices=NAMES, help=argparse.SUPPRESS)  # of the process that is counted
     given = parser.parse_args(argv)

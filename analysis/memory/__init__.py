@@ -1,0 +1,1 @@
+"""Memory as the cost model predicts it and as a counted malloc measures it."""
