@@ -161,12 +161,9 @@ class Stash:
     def find(self, x: Tensor) -> SavedForm | None:
         """Return the form that ``x`` has already."""
         self._register_slice(x)
-        return self._form_of(x)
-
-    def _form_of(self, x: Tensor) -> SavedForm | None:
         key, order, _ = place(x)
-        form = self._cache.forms.get(key)
-        return None if form is None else form.seen_as(order)
+        cached = self._cache.forms.get(key)
+        return None if cached is None else cached.seen_as(order)
 
     def find_recomputed(self, x: Tensor) -> SavedForm | None:
         """Return the form that ``x`` has already, if it is recomputed and has no codes of its own."""
@@ -179,7 +176,11 @@ class Stash:
         """Return codes that a linear layer made of an input with this ``input_key``, else a form that ``x`` has
         already; None in place of the other. A slice of a recomputed tensor has none: ``find`` alone gives it one."""
         codes = self._cache.inputs.find(input_key)
-        return codes, None if codes is not None else self._form_of(x)
+        if codes is not None:
+            return codes, None
+        key, order, _ = place(x)
+        cached = self._cache.forms.get(key)
+        return None, None if cached is None else cached.seen_as(order)
 
     def put_input(self, input_key: Any, x: Tensor, operand: Operand, codes: Codes) -> None:
         """Cache the codes that a quantized linear layer made of the rows of ``x``."""
