@@ -45,7 +45,10 @@ _LAYER_FIELDS = (
     "conversion",
     "graph_packs",
     "attending",
+    "multiplied",
     "idle",
+    "training_forwards",
+    "evaluation_forwards",
     "small_flops",
 )
 #: of the model that ``convert`` was called with: the option ``stash``

@@ -59,7 +59,7 @@ def _kind(module: nn.Module) -> type[nn.Module]:
 
 
 def _quantizes(module: nn.Module) -> bool:
-    """Return whether ``module`` is converted, unless its first forward did no matrix product."""
+    """Return whether ``module`` is converted, unless no forward did a matrix product."""
     return isinstance(module, Quantized) and not getattr(module, "idle", False)
 
 

@@ -21,6 +21,7 @@ from dsq.layers import Mixed, not_compiled_alone
 from dsq.linear import linear
 from dsq.ops.einsum import as_product, two_operands
 from dsq.ops.products import attention, matmul_of_activations
+from dsq.ops.torch_checkpoint import in_backward
 from dsq.quantizers import Quantized, Quantizers
 from dsq.skipped import OF_PYTORCH, is_added, matrices
 
@@ -32,23 +33,34 @@ MIN_QUANTIZED_MACS = 1 << 25
 class OwnProducts(Mixed, Quantized, nn.Module):
     """A module that multiplies by parameters of its own.
 
-    If its first forward does no matrix product with them, it is ``idle``: later forwards run without the mode.
+    Until a forward multiplies by them the module is ``idle``: of its forwards in training mode, and of those in
+    evaluation, only the first, second, fourth, eighth and so on run under the mode.
     """
 
-    idle = False
+    multiplied = False  #: a forward did a matrix product with them
+    idle = False  #: no forward under the mode did
     attending = False  #: whether its products of two activations are quantized too
     small_flops = 0  #: FLOPs of the latest forward in products too small to be quantized
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
         if not isinstance(self, OwnProducts):  # unconverted under a wrapper of this function, such as accelerate's
             return type(self).forward(self, *args, **keywords)
-        if self.idle or self.evaluates_plain:
+        if self.evaluates_plain or (self.idle and not self._is_watched()):
             return super().forward(*args, **keywords)
         with Products(self.quantizers, matrices(self), self.attending) as products:
             result = super().forward(*args, **keywords)
         if not torch.compiler.is_compiling():
-            self.idle, self.small_flops = not products.multiplied, products.small_flops
+            self.multiplied = self.multiplied or products.multiplied
+            self.idle, self.small_flops = not self.multiplied, products.small_flops
         return result
+
+    def _is_watched(self) -> bool:
+        """Count a forward of the idle module; return whether it runs under the mode: another path may multiply."""
+        if torch.compiler.is_compiling():
+            return False
+        name, fields = "training_forwards" if self.training else "evaluation_forwards", vars(self)
+        count = fields[name] = fields.get(name, 0) + 1
+        return count & (count - 1) == 0 and not in_backward()  # a checkpoint is recomputed as its forward ran
 
 
 class OwnAttention(Mixed, nn.Module):
@@ -184,7 +196,7 @@ _QUANTIZED: dict[Any, Callable[..., Tensor | None]] = {
 def may_multiply(module: nn.Module) -> bool:
     """Return whether ``module`` has matrices that its own forward may multiply by.
 
-    The first forward shows whether it does. Routers are skipped: their few products choose the expert of a token.
+    Its forwards show whether they do. Routers are skipped: their few products choose the expert of a token.
     """
     weights = [p for p in matrices(module) if not is_added(module, p)]
     trainable = all(type(p) is nn.Parameter and p.is_floating_point() for p in weights)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import dsq
 from dsq.ops.products import attention, matmul_of_activations
@@ -126,6 +127,35 @@ def test_after_a_forward_without_own_products_no_mode_is_entered():
     assert torch.equal(net(X), first)
     assert [entry.kind for entry in skipped_modules(net)] == ["Scaled"]
     assert "idle" not in dsq.unconvert(net).__dict__
+
+
+class Branch(Scaled):
+    """Multiplies by its matrices in some forwards only, as with layer drop, a warm-up or a branch of training alone."""
+
+    def forward(self, x, multiplies):
+        return x @ self.places.mT if multiplies else x + 1
+
+
+@pytest.mark.parametrize("first", ["T-", "T-T-T-T-", "E-E-E-E-", "T+T-T-T-E-"])
+def test_a_module_multiplies_in_another_forward_than_its_first(first):
+    """T, E: in training or evaluation mode; +: it multiplies."""
+    net = dsq.convert(Branch(), dsq.DSQConfig(levels="[4,4,4,16]", stash="linears"))
+    for mode, sign in zip(first[::2], first[1::2], strict=True):
+        net.train(mode == "T")(X, sign == "+")
+    expected = dsq.functional.linear(X, net.places, None, net.quantizers)
+    for _ in range(4):
+        assert torch.equal(net.train()(X, True), expected)
+    assert not skipped_modules(net)
+    assert not {"idle", "multiplied", "training_forwards", "evaluation_forwards"}.intersection(vars(dsq.unconvert(net)))
+
+
+def test_a_checkpointed_forward_without_the_mode_is_recomputed_without_it():
+    net = dsq.convert(Branch(), dsq.DSQConfig(levels="[4,4,4,16]", stash="linears"))
+    for _ in range(3):
+        net(X, False)
+    checkpoint(net, X, True, use_reentrant=False).sum().backward()
+    assert net.idle
+    assert net.training_forwards == 4  # the backward's
 
 
 def test_sparse_features_are_multiplied_plain():
