@@ -86,7 +86,9 @@ class FirstTraining:
         if self.config is None or not self.awaited or device is None:
             return
         reason = ""
-        if torch.is_autocast_enabled(device.type):
+        # accelerate's prepare wraps the forward of a model, which may be a single layer, in autocast
+        wrapped = opener is not None and "_original_forward" in vars(opener)
+        if wrapped or torch.is_autocast_enabled(device.type):
             reason = "under autocast"
         elif _agreed(f"dsq/multiplies_bfloat16/{device.type}", multiplies_bfloat16(device)):
             reason = f"{device.type} multiplies bfloat16"

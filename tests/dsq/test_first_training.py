@@ -195,6 +195,17 @@ def test_a_report_decides_nothing_and_a_check_compares_what_trains():
         assert "saving: products are the trainer's" in str(dsq.report(dynamic.model, X))
 
 
+@pytest.mark.parametrize("stash", ["all", "linears"])
+def test_a_model_of_one_layer_is_seen_under_accelerates_autocast(stash):
+    accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True, mixed_precision="bf16")
+    try:
+        dynamic = dsq.DynamicPrecision(nn.Linear(32, 32), stash=stash)
+        step(accelerator.prepare(dynamic.model))
+        assert levels(dynamic) == [SAVING]
+    finally:
+        accelerator.state._reset_state(reset_partial_state=True)
+
+
 def test_copies_pickles_and_former_schedules_leave_the_model_alone():
     dynamic = dsq.DynamicPrecision(Model(), stash="linears")
     copied = pickle.loads(pickle.dumps(dynamic))
