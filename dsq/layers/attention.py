@@ -39,6 +39,9 @@ class MultiheadAttention(Quantized, nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the result of nn.MultiheadAttention. Raises ValueError for ``is_causal`` without ``attn_mask``."""
+        if not isinstance(self, Quantized):  # unconverted under a wrapper of this function, such as accelerate's
+            options = key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+            return type(self).forward(self, query, key, value, *options)
         if is_causal and attn_mask is None:
             raise ValueError("is_causal is a hint about attn_mask: give attn_mask too")
         batched: bool = F._mha_shape_check(  # type: ignore[attr-defined]

@@ -29,6 +29,8 @@ class Experts(Mixed, Quantized, nn.Module):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return (T, K) for hidden states (T, K); the experts of each token and their weights are both (T, S / T)."""
+        if not isinstance(self, Quantized):  # unconverted under a wrapper of this function, such as accelerate's
+            return type(self).forward(self, hidden_states, top_k_index, top_k_weights)
         experts_S, order_S = top_k_index.flatten().sort(stable=True)
         tokens = experts_S.bincount(minlength=self.num_experts)[: self.num_experts].tolist()
         order_S = order_S[: sum(tokens)]  # under expert parallelism, later ones belong to other ranks
@@ -71,6 +73,8 @@ class PatchConv2d(Quantized, nn.Conv2d):
     plain = nn.Conv2d
 
     def forward(self, input: Tensor) -> Tensor:
+        if not isinstance(self, Quantized):  # unconverted under a wrapper of this function, such as accelerate's
+            return type(self).forward(self, input)
         h, w = self.kernel_size
         x = input if input.dim() == 4 else input[None]
         if x.dim() != 4 or x.shape[1] != self.in_channels or x.shape[2] < h or x.shape[3] < w:

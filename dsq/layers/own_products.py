@@ -67,6 +67,8 @@ class OwnAttention(Mixed, nn.Module):
     """A module whose forward computes attention: its products are quantized at the level of its projections."""
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
+        if not isinstance(self, OwnAttention):  # unconverted under a wrapper of this function, such as accelerate's
+            return type(self).forward(self, *args, **keywords)
         layer = next((layer for layer in self.modules() if isinstance(layer, Quantized)), None)
         if layer is None or layer.evaluates_plain:
             return super().forward(*args, **keywords)

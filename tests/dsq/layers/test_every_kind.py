@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from types import MethodType
 
 import pytest
 import torch
@@ -29,6 +30,15 @@ def test_at_full_width_it_is_the_plain_layer_and_becomes_that_again(kind):
     dsq.unconvert(net)
     assert [type(module) for module in net.modules()] == [type(module) for module in plain.modules()]
     assert list(net.state_dict()) == list(plain.state_dict())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unconverted_under_a_wrapper_of_its_forward_it_is_the_plain_layer(kind):
+    net, plain, inputs = dsq.convert(made(kind), CONFIG), made(kind), KINDS[kind][1]()
+    for module in net.modules():
+        wrapped = torch.autocast("cpu", enabled=False)(module.forward.__func__)  # as accelerate's prepare
+        module.forward = MethodType(wrapped, module)
+    assert same(step(dsq.unconvert(net), *inputs), step(plain, *inputs))
 
 
 @pytest.mark.parametrize("kind", KINDS)
