@@ -186,12 +186,22 @@ def is_converted(model: nn.Module) -> bool:
     return bool(converted(model)) or vars(model).get(_ROOT) == "all"
 
 
+def is_conversion_root(module: nn.Module) -> bool:
+    """Return whether ``convert`` was called with this very module, and changed it."""
+    return _ROOT in vars(module)
+
+
+def conversion_root(model: nn.Module) -> nn.Module | None:
+    """Return the first module, ``model`` or a part of it, that ``convert`` was called with; None if nothing changed."""
+    return next(filter(is_conversion_root, model.modules()), None)
+
+
 def converted_parts(model: nn.Module) -> list[nn.Module]:
     """Return the parts of ``model`` that ``convert`` was called with, if it was not called with all of it.
 
     The list is empty if all modules around one such part are wrappers with a single child, such as DDP.
     """
-    parts = [module for module in model.modules() if _ROOT in vars(module)]
+    parts = list(filter(is_conversion_root, model.modules()))
     inside = {module for part in parts for module in part.modules()}
     around = [module for module in model.modules() if module not in inside]
     return parts if any(len(list(module.children())) != 1 for module in around) else []

@@ -19,7 +19,17 @@ from torch import Tensor, nn
 
 from dsq.arguments import check_keys, whole_number
 from dsq.config import DSQConfig
-from dsq.conversion import check_conversion, convert, converted, converted_parts, is_converted, set_level, unconvert
+from dsq.conversion import (
+    check_conversion,
+    conversion_root,
+    convert,
+    converted,
+    converted_parts,
+    is_conversion_root,
+    is_converted,
+    set_level,
+    unconvert,
+)
 from dsq.first_training import FirstTraining, forget
 from dsq.gradient_check import GradientCheck, compare, gradients
 from dsq.precision import DEFAULT_LEVELS, SAVING_LEVELS
@@ -29,6 +39,7 @@ from dsq.stash.controller import applied
 from dsq.stash.interception import RulePolicy
 
 _KEYS = {"config", "scheduler"}
+_MAX_RECORDS_WITHOUT_CALL = 100  #: after which a model that is not called any more is warned of
 _MAX_UPDATES_BEFORE_VALIDATION = 1000  #: after which a missing validation is warned of
 _LOADED = "_dsq_loaded"  #: attribute of a model whose state dict was loaded after its DynamicPrecision was created
 #: the DynamicPrecisions of a model since its conversion
@@ -74,6 +85,9 @@ class DynamicPrecision:
         set_level(model, self.config, 0)
         self._first: FirstTraining | None = None  #: that is to decide, or did
         self._await_decision()
+        self._converted = conversion_root(model)
+        self._calls = 0  #: of the model, at the latest record
+        self._records_without_call = _MAX_RECORDS_WITHOUT_CALL - 1  #: so that the first one is warned of
         self._check: GradientCheck | None = None
         self._checked_at = 0  #: in updates
 
@@ -85,9 +99,9 @@ class DynamicPrecision:
     def record(self, updates: int | Tensor = 1, tokens: int | Tensor = 0) -> bool:
         """Count work, as ``PrecisionScheduler.record``, and set the model to the level. Return whether the level rose.
 
-        Warns once if no validation came in 1,000 updates and the level waits for one; if the first update came without
-        a call of the model, in which alone ``stash="all"`` packs; and if the model's state dict was loaded without that
-        of this object.
+        Warns once if no validation came in 1,000 updates and the level waits for one; if the first update, or 100 in
+        succession, came without a call of the model, in which alone ``stash="all"`` packs; if the model was
+        unconverted; and if its state dict was loaded without that of this object.
         """
         scheduler, before = self.scheduler, self.scheduler.updates
         if self.model.__dict__.pop(_LOADED, False) and before == 0:
@@ -97,9 +111,8 @@ class DynamicPrecision:
             )
             warnings.warn(text, stacklevel=2)
         self._hook.remove()
-        if before == 0 and _never_called(self.model):
-            text = 'stash="all" packs in calls of the model, and none came: only its linear layers save few bits'
-            warnings.warn(f"{text}; let forward compute the loss instead of another method", stacklevel=2)
+        if text := self._loss_of_effect():
+            warnings.warn(text, stacklevel=2)
         if self._first and self.config.undecided:  # no layer saw a forward with gradients
             FirstTraining(take=self._take, config=self.config).decide(converted(self.model).values())
         elif self._first:
@@ -204,6 +217,27 @@ class DynamicPrecision:
             text = f"the run goes on with the config of its state: {', '.join(other)}, not with what was given now"
             warnings.warn(text, stacklevel=2)
 
+    def _loss_of_effect(self) -> str:
+        """Return a warning, once, if the conversion ended or the policy of ``stash="all"`` sees no forward; else "".
+
+        A compiled graph does not count its calls: a process that compiled anything is not warned of the second.
+        """
+        root = self._converted
+        if root is None:
+            return ""
+        if not is_conversion_root(root):
+            self._converted = None
+            return "the model was unconverted: it trains in floating point; to go on, make a new DynamicPrecision"
+        policy, compiler = applied(root).get("bfp"), sys.modules.get("torch._dynamo.convert_frame")
+        if not isinstance(policy, RulePolicy):
+            return ""
+        called, self._calls = policy.forwards != self._calls, policy.forwards
+        self._records_without_call = 0 if called else self._records_without_call + 1
+        if self._records_without_call != _MAX_RECORDS_WITHOUT_CALL or getattr(compiler, "FRAME_COUNTER", 0) > 0:
+            return ""
+        text = 'stash="all" packs in calls of the model, and none came: only its linear layers save few bits'
+        return f"{text}; let forward compute the loss instead of another method"
+
     def _await_decision(self) -> None:
         """Let the first training forward of converted layers decide the levels, if they are "auto"."""
         layers, before = converted(self.model).values(), self._first
@@ -242,15 +276,6 @@ def _refuse_second(model: nn.Module, config: DSQConfig) -> None:
 
 def _note_loaded(model: nn.Module, _: object) -> None:
     model.__dict__[_LOADED] = True
-
-
-def _never_called(model: nn.Module) -> bool:
-    """Return whether the policy of ``stash="all"`` saw no forward, in a process that compiled nothing.
-
-    A compiled graph does not count its calls.
-    """
-    policy, compiler = applied(model).get("bfp"), sys.modules.get("torch._dynamo.convert_frame")
-    return isinstance(policy, RulePolicy) and policy.latest is None and not getattr(compiler, "FRAME_COUNTER", 0)
 
 
 def stash_mib(model: nn.Module) -> dict[str, float]:

@@ -184,6 +184,7 @@ class RulePolicy(Controller):
 
     by_parts = True
     latest: Stash | None = None  #: of the latest training forward
+    forwards = 0  #: training forwards so far, outside of compiled graphs
     rules: Mapping[Callable[..., Any], Rule] = RULES  #: of the operations that it acts on
     has_exact_graph = False  #: a graph of the model was compiled without a partitioner
 
@@ -199,6 +200,7 @@ class RulePolicy(Controller):
         stash = Stash(self.codec(module)) if latest is None or level != latest_level else latest
         if not recomputing:
             self.latest = stash
+            self.forwards += 1
             RUNNING.latest[self] = stash, level
         RUNNING.stashes.append(stash)
         mode = Interception(stash, self.rules, self, level)

@@ -126,6 +126,25 @@ def test_a_loss_in_another_method_is_told_that_the_stash_does_not_see_it(monkeyp
             dynamic.record()
 
 
+def test_a_model_that_ends_to_be_called_or_converted_is_warned_of_once(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch._dynamo.convert_frame", raising=False)
+    dynamic = mlp("[8,4,4,8]")
+    with warnings.catch_warnings(action="error"):
+        for _ in range(2):
+            dynamic.model(X).sum().backward()
+            for _ in range(100):
+                dynamic.record()
+    with pytest.warns(UserWarning, match="let forward compute the loss"):
+        dynamic.record()
+    with warnings.catch_warnings(action="error"):
+        dynamic.record()
+    dsq.unconvert(dynamic.model)
+    with pytest.warns(UserWarning, match="the model was unconverted.*a new DynamicPrecision"):
+        dynamic.record()
+    with warnings.catch_warnings(action="error"):
+        dynamic.record()
+
+
 def test_a_resumed_run_rises_where_the_unbroken_one_does():
     config = dsq.DSQConfig("[4,3,3,8] [8,4,8,8]", rise_at=0.5, stash="linears")
     first, resumed = (dsq.DynamicPrecision(nn.Linear(8, 8), config, total_updates=8) for _ in range(2))
