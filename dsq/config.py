@@ -57,7 +57,8 @@ class DSQConfig:
     Command-line flags, saved configs and docs/config.md are generated from these fields: each field's ``metadata``
     has "help", "kind" (bool, int, float or str), "choices" (the accepted words, or None) and "metavar".
 
-    Raises ValueError for a value out of range, and warns of widths and rounding that damaged training in the suite.
+    Raises ValueError for a value out of range, and warns of widths and rounding that damaged a training
+    (docs/formats.md).
     """
 
     levels: _Converted[Level | Iterable[Level], tuple[Precision, ...]] = _option(

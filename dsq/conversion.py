@@ -56,9 +56,9 @@ _ROOT = "_dsq_root"
 #: of a changed module: the changes that undo its conversion, in the order in which they were made
 _UNDO = "_dsq_undo"
 _STASH_ALONE = 'stash="all" packs the saved tensors of a model without products, such as a convolutional one'
-#: changes a module and returns the change that undoes it: a function of this file, or a partial of one, so that a model
+#: changes a module and returns the Change that undoes it: a function of this file, or a partial of one, so that a model
 #: can be pickled and copied
-Change = Callable[[nn.Module], Any]
+Change = Callable[[nn.Module], "Change"]
 
 
 def convert(model: Model, config: DSQConfig | str | None = None, **options: Any) -> Model:
@@ -70,10 +70,10 @@ def convert(model: Model, config: DSQConfig | str | None = None, **options: Any)
     parameters, tying, initialization and state dict stay.
 
     Skipped are modules whose name matches ``config.exclude``, those of ``config.plain_ends`` (a recipe has its own),
-    layers that share their weight with an embedding (unless
-    ``config.tied``), routers of experts, and PEFT's adapters (unless ``config.adapters``). Fused paths that would
-    bypass the layers are switched off. With ``stash="all"``, the default, dsq.stash's policy "bfp" is applied too, also
-    to a model without any layer to convert, and on machines with huge pages ``dsq.release_memory`` is called.
+    layers that share their weight with an embedding (unless ``config.tied``), routers of experts, and PEFT's adapters
+    (unless ``config.adapters``). Fused paths that would bypass the layers are switched off. With ``stash="all"``, the
+    default, dsq.stash's policy "bfp" is applied too, also to a model without any layer to convert, and on machines with
+    huge pages ``dsq.release_memory`` is called.
 
     Warns if no layer was converted, if under half of the multiplied parameters were (``dsq.report`` lists the skipped
     modules with reasons), or if ``config.exclude`` matches no layer.

@@ -89,7 +89,7 @@ class Format:
 
     @property
     def block_size(self) -> int:
-        """Return how many values along the block axis that share a scale; 0: one scale serves the tensor."""
+        """Return how many values along the block axis share a scale; 0: one scale serves the tensor."""
         return 0
 
     @property

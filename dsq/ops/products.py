@@ -136,7 +136,7 @@ def _before_rounding(operand: Operand, x: Tensor, seed: int | None) -> Tensor:
 
 
 class ActivationMatMuls(NamedTuple):
-    """The three products."""
+    """The product y = a b, and the two products of its gradients."""
 
     output: MatMul  #: of a and b
     a_gradient: MatMul  #: of dy and the packed b

@@ -74,7 +74,8 @@ class Controller:
     def call(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the model, or a part of it, under the policy; ``run`` is the call without it. Calls inside enter once.
 
-        Parts that are called one after another are one forward, until one of them comes again. RuntimeError where the
+        Parts that are called one after another are one forward, until one of them comes again: a trainer may call the
+        layers, then the head with the loss, and both read one tensor, which is saved once. RuntimeError where the
         model, or a block of it, was compiled and the policy does not go with that, and under torch.func.
         """
         is_part = applied(module).get(self.name) is not self

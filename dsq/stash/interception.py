@@ -1,4 +1,4 @@
-"""The one place where a policy sees a model's operations: a function mode, entered around each call of the model.
+"""How bfp, mesa, gact and selective see a model's operations: a function mode, entered around each call of the model.
 
 The mode looks each function up in the table (dsq/stash/rules): a rule runs in its stead, all else runs as it is. In
 graphs of torch.compile it does nothing: a partitioner packs there (dsq/stash/graphs/compiled.py).

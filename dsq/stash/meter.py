@@ -46,12 +46,12 @@ class StashProfile:
 
     @property
     def exact(self) -> dict[str, int]:
-        """Return the bytes of what PyTorch's own operations hold, by operation, largest first: they have no row in
-        dsq/stash/rules, or nobody applied a policy."""
+        """Return the bytes of what PyTorch's own operations hold, by operation, largest first: those without a rule in
+        dsq/stash/rules, or all where no policy is applied."""
         nbytes = Counter[str]()
         for tensor in self.tensors:
             name, _, number = tensor.op.rpartition("Backward")
-            if number.isdigit():  # a row's is an autograd function's, and has none
+            if number.isdigit():  # an autograd function's, as those of rules, has none
                 nbytes[name] += tensor.nbytes
         return dict(nbytes.most_common())
 

@@ -1,7 +1,7 @@
 """The registry of stash policies: functions that attach to a model and return a controller.
 
 A policy is a file of dsq/stash/methods/, named in its __init__.py. The keyword-only parameters of its function are the
-policy's options: `apply` derives names, defaults and the error messages from the signature. No policy imports another.
+policy's options: `apply` derives names, defaults and the error messages from the signature.
 
 Policies compose by being applied one after another, in any order:
     apply(model, "wtacrs"); apply(model, "bfp", bits=4)     the sampled rows are packed

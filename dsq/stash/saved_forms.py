@@ -108,7 +108,9 @@ HELD: list["Shared"] = []
 class Shared:
     """A value that several operations may read: computed once in a backward, and held until the last of them read it.
 
-    A large value that is only decoded is not held, as it would raise the peak of memory.
+    As an example, GELU's x is saved in codes and read by GELU's backward and, to recompute GELU's result, by the next
+    layer's: ``consumers_left`` goes 2, 1, 0. The first reader decodes x and leaves it in ``held``; the second takes it
+    from there and clears it. A large value that is only decoded is not held, as it would raise the peak of memory.
     """
 
     __slots__ = ("consumers_left", "held", "source")

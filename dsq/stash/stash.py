@@ -36,7 +36,14 @@ _NBYTES = attrgetter("nbytes")
 
 
 class Stash:
-    """The saved tensors of one forward of a model under a policy."""
+    """The saved tensors of one forward of a model under a policy. An operation asks it for a form of a tensor x:
+
+    code(x, role)        that of x, of new codes if x has none
+    exact(x), copy(x)    x as it is, or in memory of its own
+    find(x)              the form that x has already; a view of a recomputed tensor gets one
+    find_recomputed(x)   the same, if x is recomputed without codes of its own
+    find_input(key, x)   for a quantized linear layer: codes that another layer made of x, else the form that x has
+    """
 
     def __init__(self, codec: Codec) -> None:
         self.codec = self._forward_codec = codec

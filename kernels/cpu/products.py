@@ -2,7 +2,7 @@
 
 The kernel "bfloat16" multiplies operands that bfloat16 represents exactly (AVX512_BF16). For bfloat16 tensors, BFP of
 any width is one. The kernel "amx" multiplies the same operands by AMX's tiles. No machine with AMX has run it: tests
-emulate the tiles. Before its first use a few small products are compared with the reference's.
+emulate the tiles. Before its first use a few small products are compared with those in float64.
 
 The kernel "integer" multiplies packed operands with blocks along the contraction, as hardware for the format does: an
 exact integer dot product per block, then the scale factors of the blocks. It needs AVX512_VNNI, AVX-VNNI, AVX2, or

@@ -56,7 +56,7 @@ STASH_FORMAT = "_dsq_q1"
 
 
 class Bfp(RulePolicy):
-    """The format now."""
+    """Codes in one format, that of the model's level or of the policy's options."""
 
     partitioner: Any = None  #: the latest of dsq.inductor_options, for the model or a copy of it
 

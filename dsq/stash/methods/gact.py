@@ -120,7 +120,7 @@ def _seed_of(*parts: int | str) -> int:
 
 
 class RecomputedForward:
-    """A checkpoint recomputes it in the backward: not measured, in the uniform width."""
+    """The codec of a segment that a checkpoint recomputes: uniform bits, no measurement."""
 
     def __init__(self, plan: BitPlan, seed: tuple[int, int], segment: int = 0) -> None:
         self.plan, self.seed, self.segment, self.count = plan, seed, segment, 0
@@ -257,7 +257,8 @@ def _squared_distance(first: Sequence[Tensor], second: Sequence[Tensor]) -> floa
 
 
 class Gact(RulePolicy):
-    """The plan of bits of a whole forward's tensors, and the count of steps."""
+    """Codes in the bits that the plan gives each tensor of a forward. Measures sensitivities every ``adapt_interval``
+    steps, and plans anew."""
 
     by_parts = False
 
