@@ -1,6 +1,8 @@
 """The repeated blocks of a model, and which of its modules stay in floating point at both ends."""
 
 import math
+import warnings
+from collections import Counter
 
 from torch import nn
 
@@ -20,14 +22,15 @@ def parse_ends(text: str) -> tuple[float, float]:
 
 
 def block_lists(model: nn.Module) -> list[list[nn.Module]]:
-    """Return the blocks of ``model``: lists of two modules or more of one class with modules inside, outermost ones."""
+    """Return the blocks of ``model``, outermost ones: of a list or a sequence of modules those that have modules inside
+    and a class that repeats there."""
     lists: list[list[nn.Module]] = []
     seen: set[nn.Module] = set()
     for module in model.modules():
         if module in seen or not isinstance(module, (nn.ModuleList, nn.Sequential)):
             continue
-        blocks = list(module)
-        if len(blocks) > 1 and len({type(block) for block in blocks}) == 1 and any(blocks[0].children()):
+        number = Counter(map(type, module))
+        if blocks := [block for block in module if number[type(block)] > 1 and any(block.children())]:
             lists.append(blocks)
             seen |= {inner for block in blocks for inner in block.modules()}
     return lists
@@ -36,9 +39,12 @@ def block_lists(model: nn.Module) -> list[list[nn.Module]]:
 def plain_at_ends(model: nn.Module, ends: str) -> set[nn.Module]:
     """Return the modules of the first and the last blocks of each list, and those outside of blocks, as a head.
 
-    Empty for a model without blocks.
+    Empty for a model without blocks, with a warning.
     """
     lists, (first, last) = block_lists(model), parse_ends(ends)
+    if not lists and any(model.children()):
+        cure = "all layers are converted; exclude names those that stay, such as a head"
+        warnings.warn(f"plain_ends={ends!r} finds no blocks, a list of modules of one class: {cure}", stacklevel=5)
     inner: set[nn.Module] = set()
     for blocks in lists:
         begin, end = (math.floor(n * len(blocks) + 0.5) if n < 1 else int(n) for n in (first, last))

@@ -1,5 +1,7 @@
 """Blocks that stay in floating point at both ends of a model, as recipes have them."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -32,9 +34,17 @@ def test_a_recipe_has_its_own_ends_and_options_have_the_last_word():
     assert dsq.DSQConfig("[8,4,8,8]").plain_ends is None
 
 
-def test_a_model_without_blocks_is_converted_whole():
-    net = dsq.convert(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), "mxfp8-nvidia")
+def test_a_model_without_blocks_is_converted_whole_with_a_warning():
+    with pytest.warns(UserWarning, match="plain_ends='0,0' finds no blocks"):
+        net = dsq.convert(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), "mxfp8-nvidia")
     assert len(dsq.converted(net)) == 2
+
+
+def test_blocks_may_stand_beside_other_modules_and_be_of_two_classes_in_turn():
+    blocks = [nn.TransformerEncoderLayer(32, 2, 64), nn.Sequential(nn.Linear(32, 32), nn.GELU())] * 3
+    net = nn.Sequential(nn.Linear(16, 32), *map(copy.deepcopy, blocks), nn.LayerNorm(32), nn.Linear(32, 100))
+    names = dsq.converted(dsq.convert(net, "mxfp4", plain_ends="1,2"))
+    assert {name.split(".")[0] for name in names} == {"2", "3", "4"}
 
 
 def test_a_converted_recipe_trains():
