@@ -215,7 +215,7 @@ def parse_format(text: str) -> Format:
     name, _, rest = text.partition(":")
     if name in NAMED and not rest:
         return NAMED[name]
-    if name in NAMED and rest in SCALE_RULES["e8m0"] and isinstance(fmt := NAMED[name], GridFormat):
+    if name in NAMED and isinstance(fmt := NAMED[name], GridFormat):
         return replace(fmt, rule=rest)
     if by_width := re.fullmatch(rf"({'|'.join(FORMATS)})(\d+)", text):
         return format_class(by_width[1])(int(by_width[2]))
@@ -547,9 +547,14 @@ _NAME_OF: dict[Format, str] = {}  # the first name of each
 def register_format(name: str, fmt: Format) -> None:
     """Let levels, configs, flags and ``quantize`` take ``fmt`` by ``name``: lower-case letters, digits and ``_``.
 
-    Raises ValueError where the name has another form, or is another format's.
+    Raises ValueError where the name has another form, or stands for something else; TypeError if ``fmt`` is no format.
     """
-    taken = NAMED.get(name, fmt) != fmt or re.fullmatch(rf"({'|'.join(FORMATS)})\d*|grid|bf16|fp32", name)
+    if not isinstance(fmt, Format):
+        raise TypeError(f"fmt must be a format, as GridFormat(Grid(1, 0, 6.0)), got {fmt!r}")
+    try:
+        taken = parse_format(name) != fmt
+    except ValueError:
+        taken = name in (*FORMATS, "grid", "float", "bf16", "fp16", "fp32", "auto", "all")
     if taken or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ValueError(f"name must be of lower-case letters, digits and _, and new, got {name!r}")
     NAMED[name] = fmt

@@ -74,7 +74,7 @@ class Precision:
 
 def _names_formats(text: str) -> bool:
     """Return whether a text is a level of operands, or a name, and not four widths written wrong."""
-    return bool(re.search(r"[|/~@^]|(?<![\w.])-(?![\w.])|[a-z]\w", text)) and not text.strip().endswith("all")
+    return bool(re.search(r"[|/~@^]|(?<![\w.])-(?![\w.])|[a-zA-Z]\w", text)) and not text.strip().endswith("all")
 
 
 def is_level_name(word: str) -> bool:
@@ -100,7 +100,7 @@ def _in_full(text: str) -> str:
     if name.startswith("["):
         return text
     named = is_level_name(name)
-    if not named and not re.fullmatch(r"[a-z][\w.:-]*[~@^\w]*", name):
+    if not named and not re.fullmatch(r"[a-zA-Z][\w.:-]*[~@^\w]*", name):
         return text
     nearest = did_you_mean(name, [*recipes.names(), *format_names()])
     if name in recipes.names() or (not named and nearest and nearest == did_you_mean(name, recipes.names())):

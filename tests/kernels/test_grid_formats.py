@@ -305,13 +305,19 @@ def test_a_user_s_own_format_is_a_line():
         assert fmt.bits == 6
     finally:
         del NAMED["fp6_mine"]
+    for name in ("mxfp4", "bfp4", "int4_row", "fp16", "auto", "My_own"):
+        with pytest.raises(ValueError, match="name must be of lower-case letters, digits and _, and new"):
+            register_format(name, fmt)
+    with pytest.raises(TypeError, match="fmt must be a format"):
+        register_format("mine", "mxfp4")
 
 
 @pytest.mark.parametrize(
     "text, error",
     [
         ("mxpf4", "did you mean 'mxfp4'"),
-        ("mxfp4:odd", "format must be one of mxfp8_e4m3"),
+        ("mxfp4:odd", "rule must be one of floor, ceil, even, rceil"),
+        ("nvfp4:floor", "rule must be one of te, clamped"),
         ("grid:1,0,6.0", "format must be written as in grid:"),
         ("bfp99", "bits must be a whole number in 2..32"),
     ],
