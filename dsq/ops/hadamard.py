@@ -31,7 +31,9 @@ def _transform(x: Tensor, axis: int, size: int, seed: int | None) -> Tensor:
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     axis %= x.dim()
     outer, length, inner = x.shape[:axis].numel(), x.shape[axis], x.shape[axis + 1 :].numel()
-    if seed is not None and length:
+    if not x.numel():
+        return torch.empty_like(x)
+    if seed is not None:
         signs = uniform(1, length, seed + SeedOffset.SIGNS, x.device)[0].round().mul(2).sub(1)
         x = x * signs.to(x.dtype).view(-1, *[1] * (x.dim() - 1 - axis))
     flat = x.reshape(outer, length, inner)

@@ -75,7 +75,10 @@ def test_no_operand_s_bits_may_fall():
     [
         ("nvfp4-nvida", "recipe must be one of .* did you mean 'nvfp4-nvidia'"),
         ("bfq4", "format must be one of .* did you mean 'bfp4'"),
-        ("mxfp4:rcel", "format must be one of .* did you mean 'mxfp4'"),
+        ("mxfp4:rcel", "rule must be one of floor, ceil, even, rceil, got 'rcel'"),
+        ("MXFP4", "format must be one of .* did you mean 'mxfp4'"),
+        ("[8,NVFP4,8,8]", "format must be one of .* did you mean 'nvfp4'"),
+        ("NVFP4-nvidia", "recipe must be one of .* did you mean 'nvfp4-nvidia'"),
         ("[mxfp4,mxpf4,4,4]", "did you mean 'mxfp4'"),
         ("[mxfp4 mxfp4 | mxfp4@h16 mxfp4 | - -]", "must have one transform, got mxfp4@h16 and mxfp4"),
         ("[mxfp4 mxfp4 | mxfp4@h16 mxfp4@r16 | - -]", "must have one transform, got mxfp4@h16 and mxfp4@r16"),
@@ -170,7 +173,7 @@ def test_a_transform_comes_before_the_rounding_of_both_operands():
 
 
 def test_transforms_of_any_length_are_orthogonal():
-    for length in (1, 7, 32, 45):
+    for length in (0, 1, 7, 32, 45):
         for seed in (None, 3):
             h = transform(torch.eye(length, dtype=torch.float64), -1, 16, seed)
             assert torch.allclose(h @ h.t(), torch.eye(length, dtype=torch.float64))
@@ -225,6 +228,13 @@ def test_under_bfloat16_a_grid_with_fractional_scales_is_multiplied_in_float32()
     expected = (dsq.quantize(x.float(), "nvfp4").double() @ dsq.quantize(w.float(), "nvfp4").double().t()).bfloat16()
     assert y.dtype == torch.bfloat16
     assert (y == expected).float().mean() > 0.98  # else the order of sums decides
+
+
+def test_a_layer_without_tokens_as_an_expert_may_be_has_zero_gradients():
+    for recipe in recipes.names():
+        x, w, dy = tensors(0)
+        y, dx, dw = passes(recipe, x, w, dy)
+        assert (y.shape, dx.shape, dw.abs().sum()) == (dy.shape, x.shape, 0)
 
 
 @pytest.mark.parametrize("fmt", ["nvfp4", "fp8_row", "mxfp4@h32"])
