@@ -1,9 +1,12 @@
 """The first training forward of a model, in which ``levels="auto"`` is decided.
 
 It is the first forward with gradients, also in evaluation mode. Converted layers see it, by hooks, and not the model:
-trainers such as accelerate turn autocast on inside of its call. If the first layer is outside of autocast and a later
-one is not, the later one decides anew: that forward alone is mixed. The same holds for a forward under autocast that
-follows a trial without it, before the first update is recorded.
+trainers such as accelerate turn autocast on inside of its call.
+
+    undecided --- under autocast, or on a device that multiplies bfloat16 --> saving
+        `------- otherwise --> simulation, open --- a later layer is under autocast --> saving; that forward is mixed
+                                          `------- the first layer again, or an update recorded --> simulation
+
 The hooks need no DynamicPrecision that lives on: a trainer may keep none for a schedule of one level.
 """
 
