@@ -76,6 +76,7 @@ class Interception(TorchFunctionMode):
         #: each policy's level; filled in again when the forward ends, as "auto" may be decided in it
         self.levels: list[str] = []
         self.segments: list[tuple[Any, list[Any]]] = []  #: of checkpoints that run, outer first, and exact inputs
+        self.around = innermost_hooks() and segment_now()  #: the segment that this forward, of a part, lies in
 
     @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -133,7 +134,7 @@ class Interception(TorchFunctionMode):
             if not self.entered:
                 self.entered = tuple(RUNNING.entered.items())
                 self.levels += levels_now(self.entered)
-            recompute_under(segment, recompute_at_level, self.entered, self.levels)
+            recompute_under(segment, recompute_at_level, self.entered, self.levels, segment is not self.around)
             inputs = exact_inputs(segment)
             if code_inputs(segment, lambda x: self.stash.code(x, "boundary")):
                 self.segments.append((segment, inputs))
@@ -146,11 +147,18 @@ def levels_now(entered: Iterable[tuple[Controller, nn.Module]]) -> list[str]:
 
 
 def recompute_at_level(
-    entered: tuple[tuple[Controller, nn.Module], ...], levels: list[str], run: Callable[..., Any], *args: Any
+    entered: tuple[tuple[Controller, nn.Module], ...],
+    levels: list[str],
+    enters: bool,
+    run: Callable[..., Any],
+    *args: Any,
 ) -> Any:
-    """Recompute a segment of a checkpoint under the policies of its forward; RuntimeError at another level."""
+    """Recompute a segment of a checkpoint under the policies of its forward; RuntimeError at another level.
+
+    ``enters``: whether the policies were entered around the segment, and not in it by each part that it calls.
+    """
     refuse_other_level(levels_now(entered), levels)
-    return run_under(entered, run, *args)
+    return run_under(entered if enters else (), run, *args)
 
 
 def note_graph(policy: "RulePolicy", level: str) -> None:
@@ -195,7 +203,8 @@ class RulePolicy(Controller):
     @contextmanager
     def enter(self, module: nn.Module) -> Iterator[None]:
         recomputing, level = in_backward(), self.level(module)
-        goes_on = len(RUNNING.parts.get(self, ())) > 1 and not recomputing
+        # parts that a segment of a checkpoint calls share nothing: its recomputation calls one after another too
+        goes_on = len(RUNNING.parts.get(self, ())) > 1 and not recomputing and segment_now() is None
         latest, latest_level = RUNNING.latest.get(self, (None, "")) if goes_on else (None, "")
         stash = Stash(self.codec(module)) if latest is None or level != latest_level else latest
         if not recomputing:

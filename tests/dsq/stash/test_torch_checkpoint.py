@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential, set_checkpoint_early_stop
 
 from dsq import DynamicPrecision
 from dsq.ops import torch_checkpoint
 from dsq.stash import apply, segment_inputs
-from tests.dsq.gradients import error, gradient
+from tests.dsq.gradients import all_gradients, error, gradient, step
 
 WIDTH = 32
 segment_of = partial(checkpoint, use_reentrant=False)
@@ -57,6 +57,17 @@ def test_the_gradient_does_not_depend_on_which_blocks_are_segments_inside_a_segm
             gradients.append(gradient(model, x))
         assert 0 < error(gradients[-1], exact) < 0.1
         assert error(gradients[-1], gradients[0]) < 0.05
+
+
+def test_segments_may_call_parts_of_the_model_and_not_the_model():
+    torch.manual_seed(0)
+    parts = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(6)]
+    model, x = nn.Sequential(*parts), torch.randn(64, WIDTH)
+    exact = gradient(model, x)
+    DynamicPrecision(model, "[-,4,-,-]")
+    step(model, x, run=partial(checkpoint_sequential, model, 2, use_reentrant=False))
+    packed = all_gradients(model)
+    assert 0 < error(packed, exact) < 0.1
 
 
 class Routed(nn.Module):
