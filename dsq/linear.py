@@ -99,9 +99,9 @@ class _Linear(torch.autograd.Function):
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
         plan = ctx.plan = linear_passes.plan_of(matmuls, x, w_NK, bias, seed is not None)
         ctx.seed = seed
-        # a compiler, which sees products, removes duplicate packing by itself; random signs are those of one call
+        # a compiler, which sees products, removes duplicate packing by itself
         may_share = (
-            needs_dw and plan.direct_calls is not None and plan.x_for_dw.packs and not plan.x_for_dw.random_signs
+            needs_dw and plan.direct_calls is not None and plan.x_for_dw.packs and not plan.x_for_dw.is_of_one_call
         )
         ctx.shared_inputs = shared_inputs = shared_inputs_now() if may_share else None
         shared_codes = None

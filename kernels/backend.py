@@ -95,6 +95,11 @@ class Operand:
         """Whether its codes are those of other values than the matrix."""
         return self.hadamard > 0 or self.first is not None
 
+    @property
+    def is_of_one_call(self) -> bool:
+        """Whether another call's codes do not serve: they have signs, or a rounding in the forward, of their own."""
+        return self.random_signs or (self.first is not None and not self.first.nearest)
+
     def seed_of(self, seed: int | None) -> int | None:
         """Return the seed of its rounding from the seed of the product; None: round to nearest."""
         return None if seed is None or self.nearest else seed + self.seed

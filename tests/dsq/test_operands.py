@@ -210,6 +210,19 @@ def test_random_signs_are_not_shared_by_layers_of_one_input(stash):
     assert all(near(dw, dy.t() @ x) for dw in gradients)
 
 
+@pytest.mark.parametrize("stash", ["linears", "all"])
+def test_a_caret_rounds_what_the_forward_of_its_own_layer_rounded(stash):
+    x, dy = torch.randn(64, 48), torch.randn(64, 32)
+    net, outputs = dsq.convert(TwoOfOneInput(), dsq.DSQConfig("[mxfp4~ - | - - | - mxfp8^]", stash=stash)), []
+    for layer in (net.a, net.b):
+        nn.init.eye_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        layer.register_forward_hook(lambda _, args, y: outputs.append(y.detach()))
+    gradients = torch.autograd.grad(net(x), (net.a.weight, net.b.weight), dy)
+    for rounded, dw in zip(outputs, gradients, strict=True):
+        assert near(dw[:, :32], dy.t() @ dsq.quantize(rounded, "mxfp8", 0))
+
+
 def test_products_of_two_activations_take_the_same_level():
     a, b, dy = torch.randn(2, 24, 32), torch.randn(2, 32, 16), torch.randn(2, 24, 16)
     a, b = a.requires_grad_(), b.requires_grad_()
