@@ -136,8 +136,13 @@ class Products(TorchFunctionMode):
         return torch.stack([linear(x, w, None, self.quantizers) for x, w in zip(xs_MK, w_BNK.unbind(), strict=True)])
 
     def _is_small(self, rows: int, w_NK: Tensor) -> bool:
-        """Return whether ``rows`` by one matrix of ``w_NK`` (..., N, K) is below MIN_QUANTIZED_MACS; count it if so."""
+        """Return whether ``rows`` by one matrix of ``w_NK`` (..., N, K) is below MIN_QUANTIZED_MACS; count it if so.
+
+        No product is at a level that names formats to simulate: a study's products may not depend on a router's choice.
+        """
         small = rows * w_NK.shape[-2] * w_NK.shape[-1] < MIN_QUANTIZED_MACS
+        if small and self.quantizers.operands is not None and self.quantizers.mode == "simulation":
+            return False
         if small:
             self.small_flops += 2 * rows * w_NK.numel()
         return small

@@ -109,6 +109,16 @@ def test_each_group_is_quantized_by_its_own_size(monkeypatch):
     assert torch.equal(net(IMAGE), 2 * torch.cat([first, second]))
 
 
+def test_groups_of_any_size_are_quantized_at_a_level_of_named_formats():
+    net = dsq.convert(made("grouped"), "mxfp8")
+    rows = IMAGE.flatten(0, 1)
+    expected = [
+        dsq.functional.linear(dsq.functional.linear(x, a.mT, None, "mxfp8"), b.mT, None, "mxfp8")
+        for x, a, b in zip((rows[:40], rows[40:]), net.a, net.b, strict=True)
+    ]
+    assert torch.equal(net(IMAGE), 2 * torch.cat(expected))
+
+
 class Scaled(nn.Module):
     """Matrices of its own that it does not multiply by, beside a layer that it does."""
 
