@@ -241,6 +241,9 @@ class Optimizer:
     foreach: float = 0  #: bytes a parameter that torch.optim.AdamW's update adds for a while unless it has fused=True
 
 
+#: traffic of Adam's update without fused=True over that of one kernel: calls of torch._foreach_* read or write a tensor
+#: of the parameters' size 20 times, the kernel 7 times (torch/optim/adam.py, _multi_tensor_adam)
+FOREACH_TRAFFIC = 20 / 7
 #: names -> optimizers. 8 bits: a scale of 4 bytes for 256 values (bitsandbytes). factored: Adafactor without a first
 #: moment, a row and a column for a matrix (Shazeer and Stern, 2018)
 OPTIMIZERS = {

@@ -13,7 +13,7 @@ from dsq.costmodel.model.methods import ADAPTERS, FP32, OPTIMIZERS, USUAL, Metho
 from dsq.costmodel.model.operations import Workload
 from dsq.costmodel.names import refuse
 from dsq.costmodel.planning.step import Stages, StepTime, offloaded_bytes, sent_bytes, sharded_memory, sharded_step
-from dsq.costmodel.workloads.named import AskedStep
+from dsq.costmodel.workloads.named import AskedStep, load_shapes
 from dsq.costmodel.workloads.transformer import Shard
 from dsq.formats import WIDEST
 from dsq.precision import damage
@@ -38,7 +38,12 @@ ASKED = (
 MAX_ADVISED = 64
 #: CATEGORIES, as JSON has them
 _SHORT = ("param_GB", "grad_GB", "optim_GB", "activ_GB", "stash_GB", "logits_GB", "temp_GB")
-_BOUNDS = {"compute": "arithmetic", "memory": "memory bandwidth", "link": "the link between devices"}
+_BOUNDS = {
+    "compute": "arithmetic",
+    "memory": "memory bandwidth",
+    "link": "the link between devices",
+    "host": "Python, which launches its kernels",
+}
 
 
 @dataclass(frozen=True)
@@ -122,8 +127,16 @@ class Question(Training):
         return tuple(replace(method, **own) for method in listed)
 
     def stages(self, method: Method, **sizes: Any) -> Stages:
-        """A device's operations of one micro-batch, of the first and the last stage; sizes: in place of the step's."""
-        return replace(self.step, **sizes).parts(self.shard, copies=" by PEFT" in method.name)
+        """A device's operations of one micro-batch, of the first and the last stage; sizes: in place of the step's. A
+        gelu of several kernels is one of a compiled step, which saves x alone."""
+        stages = replace(self.step, **sizes).parts(self.shard, copies=" by PEFT" in method.name)
+        return (
+            tuple(
+                stage.changed(lambda op: op.kind in ("gelu_new", "quick_gelu"), kind="activation") for stage in stages
+            )
+            if self.compiled
+            else stages
+        )
 
     def ask(self) -> "Plan":
         """The answer. Raises ValueError for what cannot be planned."""
@@ -154,7 +167,7 @@ class MethodCost:
 
     @property
     def tokens_per_second(self) -> float:
-        return self.tokens / self.step.seconds
+        return self.tokens / self.step.launched
 
     def record(self) -> dict[str, Any]:
         """The row as JSON has it (docs/cost-model.md, "JSON of a plan")."""
@@ -165,8 +178,8 @@ class MethodCost:
             **{"peak_GB": memory.peak / GIGA, "peak_at": memory.cause, "saved_GB": memory.saved / GIGA},
             "host_GB": self.host / GIGA,
             **{name: size / GIGA for name, size in zip(_SHORT, memory.categories.values(), strict=True)},
-            **{"step_ms": step.seconds * 1e3, "step_ms_low": step.seconds * step.low * 1e3},
-            **{"step_ms_high": step.seconds * step.high * 1e3, "launched_ms": step.launched * 1e3},
+            **{"step_ms": step.launched * 1e3, "step_ms_low": step.launched * step.low * 1e3},
+            **{"step_ms_high": step.launched * step.high * 1e3, "graphs_ms": step.seconds * 1e3},
             **{"bound": step.bound, "compute_ms": (step.compute + step.update) * 1e3},
             **{"packing_ms": step.packing * 1e3, "packing_measured": step.packing_measured},
             **{"communication_ms": step.communication * 1e3, "communication_GB": self.sent / GIGA},
@@ -214,11 +227,12 @@ class Plan:
 
     @cached_property
     def best(self) -> MethodCost:
-        """The quickest trusted row that fits; where none fits, the quickest of those that need least memory."""
+        """The quickest trusted row that fits, the smallest of those as quick; where none fits, the quickest of those
+        that need least memory."""
         trusted = [row for row in self.rows if row.method.trusted] or list(self.rows)
         fitting = [row for row in trusted if row.fits]
         if fitting:
-            return max(fitting, key=lambda row: row.tokens_per_second)
+            return max(fitting, key=lambda row: (row.tokens_per_second, -row.memory.peak))
         return min(trusted, key=lambda row: (round(row.memory.peak / (GIGA / 10)), -row.tokens_per_second))
 
     @cached_property
@@ -244,9 +258,9 @@ class Plan:
             first = (
                 f"{what} does not fit in the {room}: {best.method.name}, which needs least, {takes}, most of it {most}"
             )
-        low, high = _time(step.seconds * step.low), _time(step.seconds * step.high)
+        low, high = _time(step.launched * step.low), _time(step.launched * step.high)
         unit, tokens = self._unit
-        second = f"A step of {best.tokens // tokens:,} {unit} takes {_time(step.seconds)} ({low} to {high}), "
+        second = f"A step of {best.tokens // tokens:,} {unit} takes {_time(step.launched)} ({low} to {high}), "
         second += f"{self._rate(best)}, bound by {_BOUNDS[step.bound]}; {self.advice}.{self._of_training}"
         return re.sub(r"\b1 (sequence|token|image)s\b", r"1 \1", f"{first}. {second}")
 
@@ -275,7 +289,7 @@ class Plan:
         step, longest = self.question.step, None
         if not step.sized or step.source_length or step.target_length or self.workload.patches or not self.best.fits:
             return None
-        table = step.most_positions()
+        table = load_shapes(step.workload).table_positions  # 0: it has none
         for row in self._best_first:
             size = largest(self.question, row.method, "tokens", table or MAX_TOKENS, longest.size if longest else 0)
             if not longest or size > longest.size:
@@ -324,15 +338,15 @@ class Plan:
         if not self.question.step.sized:
             return "its batch is fixed: trace it with another one"
         quickest, change = WORTH_IT * self.best.tokens_per_second, ""
-        questions = {"": self.question}
-        if not self.question.step.chunked_loss and self.best.memory.categories["logits"]:
-            step = replace(self.question.step, chunked_loss=True)  # which leaves room for a larger batch
-            questions["--chunked-loss "] = replace(self.question, step=step)
+        step, questions = self.question.step, {"": self.question}
+        most = max(MAX_ADVISED, 2 * (step.sequences or load_shapes(step.workload).sequences))
+        if not step.chunked_loss and self.best.memory.categories["logits"]:  # without them a larger batch fits
+            questions["--chunked-loss "] = replace(self.question, step=replace(step, chunked_loss=True))
         for option, question in questions.items():
             own_first = sorted(self.rows, key=lambda row: row is not self.best)
             for method, fitting in ((row.method, row.largest_batch) for row in own_first if row.method.trusted):
                 own = question is self.question and fitting is not None
-                batch = min(fitting or 0 if own else largest(question, method), MAX_ADVISED)
+                batch = min(fitting or 0 if own else largest(question, method), most)
                 row = _costed(question, method, question.stages(method, sequences=batch)) if batch else None
                 if row and row.tokens_per_second > quickest:
                     quickest = WORTH_IT * row.tokens_per_second
@@ -417,8 +431,8 @@ class Plan:
             ),
             (
                 any(row.step.launched > row.step.seconds for row in rows),
-                "step ms: of CUDA graphs; launched ms: kernel by kernel from Python, by the host of the H100 that was "
-                "measured (docs/gpu.md).",
+                "step ms: kernel by kernel from Python, by the host of the H100 that was measured (docs/gpu.md); "
+                "graphs ms: of CUDA graphs.",
             ),
             (True, f"times: {question.hardware.rates}."),
         )

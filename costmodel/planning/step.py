@@ -11,7 +11,7 @@ from dsq.costmodel.hardware.hardware import FUSED_BYTES, Hardware, Pass
 from dsq.costmodel.model.entries import by_policy, layer_of, saved_results
 from dsq.costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
 from dsq.costmodel.model.memory import Memory, gradient_bytes, is_base, packed_values, peak_memory, state
-from dsq.costmodel.model.methods import BF16, OPTIMIZERS, CostedPolicy, Method
+from dsq.costmodel.model.methods import BF16, FOREACH_TRAFFIC, OPTIMIZERS, CostedPolicy, Method
 from dsq.costmodel.model.operations import Operation, Workload
 from dsq.costmodel.model.roofline import step_floor
 from dsq.costmodel.model.traffic import matmuls, transfers
@@ -22,16 +22,16 @@ RANGES: dict[str, tuple[float, float]] = {
     kind: (float(stated["low"]), float(stated["high"]))
     for kind, stated in read_toml(Path(__file__).with_name("ranges.toml")).items()
 }
-#: seconds of a step in which Python launches the kernels of a converted layer, of a packed or recomputed tensor, and of
-#: a layer with a checkpoint: GPT-2's 86, 154 and 61 ms beside an H100 (analysis/results/gpu_steps.csv). The 298 ms of
-#: 1.3 billion parameters, all packed, are given as 307
-HOST_PER_LINEAR, HOST_PER_TENSOR, HOST_PER_CHECKPOINT = 1.79e-3, 0.56e-3, 5.1e-3
+#: seconds of a step in which Python launches the kernels of a layer, and more of them for each of its converted linear
+#: layers, packed or recomputed tensors, and its checkpoint: GPT-2's 33, 86, 154 and 61 ms beside an H100
+#: (analysis/results/gpu_steps.csv). The 298 ms of 1.3 billion parameters, all packed, are given as 309
+HOST_PER_LAYER, HOST_PER_LINEAR, HOST_PER_TENSOR, HOST_PER_CHECKPOINT = 2.77e-3, 1.09e-3, 0.56e-3, 2.29e-3
 _TIMED_BITS = 4  #: of the code that `calibrate` packs, which takes as long as others
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step's expected time on each device, in seconds; a GPU's own, as CUDA graphs launch it."""
+    """A step's expected time on each device, in seconds. All but `launching` and `launched` are a GPU's own."""
 
     compute: float  #: forward and backward: the roofline's floor, recomputation included
     packing: float  #: packing and unpacking of what a policy keeps; 0: it packs nothing
@@ -40,18 +40,18 @@ class StepTime:
     communication: float  #: sending, by itself
     exposed: float  #: the part of it that the step waits for
     bound: str
-    launching: float = 0  #: least time of a step that Python launches kernel by kernel, where methods pack
-    low: float = 1  #: most such steps take between low and high times `seconds`: see ranges.toml
+    launching: float = 0  #: least time of a step that Python launches kernel by kernel
+    low: float = 1  #: most such steps take between low and high times `launched`: see ranges.toml
     high: float = 1
 
     @property
     def seconds(self) -> float:
-        """The time that is expected."""
+        """The time that is expected of CUDA graphs."""
         return self.compute + self.packing + self.update + self.exposed
 
     @property
     def launched(self) -> float:
-        """The time that is expected without CUDA graphs."""
+        """The time that is expected where Python launches the kernels."""
         return max(self.seconds, self.launching)
 
 
@@ -67,7 +67,9 @@ def step_time(
     moved, multiplied = transfers(workload, method.setup), matmuls(workload, method.setup)
     container, updated = method.setup.container_bits, [transfer for transfer in moved if transfer.phase == UPDATE]
     passes = step_floor([t for t in moved if t.phase != UPDATE], multiplied, hardware, container)
-    update = step_floor(updated, [], hardware, container) / (method.shared_by(1) / OPTIMIZERS[method.optimizer].traffic)
+    update = step_floor(updated, [], hardware, container) / (
+        method.shared_by(1) / OPTIMIZERS[method.optimizer].traffic / FOREACH_TRAFFIC**method.foreach
+    )
     # the state's way to the host's memory and back, both ways at once
     paging = offloaded_bytes(workload, method) / hardware.host if method.offload else 0.0
     updating = max(float(update.seconds), paging)
@@ -82,21 +84,28 @@ def step_time(
     seconds *= micro_batches
     packing = micro_batches * packing_seconds(workload, method, hardware)
     exposed = max(sending - seconds, 0.0) + reached.exposed * min(sending, seconds)
-    bound = "link" if sending > seconds + packing + updating else bound
     measured = not method.stash or bool(_packing(method.stash, hardware))
-    launching = 0.0 if hardware.cpu or hardware.measured else micro_batches * launching_seconds(workload, method)
+    launching = (
+        0.0
+        if method.compiled or hardware.cpu or hardware.measured
+        else micro_batches * launching_seconds(workload, method)
+    )
+    bound = "link" if sending > seconds + packing + updating else bound
+    bound = "host" if launching > seconds + packing + updating + exposed else bound
     return StepTime(seconds, packing, measured, updating, sending, exposed, bound, launching, low, high)
 
 
 def launching_seconds(workload: Workload, method: Method) -> float:
-    """Least time of a micro-batch that Python launches kernel by kernel; 0: nothing is converted, packed or recomputed.
+    """Least time of a micro-batch that Python launches kernel by kernel.
 
-    HOST_PER_LINEAR * converted layers + HOST_PER_TENSOR * packed and recomputed tensors + HOST_PER_CHECKPOINT * layers.
+    (HOST_PER_LAYER + HOST_PER_CHECKPOINT, if layers recompute) * layers + HOST_PER_LINEAR * converted linear layers
+    + HOST_PER_TENSOR * packed and recomputed tensors.
     """
     linears = sum(gemm.quantized and gemm.weight for gemm in workload.gemms) * bool(method.setup.mode)
     tensors = sum(map(len, packed_values(workload, method))) if method.stash else 0
-    layers = len({layer_of(op) for op in workload.operations} - {""}) * method.recompute
-    return HOST_PER_LINEAR * linears + HOST_PER_TENSOR * tensors + HOST_PER_CHECKPOINT * layers
+    layers = len({layer_of(op) for op in workload.operations} - {""})
+    per_layer = HOST_PER_LAYER + HOST_PER_CHECKPOINT * method.recompute
+    return per_layer * layers + HOST_PER_LINEAR * linears + HOST_PER_TENSOR * tensors
 
 
 def kind_of(method: Method, hardware: Hardware, tensor: int = 1) -> str:

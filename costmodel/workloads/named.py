@@ -184,10 +184,6 @@ class AskedStep:
         model = _load(self.workload)
         return 0 if isinstance(model, Workload) else model.positions
 
-    def most_positions(self) -> int:
-        """Return the most tokens that a sequence of the model may have, those of its table; 0: it has no table."""
-        return load_shapes(self.workload).table_positions
-
     def beyond_positions(self) -> int:
         """Return the tokens of a sequence that has more than the model has positions; else 0."""
         longest = max(self._sizes().get(name, 0) for name in ("source_length", "target_length"))

@@ -114,7 +114,7 @@ def peak(row: CsvRow, workload: Workload, method: Method) -> float:
 def judged(row: CsvRow) -> dict[str, Any]:
     """Predicted throughput over published, whether the training is told to fit, and predicted memory over published."""
     (workload, method), hardware = described(row), load_hardware(row["profile"])
-    predicted, memory = workload.tokens / step_time(workload, method, hardware).seconds, peak(row, workload, method)
+    predicted, memory = workload.tokens / step_time(workload, method, hardware).launched, peak(row, workload, method)
     known = float(row["memory"] or 0) * 2**30  # bytes that the allocator reserved; 0: not published
     record = {"peak": memory, "predicted": predicted, "ratio": predicted / _tokens_per_second(row)}
     return record | {"fits": memory <= hardware.memory_bytes, "of_peak": memory / known if known else None}
@@ -171,7 +171,7 @@ def commanded(row: CsvRow, folder: Path) -> dict[str, Any]:
     said = next(each for each in made if each.method.name == row["precision"])
     tokens = int(row["accumulation"]) * int(row["micro_batch"]) * int(row["sequence"])
     published, known = (float(row[name] or 0) for name in ("tokens_per_second_per_device", "memory"))
-    found: dict[str, Any] = {"fits": said.fits, "peak": said.memory.peak, "predicted": tokens / said.step.seconds}
+    found: dict[str, Any] = {"fits": said.fits, "peak": said.memory.peak, "predicted": tokens / said.step.launched}
     found["ratio"] = found["predicted"] / published if published else None
     return found | {"of_peak": said.memory.peak / (known * 2**30) if known else None}
 

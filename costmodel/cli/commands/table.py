@@ -27,7 +27,12 @@ def table(arguments: argparse.Namespace) -> Answer:
         title = f"Table {number} (x fixed-point 32; {_OFF})"
         sections.append(Section(f"table_{number}", title, tables.static_rows(number), "static"))
         static += sections[-1].records
-    notes = [_contradiction(record) for record in static if record["contradicts"]]
+    notes = [
+        "{dataset}, {method} {precision}: the published {dram_paper:.2f}x contradicts the paper: {contradicts}. Ours "
+        "is {dram_ours:.4f}x; the difference is shown, not fitted.".format_map(record)
+        for record in static
+        if record["contradicts"]
+    ]
     if static:
         notes.insert(0, _fitted(static))
     if 1 in chosen:
@@ -58,12 +63,4 @@ def _fitted(static: list[Record]) -> str:
     return (
         f"{len(tests)} figures, which rows repeat, test the model: {', '.join(tests)}. fits: the assumption of the "
         "model that a figure chose (docs/cost-model.md); excluded: as the paper contradicts it."
-    )
-
-
-def _contradiction(record: Record) -> str:
-    return (
-        f"{record['dataset']}, {record['method']} {record['precision']}: the published {record['dram_paper']:.2f}x "
-        f"contradicts the paper: {record['contradicts']}. Ours is {record['dram_ours']:.4f}x; the difference is shown, "
-        "not fitted."
     )

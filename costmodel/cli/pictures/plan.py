@@ -33,7 +33,7 @@ MARKERS = ("o", "s", "^", "D")
 def front(rows: tuple[MethodCost, ...]) -> list[MethodCost]:
     """The rows than which none is both quicker and smaller, the quickest first."""
     ahead: list[MethodCost] = []
-    for row in sorted(rows, key=lambda row: (row.step.seconds, row.memory.peak)):
+    for row in sorted(rows, key=lambda row: (row.step.launched, row.memory.peak)):
         if not ahead or row.memory.peak < ahead[-1].memory.peak:
             ahead.append(row)
     return ahead
@@ -41,7 +41,7 @@ def front(rows: tuple[MethodCost, ...]) -> list[MethodCost]:
 
 def place(row: MethodCost) -> tuple[float, float]:
     """The row's point: milliseconds, GB."""
-    return row.step.seconds * 1e3, row.memory.peak / GIGA
+    return row.step.launched * 1e3, row.memory.peak / GIGA
 
 
 def bands(row: MethodCost) -> dict[str, list[float]]:

@@ -104,7 +104,7 @@ def test_a_plan_takes_precisions_by_name(capsys):
 
 def test_floats_by_name_cost_what_their_bits_do(capsys):
     """And a plan's fp32 is that of the usual table."""
-    costs = ("peak_GB", "step_ms", "launched_ms", "mode", "largest_batch")
+    costs = ("peak_GB", "step_ms", "graphs_ms", "mode", "largest_batch")
     usual = {it["method"]: it for it in json.loads(run(capsys, "plan", "gpt2", "--json")[1])["methods"]}
     words = ("fp32", "bf16", "float:[32,32,32,32]", "float:[16,16,16,16]")
     asked = json.loads(run(capsys, "plan", "gpt2", *words, "--json")[1])["methods"]

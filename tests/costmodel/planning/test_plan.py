@@ -40,7 +40,7 @@ def test_images_are_counted_where_the_input_is_images():
     plan = costmodel.plan("vit-base", "rtx-4090", sequences=64)
     best, most = plan.best, plan.largest_batch
     assert f"has {most.size:,} images ({most.method}). A step of 64 images takes" in plan.answer
-    assert f", {64 / best.step.seconds:,.0f} images/s, bound by" in plan.answer
+    assert f", {64 / best.step.launched:,.0f} images/s, bound by" in plan.answer
 
 
 def test_what_does_not_fit_is_told_the_least_change():
@@ -227,6 +227,7 @@ def test_steps_that_python_launches_take_what_an_h100s_host_took():
         f"{level}linears": Method("", eight),
         f"{level}all": Method("", eight, stash=whole_stash(eight)),
         "bf16, checkpoints": Method("", BF16, recompute=True),
+        "bf16": Method("", BF16),
     }
     for name, layers in (("124 million", 12), ("1.3 billion", 24)):
         config = {"model_type": "gpt2", "vocab_size": 50304, "n_embd": 768, "n_layer": layers, "n_head": 12}
