@@ -91,8 +91,8 @@ def _question(
             f"--gpus {gpus} must be a positive multiple of --tensor times --pipeline ({inside})",
         ),
     )
-    options |= {} if qlora is None else {"lora": qlora}
-    options |= {} if gpus is None else {"devices": gpus // inside}
+    options |= {"optimizer": str(options.get("optimizer", "adam")).lower().replace("adamw", "adam")}
+    options |= ({} if qlora is None else {"lora": qlora}) | ({} if gpus is None else {"devices": gpus // inside})
     base_bits = base_bits or (4 if qlora is not None else 0)
     device = load_hardware(hardware)
     AskedStep.build.cache_clear()  # a config.json may have changed since the last question

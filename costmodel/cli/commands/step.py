@@ -103,19 +103,24 @@ def _asked_methods(arguments: argparse.Namespace) -> Iterator[Method]:
 def _precisions(arguments: argparse.Namespace) -> list[str]:
     """The words that are precisions; another one is the workload's name. Raises ValueError."""
     chosen = arguments.workload != arguments.parser.get_default("workload")
-    alone = not chosen and len(arguments.words) == 1  # a recipe by name may be a model's: deepseek-v3
+    # which may be a model's folder too: deepseek-v3
+    recipe = " ".join(arguments.words) if not chosen and {*arguments.words} <= {*recipes.names()} else ""
+    refuse((recipe and not Path(recipe).exists(), f"{recipe} is a recipe, not a model: give both, as in gpt2 {recipe}"))
     precisions = [
         word
         for word in arguments.words
         if any(bracket in word for bracket in "[]:")
-        or (all(map(is_level_name, word.removesuffix(" all").split())) and not (alone and word in recipes.names()))
+        or (not recipe and all(map(is_level_name, word.removesuffix(" all").split())))
     ]
     names = [word for word in arguments.words if word not in precisions]
     if chosen:
         names.append(arguments.workload)
     if len(names) > 1:
         given = " and ".join(map(repr, names))
-        raise ValueError(f"workload is given twice: {given}; a precision is written as in [8,4,8,8]")
+        raise ValueError(
+            f"workload is given twice: {given}; a precision is written as in [8,4,8,8], a format of your own as its "
+            "text, as in grid:2,0,7.0,1x32,e8m0,even,0,1.0"
+        )
     arguments.workload = names[0] if names else arguments.workload
     return precisions
 

@@ -70,6 +70,8 @@ def test_every_error_names_the_command_and_options_are_not_abbreviated(option, c
         ("--attention", "here it is --fused-attention or --eager-attention"),
         ("--gradient-checkpointing", "here it is a row of the table (recompute)"),
         ("--optimiser", "here it is --optimizer"),
+        ("--nodes", "here it is --gpus N, of all nodes"),
+        ("--bf16", "here it is a row of the table (bf16)"),
     ],
 )
 def test_other_programs_spellings_are_hinted(option, meant, capsys):
@@ -99,7 +101,12 @@ def test_a_plan_takes_precisions_by_name(capsys):
     data = json.loads(run(capsys, "plan", "gpt2", *precisions, "--json")[1])
     assert data["workload"] == "gpt2"
     assert {"mxfp4 all", "nvfp4-nvidia"} <= {it["method"].partition(":")[2] or it["method"] for it in data["methods"]}
-    assert "unknown workload 'deepseek-v3'" in run(capsys, "plan", "deepseek-v3")[2]
+    assert "deepseek-v3 is a recipe, not a model: give both, as in gpt2" in run(capsys, "plan", "deepseek-v3")[2]
+    assert "a format of your own as its text" in run(capsys, "plan", "gpt2", "mine4")[2]
+
+
+def test_adamw_is_adam(capsys):
+    assert json.loads(run(capsys, "plan", "gpt2", "--optimizer", "AdamW-8bit", "--json")[1])["optimizer"] == "adam-8bit"
 
 
 def test_floats_by_name_cost_what_their_bits_do(capsys):
@@ -252,19 +259,8 @@ def test_levels_of_a_run_are_weighed_by_where_they_rise(capsys):
 
 
 def test_a_run_has_joules_where_each_of_its_levels_has(capsys, tmp_path):
-    hardware = tmp_path / "mine.toml"
-    hardware.write_text("""
-name = "mine"
-bandwidth = { gb_per_s = 2039 }
-memory = { gb = 80 }
-vector = { tflops = 19.5 }
-energy = { dram_pj_per_byte = 162.5, mac_pj = { fp32 = 4.6, bf16 = 1.5 } }
-peak = [
-    { datatype = "fp32", tflops = 20, holds = { bfp = 32, fixed = 32, float = 32 } },
-    { datatype = "bf16", tflops = 312, holds = { bfp = 9, fixed = 9, float = 16 } },
-    { datatype = "int8", tflops = 624, holds = { fixed = 8 } },
-]
-""")
+    hardware, profile = tmp_path / "mine.toml", Path(cli.__file__).parents[1] / "hardware/profiles/a100-80gb.toml"
+    hardware.write_text(profile.read_text().replace(", int8 = 0.1", ""))
     levels = ["bfp:[8,8,8,8]", "fixed:[8,8,8,8]"]  # int8 has no energy
     for order in (levels, levels[::-1]):
         status, text, _ = run(capsys, "estimate", *order, "--rise-at", "0.5", "--hardware", str(hardware), "--csv")
