@@ -37,7 +37,7 @@ from dsq.costmodel.hardware.hardware import load_hardware
 from dsq.costmodel.model.memory import peak_memory
 from dsq.costmodel.model.methods import AUTOCAST, BF16, USUAL, Method
 from dsq.costmodel.model.operations import Operation, Pointwise, Workload
-from dsq.costmodel.planning.plan import ASKED, NF4_BITS
+from dsq.costmodel.planning.plan import ASKED, NF4_BITS, MethodCost
 from dsq.costmodel.planning.step import RANGES, kind_of, step_time
 from dsq.costmodel.workloads.config_json import transformer_of
 from dsq.costmodel.workloads.named import ADAPTED, AskedStep, load_shapes
@@ -209,18 +209,42 @@ def residuals(more: Path | None = None, kinds: Sequence[str] = ()) -> list[Resid
             if ratio := result(row, Path(folder))["ratio"]:
                 listed.append(Residual(name, kind_of_row(row), row["table"], ratio))
     for row in _further(more):
-        given = vars(parser().parse_args(shlex.split(row["command"].replace("optimiser", "optimizer"))[1:]))
-        fused = is_compiled(row["note"])
-        kind = _kind(given["hardware"], given["devices"], fused)
-        if kinds and kind not in kinds:
-            continue
-        options = {name: given[name] for name in (*vars(AskedStep()), *ASKED, "hardware", "qlora") if name in given}
-        options |= {"workload": given["words"][0], "compiled": fused}
-        rows = costmodel.plan(**options).rows
-        said = next(each for each in rows if each.method.name == row["method"])
-        speed = said.tokens_per_second / said.method.devices
-        listed.append(Residual(f"{row['group']} {row['what']}", kind, "more", speed / float(row["published"])))
+        words = shlex.split(row["command"].replace("optimiser", "optimizer"))
+        said, kind = as_typed([*words, *["--compiled"] * is_compiled(row["note"])], row["method"])
+        if not kinds or kind in kinds:
+            speed = said.tokens_per_second / said.method.devices
+            listed.append(Residual(f"{row['group']} {row['what']}", kind, "more", speed / float(row["published"])))
     return listed
+
+
+def as_typed(words: Sequence[str], method: str) -> tuple[MethodCost, str]:
+    """A method's row of the plan that a command line asks for, and the kind of the training."""
+    given = vars(parser().parse_args(words[1:]))
+    options = {name: given[name] for name in (*vars(AskedStep()), *ASKED, "hardware", "qlora", "gpus") if name in given}
+    plan = costmodel.plan(**options | {"workload": given["words"][0]})
+    row = next(row for row in plan.rows if row.method.name == method)
+    return row, kind_of(row.method, plan.question.hardware)
+
+
+def judged_once() -> list[CsvRow]:
+    """Rows of analysis/results/published_once.csv: figures that were gathered on 2026-11-29, each with its command,
+    before dsq-cost was asked. at_first: predicted over published then; ratio: now; doubt: why a row judges little."""
+    with RUNS.with_name("published_once.csv").open(newline="", encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
+
+
+def judged_now(row: CsvRow, folder: Path) -> float:
+    """Predicted over published of such a row."""
+    words = shlex.split(f"dsq-cost plan {row['command']}")
+    if row["config"]:
+        config = folder / Path(words[2]).name
+        config.write_text(row["config"])
+        words[2] = str(config)
+    said, _ = as_typed(words, row["method"])
+    if "tokens" not in row["unit"]:
+        return said.memory.peak / (2**30 if row["unit"] == "GiB" else 1e9) / float(row["published"])
+    sides = 2 if row["unit"].startswith("target") else 1  # of a translation the target's tokens are published
+    return said.tokens_per_second / said.method.devices / sides / float(row["published"])
 
 
 def included() -> list[CsvRow]:

@@ -21,7 +21,7 @@ from dsq.costmodel.workloads.named import AskedStep, load_workload
 from dsq.costmodel.workloads.transformer import build
 from dsq.operands import MIN_WEIGHT_BITS
 from dsq.precision import Precision
-from tests.costmodel.published import RUNS, residuals
+from tests.costmodel.published import RUNS, judged_once, residuals
 from tests.costmodel.test_published import WITHIN
 
 ROOT = Path(__file__).parents[2]
@@ -111,6 +111,23 @@ def test_the_halves_that_fitted_two_constants_and_judge_them():
     template = "{} of {} trainings fitted this; they are {:.0%} off, the other {} {:.0%}"
     for halves in told.values():
         assert template.format(*halves).replace("%", " %") in TEXT
+
+
+def test_figures_that_were_judged_once():
+    rows = judged_once()
+    stated = [row for row in rows if not row["doubt"]]
+    peaks, times = ([row for row in stated if (row["kind"] == "memory") is memory] for memory in (True, False))
+    within = sum(RANGES[row["kind"]][0] <= float(row["at_first"]) <= RANGES[row["kind"]][1] for row in times)
+    off = [
+        f"{median(abs(float(row['at_first']) - 1) for row in each):.1%}".replace("%", " %") for each in (times, peaks)
+    ]
+    assert f"{len(rows)} figures more" in TEXT
+    assert (
+        f"{len(stated)} state their whole setup: {len(times)} times were {off[0]} off, {within} in the range; " in TEXT
+    )
+    assert f"peaks {off[1]}." in TEXT
+    slow = [float(row["ratio"]) for row in rows if row["training"].startswith("fairseq 8xa100")]
+    assert f"fairseq on A100 remains {min(slow):.1f} to {max(slow):.1f} times too fast" in TEXT
 
 
 def test_constants_that_the_page_names():

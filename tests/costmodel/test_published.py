@@ -13,6 +13,8 @@ from tests.costmodel.published import (
     described,
     included,
     judged,
+    judged_now,
+    judged_once,
     kind_of_row,
     peak,
     published,
@@ -58,6 +60,12 @@ def test_the_committed_results_are_what_is_predicted(tmp_path):
         assert (stated["kind"], stated["fits"]) == (kind_of_row(row), "yes")
         assert float(stated["predicted"]) == pytest.approx(found["predicted"], rel=1e-3)
         assert float(stated["peak_GB"]) == pytest.approx(found["peak"] / 1e9, rel=1e-3)
+
+
+def test_what_was_judged_once_is_what_is_predicted(tmp_path):
+    """Each ninth row of published_once.csv."""
+    for row in judged_once()[::9]:
+        assert float(row["ratio"]) == pytest.approx(judged_now(row, tmp_path), rel=2e-3), row["training"]
 
 
 #: kind -> of the committed rows, how many there are, and how many times lie in the range that is printed
