@@ -145,7 +145,7 @@ def unconvert(model: Model) -> Model:
 
 
 @contextmanager
-def as_plain(model: nn.Module) -> Iterator[None]:
+def as_unconverted(model: nn.Module) -> Iterator[None]:
     """Undo the conversion of ``model`` within the context."""
     if not is_converted(model):
         yield
@@ -167,7 +167,7 @@ def _undo(model: nn.Module) -> list[tuple[nn.Module, Change]]:
     for layer in converted(model).values():
         for name in _LAYER_FIELDS:
             vars(layer).pop(name, None)
-        set_class(layer, layer.plain)
+        set_class(layer, layer.original)
     changes = [
         (module, undo(module)) for module in list(model.modules()) for undo in reversed(vars(module).pop(_UNDO, []))
     ]
@@ -254,7 +254,7 @@ def _warn_of_none(model: nn.Module, packed: bool) -> None:
 
 #: quantized classes by the classes that they replace
 _CLASSES: dict[type[nn.Module], type[nn.Module]] = {
-    kind.plain: kind for kind in (Linear, MultiheadAttention, OutProjection)
+    kind.original: kind for kind in (Linear, MultiheadAttention, OutProjection)
 }
 
 
@@ -321,7 +321,7 @@ def quantize_attention(model: nn.Module) -> None:
             configured |= set(module.modules())
             change(module, partial(_set_attention, name=NAME))
         elif isinstance(module, OwnProducts):
-            module.attending = attends(module, module.plain)
+            module.attending = attends(module, module.original)
 
 
 def _adapters(model: nn.Module) -> set[nn.Module]:

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dsq.arguments import as_called
 from dsq.command import table
-from dsq.conversion import as_plain, converted
+from dsq.conversion import as_unconverted, converted
 from dsq.first_training import awaited, trial
 from dsq.gradient_check import GradientCheck, compare, undisturbed, without_gradients
 from dsq.linear import Linear
@@ -180,7 +180,7 @@ def report(
             stash = measure(run)
         stash_bytes = stash.nbytes
         unpacked_bytes = stash.exact if applied(model) else {}
-        with undisturbed(model), as_plain(model):
+        with undisturbed(model), as_unconverted(model):
             unconverted_bytes = measure(run).nbytes
     trained = backward is not None and any(p.requires_grad for p in model.parameters())
     gradient = compare(model, lambda: run(_randomly_weighted)) if trained else None
@@ -248,7 +248,7 @@ def _best_seconds(model: nn.Module, run: Callable[[], Tensor | None]) -> tuple[f
     converted_seconds, unconverted_seconds = [], []
     for _ in range(ROUNDS):
         converted_seconds.append(_seconds(model, run))
-        with as_plain(model):
+        with as_unconverted(model):
             unconverted_seconds.append(_seconds(model, run))
     spread = max(max(seconds) / min(seconds) for seconds in (converted_seconds, unconverted_seconds))
     return min(converted_seconds), min(unconverted_seconds), spread

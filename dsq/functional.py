@@ -30,7 +30,7 @@ def matmul(a: Tensor, b: Tensor, at: nn.Module | Precision | str | Quantizers) -
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         raise TypeError(f"a and b must be tensors, got {type(a).__name__} and {type(b).__name__}")
     if isinstance(at, nn.Module):
-        if not isinstance(at, Quantized) or at.evaluates_plain or not at.conversion.get("attention", True):
+        if not isinstance(at, Quantized) or at.evaluates_unquantized or not at.conversion.get("attention", True):
             return a @ b
         quantizers = at.quantizers
     else:

@@ -70,7 +70,7 @@ def layer_linear(layer: Quantized, x: Tensor, weight: Tensor, bias: Tensor | Non
 
     Under dsq.compile at a saving level, ``F.linear``: the graph packs x.
     """
-    if layer.eval_full_precision and not layer.training:  # evaluates_plain, without its call
+    if layer.eval_full_precision and not layer.training:  # evaluates_unquantized, without its call
         return F.linear(x, weight, bias)
     if torch.compiler.is_compiling():
         if layer.graph_packs and layer.quantizers.mode == "saving":
@@ -121,7 +121,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             once = "dsq.functional.linear is differentiable once: create_graph=True is not supported"
-            raise RuntimeError(f"{once}; leave the layers plain by DSQConfig(exclude=...) or dsq.unconvert(model)")
+            raise RuntimeError(f"{once}; skip the layers by DSQConfig(exclude=...) or dsq.unconvert(model)")
         if ctx.shared_inputs is not None:
             ctx.shared_inputs.open = False
         w_NK, x, codes, scales = ctx.saved_tensors
@@ -138,7 +138,7 @@ class Linear(Quantized, nn.Linear):
     floating point. Shapes and errors are those of ``dsq.functional.linear``.
     """
 
-    plain = nn.Linear
+    original = nn.Linear
 
     def __init__(
         self,

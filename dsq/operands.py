@@ -26,7 +26,7 @@ from dsq.formats import NARROWEST, WIDEST, Format, parse_format
 #: a tenth of a step there. In eleven translations under stash="all" 8 gained nothing (-.007 nats +- .018, 2026-11-28).
 MIN_WEIGHT_BITS = 5
 #: bits that an operand counts for which stays in floating point
-PLAIN_BITS = 16
+UNQUANTIZED_BITS = 16
 LARGEST_HADAMARD = 4096
 #: what an operand that stays in floating point may be called -> the bits that dsq-cost gives it; 0: the trainer's
 FLOATS = {"-": 0, "bf16": 16, "fp16": 16, "fp32": 32}
@@ -66,7 +66,7 @@ class OperandSpec:
     def bits(self) -> int:
         """Return the bits of an element; of an operand that stays as it is 16."""
         if self.format == "-":
-            return PLAIN_BITS
+            return UNQUANTIZED_BITS
         return int(self.format) if self.format.isdecimal() else parse_format(self.format).bits
 
     @property

@@ -12,7 +12,7 @@ from torch import nn
 from dsq.arguments import choice, whole_number
 from dsq.formats import DEFAULT, WIDEST, Format, Identity, named, parse_format
 from dsq.kernels.backend import LinearMatMuls, MatMul, Operand
-from dsq.operands import MIN_WEIGHT_BITS, PLAIN_BITS, Operands, OperandSpec, parse_operands
+from dsq.operands import MIN_WEIGHT_BITS, UNQUANTIZED_BITS, Operands, OperandSpec, parse_operands
 from dsq.ops.products import ActivationMatMuls
 from dsq.ops.seeds import SeedOffset
 from dsq.packing import Rounding
@@ -166,8 +166,8 @@ class Quantizers:
             stash = self.operands.x_for_dw.untransformed()
         elif but_stash and self.q1.quantizes:
             stash = OperandSpec(str(self.q1))
-        plain = OperandSpec()
-        operands = Operands(plain, plain, plain, plain, plain, x_for_dw=stash, dx=plain)
+        unquantized = OperandSpec()
+        operands = Operands(*[unquantized] * 7)._replace(x_for_dw=stash)
         return replace(Quantizers.of_operands(operands, self.rounding, self.gemm), always_draws=self.draws)
 
     @staticmethod
@@ -175,7 +175,7 @@ class Quantizers:
         """Return the quantizers of operands that name their formats: q0 is that of x, q1 of the stash, q2 and q3 of dy
         in dx and in dw."""
         specs = operands.x, operands.x_for_dw, operands.dy_for_dx, operands.dy_for_dw
-        q0, q1, q2, q3 = (spec.resolved or Identity(PLAIN_BITS) for spec in specs)
+        q0, q1, q2, q3 = (spec.resolved or Identity(UNQUANTIZED_BITS) for spec in specs)
         return Quantizers(q0, q1, q2, q3, rounding, gemm, operands=operands)
 
     @staticmethod
@@ -216,7 +216,7 @@ NO_JIT = "use torch.compile or torch.export, or call dsq.unconvert(model) first"
 class Quantized:
     """The mixin of every converted layer, before the class that the layer had."""
 
-    plain: ClassVar[type[nn.Module]]  #: the class before conversion: ``dsq.unconvert`` goes back to it
+    original: ClassVar[type[nn.Module]]  #: the class before conversion: ``dsq.unconvert`` goes back to it
     quantizers_text: str  #: from which ``quantizers`` are read
     eval_full_precision: bool = False
     graph_packs: bool = False  #: graphs, which ``dsq.inductor_options`` make, pack x themselves
@@ -240,7 +240,7 @@ class Quantized:
         _PARSED.setdefault(value.text, value)
 
     @property
-    def evaluates_plain(self) -> bool:
+    def evaluates_unquantized(self) -> bool:
         """Return whether a call now would multiply in floating point."""
         return self.eval_full_precision and not self.training
 

@@ -15,7 +15,7 @@ class Recipe:
     operands: str  #: the long form of dsq/operands.py
     source: str  #: paper or code that defines it
     result: str  #: what its authors report
-    plain: str  #: what stays in 16 bits
+    in_16_bits: str  #: what stays in 16 bits
     plain_ends: str = ""  #: DSQConfig's, unless it has its own
 
 
@@ -39,7 +39,7 @@ def recipe(name: str) -> Recipe:
 def main() -> None:
     """Print each recipe: its operands, what stays in 16 bits, the published result and the source."""
     for name, entry in _recipes().items():
-        print(f"{name}\n  {entry.operands}\n  in 16 bits: {entry.plain}")
+        print(f"{name}\n  {entry.operands}\n  in 16 bits: {entry.in_16_bits}")
         print(f"  published: {entry.result}\n  source: {entry.source}")
 
 

@@ -55,7 +55,7 @@ def skipped_modules(model: nn.Module) -> tuple[SkippedModule, ...]:
 
 def _kind(module: nn.Module) -> type[nn.Module]:
     """Return the class of ``module`` before conversion."""
-    return module.plain if isinstance(module, Quantized) else type(module)
+    return module.original if isinstance(module, Quantized) else type(module)
 
 
 def _quantizes(module: nn.Module) -> bool:

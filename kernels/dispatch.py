@@ -2,7 +2,7 @@
 
 quantize, pack and unpack take a tensor of FLOATS and any axis for the blocks, and are not differentiable. ``seed`` None
 rounds to nearest, ties to even; a number rounds stochastically. Each is also a registered operator (``torch.ops.dsq``),
-which compilers, modes and tensor subclasses see. For a plain tensor the backend is called directly, as the dispatcher
+which compilers, modes and tensor subclasses see. Else the backend is called directly, as the dispatcher
 costs more than a small kernel.
 """
 
@@ -108,7 +108,7 @@ def gemm_for(matmul: MatMul, dtype: torch.dtype, sizes: Sizes, backend: Backend)
 
 
 _MASK_DTYPES = frozenset((*DTYPES, torch.bool))
-_PLAIN_TYPES = (Tensor, Parameter)
+_TENSORS = (Tensor, Parameter)
 _compiling = torch.compiler.is_compiling
 _tracing = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -116,19 +116,19 @@ _function_transform = torch._C._functorch.peek_interpreter_stack
 layout_of = lru_cache(maxsize=256)(Layout.of)  # operators may have symbolic sizes, which cannot be cached
 
 
-def plain(*tensors: Tensor | None) -> bool:
+def may_bypass_dispatcher(*tensors: Tensor | None) -> bool:
     """Return whether a kernel of ``tensors`` may be called past the dispatcher: there is no compiler, trace, mode,
     function transform or tensor subclass that must see the call."""
     special = _compiling() or _tracing() is not None or _dispatch_modes() or _function_transform() is not None
     for x in tensors:
-        special = special or (x is not None and (type(x) not in _PLAIN_TYPES or x.is_neg()))
+        special = special or (x is not None and (type(x) not in _TENSORS or x.is_neg()))
     return not special
 
 
 def backend_of(dtype: torch.dtype, *tensors: Tensor) -> Backend:
-    """Return the backend of the tensors' device; the reference if a tensor is not ``plain``, or kernels do not take
+    """Return the backend of the tensors' device; the reference if the dispatcher must see them, or kernels do not take
     ``dtype``."""
-    if dtype not in _MASK_DTYPES or not plain(*tensors):
+    if dtype not in _MASK_DTYPES or not may_bypass_dispatcher(*tensors):
         return REFERENCE
     device_type = tensors[0].device.type
     return _backends.get(device_type) or _load(device_type)
@@ -144,7 +144,7 @@ def check_types(*dtypes: torch.dtype) -> None:
 def quantize(x: Tensor, fmt: Format, dim: int, seed: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """Return ``x`` rounded to the grid of ``fmt`` with blocks along ``dim``, in ``dtype`` (default: that of ``x``)."""
     dtype = dtype or x.dtype
-    if plain(x):
+    if may_bypass_dispatcher(x):
         return _quantize(x, fmt, dim, seed, dtype)
     result: Tensor = torch.ops.dsq.quantize(x.detach(), str(fmt), dim, signed(seed), dtype)
     return result
@@ -160,7 +160,7 @@ def _quantize(x: Tensor, fmt: Format, dim: int, seed: int | None, dtype: torch.d
 
 def pack(x: Tensor, fmt: Format, dim: int, seed: int | None = None) -> tuple[Tensor, Tensor]:
     """Return the codes and scales of ``x``, uint8 tensors of ``layout.code_shape`` and ``fmt.scale_shape``."""
-    if plain(x):
+    if may_bypass_dispatcher(x):
         return _pack(x, fmt, dim, seed)
     codes, scales = torch.ops.dsq.pack(x.detach(), str(fmt), dim, signed(seed))
     return codes, scales
@@ -176,7 +176,7 @@ def _pack(x: Tensor, fmt: Format, dim: int, seed: int | None) -> tuple[Tensor, T
 
 def unpack(codes: Tensor, scales: Tensor, fmt: Format, shape: tuple[int, ...], dim: int, dtype: torch.dtype) -> Tensor:
     """Return the values packed in ``codes`` and ``scales``, as a tensor of ``shape`` and ``dtype``."""
-    if plain(codes):
+    if may_bypass_dispatcher(codes):
         return _unpack(codes, scales, fmt, shape, dim, dtype)
     result: Tensor = torch.ops.dsq.unpack(codes, scales, str(fmt), shape, dim, dtype)
     return result

@@ -114,8 +114,8 @@ def _fake_operations(device: FakeDevice, eager_stash: bool) -> Iterator[StepCoun
         (JITFunction, "run", note),
         (gemm, "torch", SimpleNamespace(**vars(torch) | {"mm": mm})),
         (dispatch, "_dispatch_modes", int),  # kernels are called past the dispatcher, as on a GPU
-        (dispatch, "_PLAIN_TYPES", (*dispatch._PLAIN_TYPES, FakeTensor)),
-        (interception, "_PLAIN", (*interception._PLAIN, FakeTensor)),
+        (dispatch, "_TENSORS", (*dispatch._TENSORS, FakeTensor)),
+        (interception, "_TENSORS", (*interception._TENSORS, FakeTensor)),
         (attention, "_saves_copies", lambda *_: False),  # it asks the device for its kernels of attention
     ]
     with ExitStack() as stack:

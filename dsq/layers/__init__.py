@@ -17,12 +17,12 @@ from torch._C._dynamo import eval_frame
 
 
 class Mixed:
-    """A mixin for classes of ``mixed``, whose modules can be pickled and copied; ``plain`` is the other class."""
+    """A mixin for classes of ``mixed``, whose modules can be pickled and copied; ``original`` is the other class."""
 
-    plain: ClassVar[type[nn.Module]]
+    original: ClassVar[type[nn.Module]]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _new, (self._mixin, self.plain), self.__dict__
+        return _new, (self._mixin, self.original), self.__dict__
 
     _mixin: ClassVar[type["Mixed"]]
 
@@ -30,16 +30,16 @@ class Mixed:
 _classes: dict[tuple[type, type], type[nn.Module]] = {}
 
 
-def mixed(mixin: type[Mixed], plain: type[nn.Module]) -> type[nn.Module]:
-    """Return the class of modules of ``plain`` with ``mixin`` before it."""
-    key = mixin, plain
+def mixed(mixin: type[Mixed], original: type[nn.Module]) -> type[nn.Module]:
+    """Return the class of modules of ``original`` with ``mixin`` before it."""
+    key = mixin, original
     if key not in _classes:
-        _classes[key] = type(f"{mixin.__name__}{plain.__name__}", key, {"plain": plain, "_mixin": mixin})
+        _classes[key] = type(f"{mixin.__name__}{original.__name__}", key, {"original": original, "_mixin": mixin})
     return _classes[key]
 
 
-def _new(mixin: type[Mixed], plain: type[nn.Module]) -> nn.Module:
-    kind = mixed(mixin, plain)
+def _new(mixin: type[Mixed], original: type[nn.Module]) -> nn.Module:
+    kind = mixed(mixin, original)
     return kind.__new__(kind)
 
 

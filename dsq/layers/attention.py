@@ -15,7 +15,7 @@ from dsq.quantizers import Quantized
 class OutProjection(Linear):
     """``out_proj`` of an attention, which is called here; PyTorch's attention reads its weight."""
 
-    plain = NonDynamicallyQuantizableLinear
+    original = NonDynamicallyQuantizableLinear
 
 
 class MultiheadAttention(Quantized, nn.MultiheadAttention):
@@ -25,7 +25,7 @@ class MultiheadAttention(Quantized, nn.MultiheadAttention):
     path is never taken. Shape suffixes: L queries, S keys, B batch, E features, H heads, D a head.
     """
 
-    plain = nn.MultiheadAttention
+    original = nn.MultiheadAttention
 
     def forward(
         self,
@@ -105,7 +105,7 @@ class MultiheadAttention(Quantized, nn.MultiheadAttention):
         self, q_BHLD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, mask: Tensor | None, causal: bool, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         dropout = self.dropout if self.training else 0.0
-        if self.conversion.get("attention", False) and not self.evaluates_plain:
+        if self.conversion.get("attention", False) and not self.evaluates_unquantized:
             matmuls, seed = self.quantizers.activation_matmuls, self.quantizers.seed()
             y, weights = attention(q_BHLD, k_BHSD, v_BHSD, matmuls, mask, dropout, causal, seed=seed)
             return y, weights if need_weights else None

@@ -70,7 +70,7 @@ class PatchConv2d(Quantized, nn.Conv2d):
     Shape suffixes: B batch, C channels, H and W patches down and across, h and w pixels of a patch, N out-channels.
     """
 
-    plain = nn.Conv2d
+    original = nn.Conv2d
 
     def forward(self, input: Tensor) -> Tensor:
         if not isinstance(self, Quantized):  # unconverted under a wrapper of this function, such as accelerate's

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import create_position_bias_mask, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
-from transformers.pytorch_utils import Conv1D as PlainConv1D
+from transformers.pytorch_utils import Conv1D as TransformersConv1D
 
 from dsq.linear import layer_linear
 from dsq.ops.products import attention
@@ -15,10 +15,10 @@ from dsq.quantizers import Quantized
 NAME = "dsq"
 
 
-class Conv1D(Quantized, PlainConv1D):
+class Conv1D(Quantized, TransformersConv1D):
     """transformers' ``Conv1D`` quantized as ``dsq.Linear`` is; same parameters, same state dict."""
 
-    plain = PlainConv1D
+    original = TransformersConv1D
 
     def forward(self, x: Tensor) -> Tensor:
         if not isinstance(self, Quantized):  # unconverted under a wrapper of this function, such as accelerate's
@@ -46,7 +46,7 @@ def attention_forward(
     The products are quantized at the level of the module's projections; if none is converted, it runs "sdpa".
     """
     projection = next((layer for layer in module.modules() if isinstance(layer, Quantized)), None)
-    if projection is None or projection.evaluates_plain:
+    if projection is None or projection.evaluates_unquantized:
         result: tuple[Tensor, Tensor | None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, position_bias, **options
         )

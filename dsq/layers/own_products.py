@@ -45,7 +45,7 @@ class OwnProducts(Mixed, Quantized, nn.Module):
     def forward(self, *args: Any, **keywords: Any) -> Any:
         if not isinstance(self, OwnProducts):  # unconverted under a wrapper of this function, such as accelerate's
             return type(self).forward(self, *args, **keywords)
-        if self.evaluates_plain or (self.idle and not self._is_watched()):
+        if self.evaluates_unquantized or (self.idle and not self._is_watched()):
             return super().forward(*args, **keywords)
         with Products(self.quantizers, matrices(self), self.attending) as products:
             result = super().forward(*args, **keywords)
@@ -71,7 +71,7 @@ class OwnAttention(Mixed, nn.Module):
         if not isinstance(self, OwnAttention):  # unconverted under a wrapper of this function, such as accelerate's
             return type(self).forward(self, *args, **keywords)
         layer = next((layer for layer in self.modules() if isinstance(layer, Quantized)), None)
-        if layer is None or layer.evaluates_plain:
+        if layer is None or layer.evaluates_unquantized:
             return super().forward(*args, **keywords)
         with Products(layer.quantizers, [], True):
             return super().forward(*args, **keywords)

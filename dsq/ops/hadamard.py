@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from dsq.kernels.dispatch import define, plain, signed
+from dsq.kernels.dispatch import define, may_bypass_dispatcher, signed
 from dsq.kernels.reference.codec import uniform
 from dsq.ops.seeds import SeedOffset
 
@@ -21,7 +21,7 @@ def transform(x: Tensor, axis: int, size: int, seed: int | None) -> Tensor:
 
     ``seed``: of random signs; None: the values keep theirs. Compilers and counters of FLOPs see one operator.
     """
-    if plain(x):
+    if may_bypass_dispatcher(x):
         return _transform(x, axis, size, seed)
     result: Tensor = torch.ops.dsq.hadamard(x, axis, size, signed(seed))
     return result

@@ -24,7 +24,7 @@ from dsq.kernels.backend import (
     check_codes,
     of_stored_transpose,
 )
-from dsq.kernels.dispatch import backend_for, gemm_for, layout_of, plain
+from dsq.kernels.dispatch import backend_for, gemm_for, layout_of, may_bypass_dispatcher
 from dsq.ops.checks import check_linear, check_present
 from dsq.ops.products import any_autocast, autocast_dtype, multiply, packed
 
@@ -68,7 +68,7 @@ def plan_of(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | No
     """
     autocast = autocast_dtype(x) if any_autocast() else None
     dense = x.layout is w_NK.layout is torch.strided and not x.is_nested
-    if not dense or not plain(x, w_NK, bias_N):
+    if not dense or not may_bypass_dispatcher(x, w_NK, bias_N):
         check_linear(x, w_NK, bias_N, autocast is not None)
         dtypes = Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype)
         return LinearPlan(matmuls, matmuls.x_for_dw, dtypes, as_rows(x).shape, None)
@@ -123,7 +123,7 @@ def backward(
     calls = plan.direct_calls
     if calls is not None and w_NK is not None:
         check_present(w_NK, torch.Size((dy.shape[-1], plan.x_shape_TK[1])))
-    if calls is not None and not isinstance(saved_x, Tensor) and plain(dy, w_NK):
+    if calls is not None and not isinstance(saved_x, Tensor) and may_bypass_dispatcher(dy, w_NK):
         if (
             saved_x is not None
             and (saved_x.codes.shape, saved_x.codes.dtype, saved_x.scales.shape, saved_x.scales.dtype)

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from dsq.formats import GridFormat, Layout
 from dsq.kernels.backend import Codes, MatMul, Operand, check_codes, parse_matmul
-from dsq.kernels.dispatch import backend_for, define, gemm_for, pack, plain, quantize, signed, unpack
+from dsq.kernels.dispatch import backend_for, define, gemm_for, may_bypass_dispatcher, pack, quantize, signed, unpack
 from dsq.kernels.reference.backend import TORCH
 from dsq.ops.checks import refuse_transforms
 from dsq.ops.hadamard import transform
@@ -49,7 +49,7 @@ def multiply(
     ``seed`` None rounds to nearest; a number rounds stochastically, each tensor with random numbers of its own.
     """
     dtype = dtype or a.dtype
-    if plain(a, bias_N):
+    if may_bypass_dispatcher(a, bias_N):
         return _multiply(matmul, a, b, bias_N, seed, dtype)
     codes, scales, shape = b if isinstance(b, Codes) else (b, None, None)
     result: Tensor = torch.ops.dsq.multiply(a, codes, scales, shape, bias_N, matmul.text, signed(seed), dtype)
@@ -62,9 +62,9 @@ def _multiply(
     _check_operands(matmul, a, b, bias_N)
     batched = max(a.dim(), len(b.shape)) > 2
     inner = _inner_dtype(matmul, min(a.dtype, dtype, key=lambda dtype: dtype.itemsize))
-    plainly = matmul.a.format is matmul.b.format is None  # as the trainer multiplies
+    unquantized = matmul.a.format is matmul.b.format is None  # as the trainer multiplies
     gemm = TORCH
-    if not (batched or plainly):
+    if not (batched or unquantized):
         gemm = gemm_for(matmul, inner, matmul.sizes(a.shape, b.shape), backend_for(a.device))
     if bias_N is not None:
         bias_N = bias_N.to(inner if gemm is TORCH else torch.promote_types(inner, torch.float32))

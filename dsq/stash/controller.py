@@ -234,7 +234,7 @@ def intercept(controller: Controller, model: nn.Module) -> None:
         if module is not model:
             module.__dict__.setdefault(_PART_OF, []).append(controller)
         own = type(module)
-        if not hasattr(own, "_dsq_plain"):
+        if not hasattr(own, "_dsq_original"):
             object.__setattr__(module, "__class__", _intercepted(own))  # a compiled module passes what is set on
 
 
@@ -272,20 +272,20 @@ def _release(module: nn.Module, controller: Controller) -> None:
         return
     for name in (APPLIED, _PART_OF):
         module.__dict__.pop(name, None)
-    if "_dsq_plain" in vars(type(module)):  # else FSDP made a class of ours, which does nothing now
-        object.__setattr__(module, "__class__", vars(type(module))["_dsq_plain"])
+    if "_dsq_original" in vars(type(module)):  # else FSDP made a class of ours, which does nothing now
+        object.__setattr__(module, "__class__", vars(type(module))["_dsq_original"])
 
 
 def _intercepted(own: type[nn.Module]) -> type[nn.Module]:
     """Return the subclass of ``own`` whose calls go through policies; one, as a compiled graph serves one class."""
     for subclass in own.__subclasses__():
-        if "_dsq_plain" in vars(subclass):
+        if "_dsq_original" in vars(subclass):
             return subclass
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return under_policies(self, partial(own.__call__, self), *args, **kwargs)
 
-    names = {"__call__": call, "_dsq_plain": own, "__module__": own.__module__, "__qualname__": own.__qualname__}
+    names = {"__call__": call, "_dsq_original": own, "__module__": own.__module__, "__qualname__": own.__qualname__}
     names["__reduce__"] = object.__reduce__  # that of a converted class would copy a model without its policies
     kind: Any = _Unpicklable if type(own) is type else type(own)
     return kind(own.__name__, (own,), names)  # type: ignore[no-any-return]

@@ -36,7 +36,7 @@ from dsq.stash.saved_forms import EXACT_CODEC, Codec
 from dsq.stash.segment_inputs import code_inputs, exact_inputs, set_inputs
 from dsq.stash.stash import Stash
 
-_PLAIN = (Tensor, nn.Parameter)
+_TENSORS = (Tensor, nn.Parameter)
 
 
 def _own_body(func: FunctionType) -> FunctionType:
@@ -98,7 +98,7 @@ class Interception(TorchFunctionMode):
         rule = self.rules.get(func)
         if rule is None and func in _EXPOSES_MEMORY:
             for x in tree_leaves((args, kwargs)):
-                if type(x) in _PLAIN:
+                if type(x) in _TENSORS:
                     self.stash.never_cache(x)
         if func in _CHOOSE:
             self._follow_checkpoint()
@@ -112,7 +112,7 @@ class Interception(TorchFunctionMode):
         needs_gradient = func in ALSO_WITHOUT_GRADIENT
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor):
-                dense = type(value) in _PLAIN and value.layout is torch.strided  # a DTensor has operations of its own
+                dense = type(value) in _TENSORS and value.layout is torch.strided  # a DTensor has operations of its own
                 if not dense or value.is_complex():
                     return func(*args, **kwargs)
                 needs_gradient = needs_gradient or value.requires_grad

@@ -41,12 +41,12 @@ class MemoryOrder:
     sizes: tuple[int, ...]  #: of the values, in memory order
     axes: tuple[int, ...]  #: axis of the tensor that each of these is
     shape: torch.Size  #: of the tensor
-    plain: bool = False  #: the values lie as in a contiguous tensor
+    is_contiguous: bool = False  #: the values lie as in a contiguous tensor
 
     @staticmethod
     @lru_cache(maxsize=4096)  # of a tensor's shape, of which training has few
     def contiguous(shape: torch.Size) -> "MemoryOrder":
-        return MemoryOrder(shape, tuple(range(len(shape))), shape, plain=True)
+        return MemoryOrder(shape, tuple(range(len(shape))), shape, is_contiguous=True)
 
     def flat(self, tensor: Tensor) -> Tensor:
         """Return the distinct values, (N,), of a tensor without gaps that is laid out like this one."""
@@ -54,7 +54,7 @@ class MemoryOrder:
 
     def restore(self, values: Tensor) -> Tensor:
         """Return the tensor's shape around its values in memory order, given contiguous, in any shape."""
-        if self.plain:
+        if self.is_contiguous:
             return values.view(self.shape)
         return values.as_strided(self.shape, self._strides)
 

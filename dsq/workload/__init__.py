@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dsq.arguments import as_called
-from dsq.conversion import as_plain
+from dsq.conversion import as_unconverted
 from dsq.workload.recorder import Entry, Recorder
 
 #: version of the workload schema (costmodel/workloads/workload_file.py)
@@ -57,7 +57,7 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}  # BatchNorm counts what it sees
     recorder = Recorder(model)
     recorder.ignore(tensors + list(buffers.values()))
-    with as_plain(model), recorder.hooks(), recorder, torch.enable_grad(), recorder.saving():
+    with as_unconverted(model), recorder.hooks(), recorder, torch.enable_grad(), recorder.saving():
         name = type(model).__name__  # its own, which a conversion may change
         functional_call(model, buffers, inputs, keywords)
     if not any(entry["op"] == "gemm" for entry in recorder.operations):

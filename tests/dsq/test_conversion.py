@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 from torch.testing._internal.two_tensor import TwoTensor
 
 import dsq
-from dsq.conversion import as_plain
+from dsq.conversion import as_unconverted
 from dsq.skipped import skipped_modules
 from dsq.stash.controller import applied
 
@@ -226,7 +226,7 @@ def test_a_wrapper_of_a_converted_model_is_left_as_it_was(stash):
     """Also the policy stays the same object: it knows what was compiled, and its latest forward."""
     net = dsq.convert(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), stash=stash)
     wrapper, policies = nn.Sequential(net), dict(applied(net))
-    with as_plain(wrapper):
+    with as_unconverted(wrapper):
         assert not dsq.converted(wrapper)
         assert not applied(net)
     assert applied(net) == policies
@@ -242,7 +242,7 @@ def test_a_conversion_is_undone_and_redone_also_in_a_pickled_copy():
     changed = encoder.layers[0].activation_relu_or_gelu
     net = pickle.loads(pickle.dumps(dsq.convert(encoder, "[4,4,4,8]", stash="linears")))
     for _ in range(2):
-        with as_plain(net):
+        with as_unconverted(net):
             assert (net.layers[0].activation_relu_or_gelu, net.use_nested_tensor) == (changed, True)
             assert not dsq.converted(net)
         assert (net.layers[0].activation_relu_or_gelu, net.use_nested_tensor) == (0, False)

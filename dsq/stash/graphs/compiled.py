@@ -123,7 +123,7 @@ def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 def _class(module: nn.Module) -> type:
     """Return the class of a module without what a policy put before it."""
-    return getattr(type(module), "_dsq_plain", type(module))
+    return getattr(type(module), "_dsq_original", type(module))
 
 
 def _call(name: str, compiled: Any, *args: Any, **kwargs: Any) -> Any:

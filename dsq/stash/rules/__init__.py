@@ -55,7 +55,7 @@ _OUTER = (torch.where, torch.add, Tensor.add, Tensor.__add__)
 ALSO_WITHOUT_GRADIENT = frozenset((*_OUTER, Tensor.contiguous))
 #: the functions that each rule runs for
 _FUNCTIONS: dict[Rule, tuple[Any, ...]] = {
-    products.plain_linear: (F.linear,),
+    products.unquantized_linear: (F.linear,),
     products.quantized_linear: (linear,),
     products.addmm: (torch.addmm,),
     products.matmul: (torch.matmul, Tensor.matmul, Tensor.__matmul__),

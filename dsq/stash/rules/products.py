@@ -26,13 +26,13 @@ from dsq.stash.saving import save, saved
 from dsq.stash.stash import Stash
 
 
-def plain_linear(stash: Stash, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def unquantized_linear(stash: Stash, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not (weight.requires_grad and input.dim() > 1 and weight.dim() == 2):
         return F.linear(input, weight, bias)
-    return PlainLinear.apply(stash, input, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+    return UnquantizedLinear.apply(stash, input, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class PlainLinear(torch.autograd.Function):
+class UnquantizedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, w_NK: Tensor, bias: Tensor | None) -> Tensor:
         save(ctx, stash.code(x, "linear"), w_NK if ctx.needs_input_grad[1] else None)
@@ -53,7 +53,7 @@ def addmm(stash: Stash, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: floa
     """Run torch.addmm(bias, x, w), as transformers' Conv1D calls it."""
     if beta != 1 or alpha != 1 or not mat2.requires_grad or input.dim() != 1:
         return torch.addmm(input, mat1, mat2, beta=beta, alpha=alpha)
-    return plain_linear(stash, mat1, mat2.t(), input)
+    return unquantized_linear(stash, mat1, mat2.t(), input)
 
 
 def quantized_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | None, precision: Any) -> Tensor:
@@ -121,7 +121,7 @@ def _read_wide(matmuls: LinearMatMuls) -> LinearMatMuls:
 def matmul(stash: Stash, input: Tensor, other: Tensor) -> Tensor:
     if not isinstance(input, Tensor) or not isinstance(other, Tensor) or min(input.dim(), other.dim()) < 2:
         return torch.matmul(input, other)
-    return PlainMatMul.apply(stash, input, other)  # type: ignore[no-any-return, no-untyped-call]
+    return UnquantizedMatMul.apply(stash, input, other)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def bmm(stash: Stash, input: Tensor, mat2: Tensor) -> Tensor:
@@ -135,10 +135,10 @@ def einsum(stash: Stash, equation: Any, *operands: Any) -> Tensor:
     if pair is None or product is None:
         return torch.einsum(equation, *operands)
     weights = tuple(map(is_weight, pair))  # arranged, they may be copies
-    return product.result(PlainMatMul.apply(stash, product.a, product.b.mT, weights))  # type: ignore[no-untyped-call]
+    return product.result(UnquantizedMatMul.apply(stash, product.a, product.b.mT, weights))  # type: ignore[no-untyped-call]
 
 
-class PlainMatMul(torch.autograd.Function):
+class UnquantizedMatMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, a: Tensor, b: Tensor, weights: tuple[bool, ...] = (False, False)) -> Tensor:
         a_wanted, b_wanted = ctx.needs_input_grad[1:3]

@@ -25,7 +25,7 @@ def test_attentions_products_are_those_of_quantized_attention():
     assert torch.equal(net(X), expected.transpose(1, 2).flatten(2))
 
 
-def test_attention_stays_plain_where_it_is_not_asked_for_or_evaluates_plain():
+def test_attention_stays_plain_where_it_is_not_asked_for_or_in_an_unquantized_evaluation():
     assert type(dsq.convert(made("own attention"), dsq.DSQConfig(levels="[4,4,4,16]", stash="linears"))[0]) is Own
     net = dsq.convert(
         made("own attention"), dsq.DSQConfig("[4,4,4,16]", attention=True, eval_full_precision=True, stash="linears")
