@@ -54,7 +54,7 @@ class Efficiency:
 #: for rates that were measured, which leave nothing out
 MEASURED = Efficiency(memory=1, experts=1, overlaps=True, exposed=1, launch=0, hop=0, hop_between_nodes=0)
 #: `Efficiency.fused` of steps under torch.compile, or with fused kernels: fitted to 8 of 16 published trainings, which
-#: are 9 % off in the median; the other 8 are 7 % off (python -m tests.costmodel.published)
+#: are 9 % off in the median; the other 8 are 7 % off (python -m analysis.published)
 FUSED_BYTES = 0.3
 
 

@@ -9,6 +9,7 @@ from statistics import median
 import numpy as np
 import pytest
 
+from analysis.published import RUNS, judged_once, residuals
 from dsq.costmodel.hardware.hardware import FUSED_BYTES, Efficiency, load_hardware
 from dsq.costmodel.model.memory import peak_memory
 from dsq.costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, OPTIMIZERS, Method, Setup, parse_setups, whole_stash
@@ -21,7 +22,6 @@ from dsq.costmodel.workloads.named import AskedStep, load_workload
 from dsq.costmodel.workloads.transformer import build
 from dsq.operands import MIN_WEIGHT_BITS
 from dsq.precision import Precision
-from tests.costmodel.published import RUNS, judged_once, residuals
 from tests.costmodel.test_published import WITHIN
 
 ROOT = Path(__file__).parents[2]

@@ -5,9 +5,7 @@ from statistics import median
 
 import pytest
 
-from dsq.costmodel.hardware.hardware import load_hardware
-from dsq.costmodel.planning.step import RANGES
-from tests.costmodel.published import (
+from analysis.published import (
     RUNS,
     commanded,
     described,
@@ -21,6 +19,8 @@ from tests.costmodel.published import (
     residuals,
     result,
 )
+from dsq.costmodel.hardware.hardware import load_hardware
+from dsq.costmodel.planning.step import RANGES
 
 
 @pytest.mark.parametrize("half", ["judging", "others", "fitted"])
@@ -50,7 +50,7 @@ def test_what_the_command_line_says_is_near_what_was_published(tmp_path):
 
 
 def test_the_committed_results_are_what_is_predicted(tmp_path):
-    """Each seventh row of published.csv (python -m tests.costmodel.published write)."""
+    """Each seventh row of published.csv (python -m analysis.published write)."""
     with RUNS.with_name("published.csv").open(newline="", encoding="utf-8") as lines:
         listed = list(csv.DictReader(lines))
     rows = included()

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
+from analysis import library_models
 from dsq.costmodel.model.memory import saved_bytes
 from dsq.costmodel.model.methods import DSQ, FP32, POLICIES, Method, Setup, parse_setups, whole_stash
 from dsq.costmodel.model.operations import Gemm, Workload
@@ -24,7 +25,6 @@ from dsq.precision import Precision
 from dsq.quantizers import Quantizers
 from dsq.stash.policy import applied
 from dsq.stash_bits import Role
-from tests import models
 from tests.costmodel.workloads.models import quantizing_attention
 
 
@@ -167,11 +167,11 @@ def test_layers_keep_what_those_of_transformers_keep(name, monkeypatch):
     pytest.importorskip("transformers")
     from analysis.memory.prediction import workload_of
 
-    monkeypatch.setitem(models.TRANSFORMERS, "phi", ("PhiForCausalLM", {}))
+    monkeypatch.setitem(library_models.TRANSFORMERS, "phi", ("PhiForCausalLM", {}))
     sides = {"t5": ("source_length", "target_length"), "bert": ("source_length",)}.get(name, ("target_length",))
 
     def both(layers):
-        model, inputs = models.transformer(name, 64, layers, 4, 64, (3, 64), **PUBLISHED[name])
+        model, inputs = library_models.transformer(name, 64, layers, 4, 64, (3, 64), **PUBLISHED[name])
         held = dsq.stash.measure(lambda: model(**inputs).logits.sum()).nbytes
         return held, saved_bytes(workload_of(model, 3, **dict.fromkeys(sides, 64)), FP32)
 

@@ -4,9 +4,9 @@ analysis/results/published_runs.csv: 108 trainings of MPT (table "mpt": mosaicml
 "others", second-hand). Those are predicted that have a "profile", dsq-cost's name of the device: data parallel, whole
 models; no context parallelism, interleaved stages, 8-bit or 4-bit floats, which dsq-cost does not describe. Their
 "loss" is what the loss saves of the logits: fp32; 16 bits (--fused-loss); or only a chunk (--chunked-loss). The rule
-of exclusion and the seed that drew each "half" of MPT's were committed before `analysis.published fit` (commit
-42c1cfa6) fitted four constants of the hardware files to the one half. `python -m
-tests.costmodel.published write` writes published.csv and published.png beside the table.
+of exclusion and the seed that drew each "half" of MPT's were committed before four constants of the hardware files were
+fitted to the one half (commit 42c1cfa6). `python -m analysis.published write` writes published.csv and published.png
+beside the table.
 
 58 more (table "commands") were written down on 2026-11-28, before dsq-cost was asked for any: each with the options of
 `dsq-cost plan` (column "layout") and the method (column "precision") that describe it. Nothing was fitted to them;
@@ -90,8 +90,9 @@ def _gpt2(row: CsvRow, length: int) -> Transformer:
     usual = {"model_type": "gpt2", "n_positions": length, "activation_function": "gelu"} | dropouts
     sizes = GPT2
     if row["d_model"]:
-        sizes = {"n_embd": row["d_model"], "n_head": row["heads"], "n_layer": row["layers"], "vocab_size": MPT_WORDS}
-    return transformer_of(usual | {field: int(size) for field, size in sizes.items()}, row["model"])
+        width, heads, layers = (int(row[name]) for name in ("d_model", "heads", "layers"))
+        sizes = {"n_embd": width, "n_head": heads, "n_layer": layers, "vocab_size": MPT_WORDS}
+    return transformer_of(usual | sizes, row["model"])
 
 
 def _fused_norm(op: Operation) -> Operation:
