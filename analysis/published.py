@@ -169,12 +169,12 @@ def commanded(row: CsvRow, folder: Path) -> dict[str, Any]:
     options["compiled"] = is_compiled(f"{row['layout']} {row['source']}")
     asked = tuple(method for method in USUAL if method.name == row["precision"])
     made = costmodel.plan(**options, methods=asked).rows
-    said = next(each for each in made if each.method.name == row["precision"])
+    cost = next(each for each in made if each.method.name == row["precision"])
     tokens = int(row["accumulation"]) * int(row["micro_batch"]) * int(row["sequence"])
     published, known = (float(row[name] or 0) for name in ("tokens_per_second_per_device", "memory"))
-    found: dict[str, Any] = {"fits": said.fits, "peak": said.memory.peak, "predicted": tokens / said.step.launched}
+    found: dict[str, Any] = {"fits": cost.fits, "peak": cost.memory.peak, "predicted": tokens / cost.step.launched}
     found["ratio"] = found["predicted"] / published if published else None
-    return found | {"of_peak": said.memory.peak / (known * 2**30) if known else None}
+    return found | {"of_peak": cost.memory.peak / (known * 2**30) if known else None}
 
 
 # ---- kinds of training, each with its range
@@ -210,10 +210,10 @@ def residuals(more: Path | None = None, kinds: Sequence[str] = ()) -> list[Resid
             if ratio := result(row, Path(folder))["ratio"]:
                 listed.append(Residual(name, kind_of_row(row), row["table"], ratio))
     for row in _further(more):
-        words = shlex.split(row["command"].replace("optimiser", "optimizer"))
-        said, kind = as_typed([*words, *["--compiled"] * is_compiled(row["note"])], row["method"])
+        words = shlex.split(re.sub("--optimi[sz]er", "--optimizer", row["command"]))
+        cost, kind = as_typed([*words, *["--compiled"] * is_compiled(row["note"])], row["method"])
         if not kinds or kind in kinds:
-            speed = said.tokens_per_second / said.method.devices
+            speed = cost.tokens_per_second / cost.method.devices
             listed.append(Residual(f"{row['group']} {row['what']}", kind, "more", speed / float(row["published"])))
     return listed
 
@@ -241,11 +241,11 @@ def judged_now(row: CsvRow, folder: Path) -> float:
         config = folder / Path(words[2]).name
         config.write_text(row["config"])
         words[2] = str(config)
-    said, _ = as_typed(words, row["method"])
+    cost, _ = as_typed(words, row["method"])
     if "tokens" not in row["unit"]:
-        return said.memory.peak / (2**30 if row["unit"] == "GiB" else 1e9) / float(row["published"])
+        return cost.memory.peak / (2**30 if row["unit"] == "GiB" else 1e9) / float(row["published"])
     sides = 2 if row["unit"].startswith("target") else 1  # of a translation the target's tokens are published
-    return said.tokens_per_second / said.method.devices / sides / float(row["published"])
+    return cost.tokens_per_second / cost.method.devices / sides / float(row["published"])
 
 
 def included() -> list[CsvRow]:
