@@ -122,7 +122,8 @@ def _bfloat16_products() -> Iterator[None]:
     """Inside, the CPU has PyTorch's product of bfloat16 in float32, which it lacks."""
 
     def multiplied(a: Tensor, b: Tensor, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        return torch.matmul(a.float(), b.float()).to(out_dtype)
+        with torch._C._DisableAutocast():  # which would round the sums; it leaves a GPU's product as it is
+            return torch.matmul(a.float(), b.float()).to(out_dtype)
 
     mm = patch.object(torch, "mm", multiplied)
     with patch.object(torch.cuda, "is_bf16_supported", lambda **_: True), mm:
