@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 import dsq
 from dsq import recipes
 from dsq.formats import NAMED, format_class
-from dsq.stash.graphs.compiled import repeated_blocks
+from dsq.layers.blocks import block_lists
 
 
 class Attention(nn.Module):
@@ -218,7 +219,7 @@ def attach(model: nn.Module, name: str) -> list[Any]:
         elif first == "compiled" and controllers:
             dsq.compile(model, recomputed_products=float("recomputing" in words))
         elif part == "compiled":
-            for block in repeated_blocks(model):
+            for block in chain.from_iterable(block_lists(model)):
                 block.compile(fullgraph=True)
         elif part not in _NOTHING:
             policy, options = _policy(first, words)

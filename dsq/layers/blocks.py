@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 
 from torch import nn
 
@@ -21,19 +22,22 @@ def parse_ends(text: str) -> tuple[float, float]:
     return first, last
 
 
-def block_lists(model: nn.Module) -> list[list[nn.Module]]:
-    """Return the blocks of ``model``, outermost ones: of a list or a sequence of modules those that have modules inside
-    and a class that repeats there."""
-    lists: list[list[nn.Module]] = []
-    seen: set[nn.Module] = set()
-    for module in model.modules():
-        if module in seen or not isinstance(module, (nn.ModuleList, nn.Sequential)):
-            continue
-        number = Counter(map(type, module))
-        if blocks := [block for block in module if number[type(block)] > 1 and any(block.children())]:
-            lists.append(blocks)
-            seen |= {inner for block in blocks for inner in block.modules()}
-    return lists
+def block_lists(module: nn.Module) -> Iterator[list[nn.Module]]:
+    """Yield the outermost blocks of a model, list by list: two or more members of one class of an nn.ModuleList or
+    nn.Sequential, which are made of modules themselves."""
+    if isinstance(module, (nn.ModuleList, nn.Sequential)):
+        composite = [child for child in module if next(child.children(), None) is not None]
+        number = Counter(map(class_before_policies, composite))
+        if blocks := [child for child in composite if number[class_before_policies(child)] > 1]:
+            yield blocks
+            return
+    for child in module.children():
+        yield from block_lists(child)
+
+
+def class_before_policies(module: nn.Module) -> type:
+    """Return the class of a module without the subclass that a stash policy made of it (dsq/stash/controller.py)."""
+    return getattr(type(module), "_dsq_original", type(module))
 
 
 def plain_at_ends(model: nn.Module, ends: str) -> set[nn.Module]:
@@ -41,7 +45,7 @@ def plain_at_ends(model: nn.Module, ends: str) -> set[nn.Module]:
 
     Empty for a model without blocks, with a warning.
     """
-    lists, (first, last) = block_lists(model), parse_ends(ends)
+    lists, (first, last) = list(block_lists(model)), parse_ends(ends)
     if not lists and any(model.children()):
         cure = "all layers are converted; exclude names those that stay, such as a head"
         warnings.warn(f"plain_ends={ends!r} finds no blocks, a list of modules of one class: {cure}", stacklevel=5)

@@ -7,10 +7,10 @@
 Outside of graphs the policy packs as before, also where the compiler gives a frame back to eager mode.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import chain
 from types import FunctionType
 from typing import Any, TypeVar
 from weakref import ref
@@ -20,6 +20,7 @@ from torch import nn
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from dsq.arguments import number
+from dsq.layers.blocks import block_lists, class_before_policies
 from dsq.layers.own_products import Products
 from dsq.quantizers import Quantized
 from dsq.stash.controller import acting_on, applied
@@ -86,11 +87,11 @@ def compile(
     inductor |= inductor_options(model, recomputed_products, memory_budget) | options.pop("options", {})
     names = {module: name for name, module in model.named_modules()}
     arguments = {"fullgraph": True, "options": inductor, **options}
-    for block in list(repeated_blocks(model)) or [model]:
+    for block in list(chain.from_iterable(block_lists(model))) or [model]:
         compiled: Callable[..., Any]
         sharded = hasattr(block, "unshard")  # FSDP's hooks are not to be traced
         if block.forward.__module__.startswith("torch.nn.") and not sharded:
-            compiled = partial(torch.compile(_frame_of(_class(block)), **arguments), block)
+            compiled = partial(torch.compile(_frame_of(class_before_policies(block)), **arguments), block)
         else:
             compiled = torch.compile(block._call_impl, **arguments)  # as block.compile does
         block._compiled_call_impl = partial(_call, names[block], compiled)
@@ -106,24 +107,6 @@ def _frame_of(block_class: type) -> Callable[..., Any]:
         return block._call_impl(*args, **kwargs)
 
     return FunctionType(call.__code__.replace(), globals(), f"call_{block_class.__name__}")
-
-
-def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost blocks of a model that stand in a list of their like."""
-    if isinstance(module, (nn.ModuleList, nn.Sequential)):
-        composite = [child for child in module if next(child.children(), None) is not None]
-        counts = Counter(map(_class, composite))
-        blocks = [child for child in composite if counts[_class(child)] > 1]
-        if blocks:
-            yield from blocks
-            return
-    for child in module.children():
-        yield from repeated_blocks(child)
-
-
-def _class(module: nn.Module) -> type:
-    """Return the class of a module without what a policy put before it."""
-    return getattr(type(module), "_dsq_original", type(module))
 
 
 def _call(name: str, compiled: Any, *args: Any, **kwargs: Any) -> Any:
