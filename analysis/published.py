@@ -149,14 +149,13 @@ CONFIGS = {
 def commanded(row: CsvRow, folder: Path) -> dict[str, Any]:
     """dsq-cost plan's figures of a training that was asked for by its options, as `judged` has them."""
     model, (device, _, network) = row["model"], row["hardware"].partition(", ")
-    words = ["--sequences", row["micro_batch"], "--devices", row["devices"], "--accumulate", row["accumulation"]]
+    workload = model
     if model in CONFIGS:
         fields, *sizes = CONFIGS[model]
-        path = folder / f"{sizes} {fields.get('image_size')}.json"
-        path.write_text(json.dumps(fields | dict(zip(SIZES, sizes, strict=True))))
-        words += ["--workload", str(path)]
-    else:
-        words += ["--workload", model]
+        workload = str(folder / f"{sizes} {fields.get('image_size')}.json")
+        Path(workload).write_text(json.dumps(fields | dict(zip(SIZES, sizes, strict=True))))
+    words = ["plan", workload, "--devices", row["devices"]]
+    words += ["--sequences", row["micro_batch"], "--accumulate", row["accumulation"]]
     if not model.startswith("ViT"):
         words += ["--tokens", row["sequence"]]
     if network:  # "400 Gbit/s a node"
@@ -164,12 +163,9 @@ def commanded(row: CsvRow, folder: Path) -> dict[str, Any]:
         gigabytes = int(network.split()[0]) / 8
         device = str(folder / f"{device} {gigabytes}.toml")
         Path(device).write_text(re.sub(r"(\[network\]\ngb_per_s = )\S+", rf"\g<1>{gigabytes}", profile))
-    given = vars(parser().parse_args(["plan", *words, "--hardware", device, *row["layout"].split()]))
-    options = {name: given[name] for name in (*vars(AskedStep()), *ASKED, "hardware", "qlora") if name in given}
-    options["compiled"] = is_compiled(f"{row['layout']} {row['source']}")
-    asked = tuple(method for method in USUAL if method.name == row["precision"])
-    made = costmodel.plan(**options, methods=asked).rows
-    cost = next(each for each in made if each.method.name == row["precision"])
+    fused = ["--compiled"] * is_compiled(f"{row['layout']} {row['source']}")
+    words += ["--hardware", device, *row["layout"].split(), *fused]
+    cost, _ = as_typed(words, row["precision"])
     tokens = int(row["accumulation"]) * int(row["micro_batch"]) * int(row["sequence"])
     published, known = (float(row[name] or 0) for name in ("tokens_per_second_per_device", "memory"))
     found: dict[str, Any] = {"fits": cost.fits, "peak": cost.memory.peak, "predicted": tokens / cost.step.launched}
@@ -211,7 +207,7 @@ def residuals(more: Path | None = None, kinds: Sequence[str] = ()) -> list[Resid
                 listed.append(Residual(name, kind_of_row(row), row["table"], ratio))
     for row in _further(more):
         words = shlex.split(re.sub("--optimi[sz]er", "--optimizer", row["command"]))
-        cost, kind = as_typed([*words, *["--compiled"] * is_compiled(row["note"])], row["method"])
+        cost, kind = as_typed([*words[1:], *["--compiled"] * is_compiled(row["note"])], row["method"])
         if not kinds or kind in kinds:
             speed = cost.tokens_per_second / cost.method.devices
             listed.append(Residual(f"{row['group']} {row['what']}", kind, "more", speed / float(row["published"])))
@@ -219,10 +215,11 @@ def residuals(more: Path | None = None, kinds: Sequence[str] = ()) -> list[Resid
 
 
 def as_typed(words: Sequence[str], method: str) -> tuple[MethodCost, str]:
-    """A method's row of the plan that a command line asks for, and the kind of the training."""
-    given = vars(parser().parse_args(words[1:]))
+    """A method's row of the plan that the words of a command ask for, and the kind of the training."""
+    given = vars(parser().parse_args(words))
     options = {name: given[name] for name in (*vars(AskedStep()), *ASKED, "hardware", "qlora", "gpus") if name in given}
-    plan = costmodel.plan(**options | {"workload": given["words"][0]})
+    options |= {"workload": given["words"][0], "methods": tuple(usual for usual in USUAL if usual.name == method)}
+    plan = costmodel.plan(**options)
     row = next(row for row in plan.rows if row.method.name == method)
     return row, kind_of(row.method, plan.question.hardware)
 
@@ -236,11 +233,11 @@ def judged_once() -> list[CsvRow]:
 
 def judged_now(row: CsvRow, folder: Path) -> float:
     """Predicted over published of such a row."""
-    words = shlex.split(f"dsq-cost plan {row['command']}")
+    words = shlex.split(f"plan {row['command']}")
     if row["config"]:
-        config = folder / Path(words[2]).name
+        config = folder / Path(words[1]).name
         config.write_text(row["config"])
-        words[2] = str(config)
+        words[1] = str(config)
     cost, _ = as_typed(words, row["method"])
     if "tokens" not in row["unit"]:
         return cost.memory.peak / (2**30 if row["unit"] == "GiB" else 1e9) / float(row["published"])

@@ -130,12 +130,10 @@ class Question(Training):
         """A device's operations of one micro-batch, of the first and the last stage; sizes: in place of the step's. A
         gelu of several kernels is one of a compiled step, which saves x alone."""
         stages = replace(self.step, **sizes).parts(self.shard, copies=" by PEFT" in method.name)
-        return (
-            tuple(
-                stage.changed(lambda op: op.kind in ("gelu_new", "quick_gelu"), kind="activation") for stage in stages
-            )
-            if self.compiled
-            else stages
+        if not self.compiled:
+            return stages
+        return tuple(
+            stage.changed(lambda op: op.kind in ("gelu_new", "quick_gelu"), kind="activation") for stage in stages
         )
 
     def ask(self) -> "Plan":

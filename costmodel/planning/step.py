@@ -85,11 +85,8 @@ def step_time(
     packing = micro_batches * packing_seconds(workload, method, hardware)
     exposed = max(sending - seconds, 0.0) + reached.exposed * min(sending, seconds)
     measured = not method.stash or bool(_packing(method.stash, hardware))
-    launching = (
-        0.0
-        if method.compiled or hardware.cpu or hardware.measured
-        else micro_batches * launching_seconds(workload, method)
-    )
+    waits_for_python = not (method.compiled or hardware.cpu or hardware.measured)
+    launching = micro_batches * launching_seconds(workload, method) if waits_for_python else 0.0
     bound = "link" if sending > seconds + packing + updating else bound
     bound = "host" if launching > seconds + packing + updating + exposed else bound
     return StepTime(seconds, packing, measured, updating, sending, exposed, bound, launching, low, high)
