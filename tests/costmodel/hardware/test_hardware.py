@@ -194,8 +194,8 @@ def test_energy_is_stated_of_dram_and_of_each_datatype(tmp_path, mine):
 
 def test_the_pages_listing_is_a_file_as_it_stands(tmp_path):
     page = (Path(__file__).parents[3] / "docs/cost-model.md").read_text()
-    listing = page.partition("## A hardware file")[2].partition("    name =")[2].partition("\n\n")[0]
-    hardware = read(tmp_path, "name =" + listing.replace("\n    ", "\n"))
+    listing = page.partition("## A hardware file")[2].partition("```toml\n")[2].partition("```")[0]
+    hardware = read(tmp_path, listing)
     assert hardware.node == 8
     assert hardware.sources["link"] == "not stated"
     # Horowitz, ISSCC 2014, figure 1.1.9: pJ of 64 bits of DRAM and of 1 MB of cache, of a product and a sum
