@@ -269,7 +269,7 @@ def change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
     ends = set() if config.plain_ends is None else plain_at_ends(model, config.plain_ends)
     adapters = set() if config.adapters else _adapters(model)
     attentions = set[str]()
-    excluded = others = 0
+    excluded_numel = other_numel = 0
     for name, module in list(model.named_modules()):
         kind = None if module in adapters else quantized_class(module)
         if kind is None:
@@ -279,13 +279,13 @@ def change_classes(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
             continue  # of a skipped attention, which reads its weight and never calls it
         weights = matrices(module)
         if pattern is not None and pattern.search(name):
-            excluded += max(1, sum(p.numel() for p in weights))
+            excluded_numel += max(1, sum(p.numel() for p in weights))
         elif module in ends or any(id(p) in tables for p in weights):
-            others += sum(p.numel() for p in weights)
+            other_numel += sum(p.numel() for p in weights)
         else:
             set_class(module, kind)
             attentions |= {name} if kind is MultiheadAttention else set()
-    return excluded, others
+    return excluded_numel, other_numel
 
 
 def quantized_class(module: nn.Module) -> type[nn.Module] | None:

@@ -153,7 +153,9 @@ class Format:
     def __str__(self) -> str:
         """Return the text that ``parse_format`` reads back."""
         return f"{self.name}:" + ",".join(
-            f"{it.name}={getattr(self, it.name)}" for it in fields(self) if getattr(self, it.name) is not None
+            f"{field.name}={getattr(self, field.name)}"
+            for field in fields(self)
+            if getattr(self, field.name) is not None
         )
 
 
@@ -182,7 +184,7 @@ def register(format_class: F) -> F:
 
 def options(name: str) -> dict[str, Any]:
     """Return the fields of the format besides ``bits``, with their defaults. Raises ValueError for an unknown name."""
-    return {it.name: it.default for it in fields(format_class(name)) if it.name != "bits"}
+    return {field.name: field.default for field in fields(format_class(name)) if field.name != "bits"}
 
 
 def format_class(name: str) -> type[Format]:
@@ -190,16 +192,16 @@ def format_class(name: str) -> type[Format]:
     return FORMATS[choice("format", name, FORMATS)]
 
 
-def named(name: str, bits: int, **given: Any) -> Format:
-    """Return the format called ``name`` at ``bits``, with the options ``given``; BFP where that is as good.
+def named(name: str, bits: int, **values: Any) -> Format:
+    """Return the format called ``name`` at ``bits``, with ``values`` of its options; BFP where that is as good.
 
     Raises ValueError for an unknown name, an option that the format has not, or a value out of range.
     """
-    for option in given:
+    for option in values:
         if option not in options(name):
             having = " or ".join(repr(other) for other in FORMATS if option in options(other))
             raise ValueError(f"{option} goes with format={having}, got format={name!r}")
-    fmt = format_class(name)(bits, **given)
+    fmt = format_class(name)(bits, **values)
     if bits > MAX_PACKED_BITS and not isinstance(fmt, BFP):  # of the families BFP alone has so fine a grid
         return Identity(bits)
     return fmt.at(bits)
@@ -552,10 +554,10 @@ def register_format(name: str, fmt: Format) -> None:
     if not isinstance(fmt, Format):
         raise TypeError(f"fmt must be a format, as GridFormat(Grid(1, 0, 6.0)), got {fmt!r}")
     try:
-        taken = parse_format(name) != fmt
+        name_exists = parse_format(name) != fmt
     except ValueError:
-        taken = name in (*FORMATS, "grid", "float", "bf16", "fp16", "fp32", "auto", "all")
-    if taken or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        name_exists = name in (*FORMATS, "grid", "float", "bf16", "fp16", "fp32", "auto", "all")
+    if name_exists or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ValueError(f"name must be of lower-case letters, digits and _, and new, got {name!r}")
     NAMED[name] = fmt
     _NAME_OF.setdefault(fmt, name)

@@ -148,8 +148,8 @@ def parse_operands(text: str, min_weight_bits: int = MIN_WEIGHT_BITS) -> Operand
 
 
 def _of_places(places: list[list[OperandSpec]], min_weight_bits: int) -> Operands:
-    forward, stash, (dy_for_dx, *more), gradient = places
-    if more or max(map(len, places)) > 2:
+    forward, stash, (dy_for_dx, *surplus), gradient = places
+    if surplus or max(map(len, places)) > 2:
         raise ValueError("a place has one operand, or two as in nvfp4/nvfp4_2d; the third, dy, is one alone")
     dx = gradient[1] if len(gradient) == 2 else gradient[0].untransformed()
     return Operands(
@@ -178,8 +178,8 @@ def _check_transforms(operands: Operands) -> None:
     for a, b in (operands[:2], operands[2:4], operands[4:6]):
         if (a.hadamard, a.random_signs) != (b.hadamard, b.random_signs):
             raise ValueError(f"the operands of a product must have one transform, got {a} and {b}")
-    others = operands.x, operands.w, operands.dy_for_dx, operands.dy_for_dw, operands.dx
-    if any(spec.of_forward for spec in others):
+    specs = operands.x, operands.w, operands.dy_for_dx, operands.dy_for_dw, operands.dx
+    if any(spec.of_forward for spec in specs):
         raise ValueError("^ is of the backward's x and w alone, which the forward rounds first")
     if operands.dx.hadamard:
         raise ValueError(f"dx leaves the layer as it is rounded, and takes no @, got {operands.dx}")

@@ -47,11 +47,11 @@ def checked(load: Callable) -> Callable:
                 return load(path, *args, **kwargs)
             except Exception as error:  # other bytes than a checkpoint's end in an error of any class
                 cause = error
-        others = (file for file in _newest_first(Path(path).parent) if file != Path(path))
-        whole = next((file for file in others if is_whole(file)), None)
+        files = (file for file in _newest_first(Path(path).parent) if file != Path(path))
+        newest = next((file for file in files if is_whole(file)), None)
         raise InputError(
             f"checkpoint {path} cannot be read: it is damaged, or no checkpoint of dsq-train; "
-            + (f"the newest whole one beside it is {whole}" if whole else "there is no whole one beside it")
+            + (f"the newest whole one beside it is {newest}" if newest else "there is no whole one beside it")
         ) from cause
 
     return load_whole

@@ -97,12 +97,12 @@ def _write_history_too(_: None, trainer: Trainer, *args: object) -> None:
         write_history(state, trainer.cfg.checkpoint.save_dir)
 
 
-def _and_then(first: Callable, then: Callable) -> Callable:
-    """Return a function that calls ``first``, and then ``then`` with its result and the same arguments."""
+def _and_then(function: Callable, action: Callable) -> Callable:
+    """Return a function that calls ``function``, and then ``action`` with its result and the same arguments."""
 
     def both(*args: Any, **kwargs: Any) -> Any:
-        result = first(*args, **kwargs)
-        then(result, *args)
+        result = function(*args, **kwargs)
+        action(result, *args)
         return result
 
     return both

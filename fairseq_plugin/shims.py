@@ -112,14 +112,14 @@ def _loading_anything(function):
     return call
 
 
-def _after_init(module: type, then: Callable[[Any], None]) -> None:
-    """Call ``then`` on each new ``module``."""
+def _after_init(module: type, action: Callable[[Any], None]) -> None:
+    """Call ``action`` on each new ``module``."""
     init = module.__init__  # type: ignore[misc]
 
     @functools.wraps(init)
     def build(self, *args, **kwargs):
         init(self, *args, **kwargs)
-        then(self)
+        action(self)
 
     module.__init__ = build  # type: ignore[misc]
 

@@ -57,10 +57,10 @@ def apply_on_import() -> None:
 
 def install(site_packages: Path) -> Path:
     """Write the .pth file into ``site_packages``."""
-    here = str(Path(__file__).resolve())
-    run = f"exec(compile(open({here!r}).read(), {here!r}, 'exec'), {{'__name__': {HOOK!r}}})"
+    path = str(Path(__file__).resolve())
+    run = f"exec(compile(open({path!r}).read(), {path!r}, 'exec'), {{'__name__': {HOOK!r}}})"
     hook = site_packages / f"{HOOK}.pth"
-    hook.write_text(f"import os; os.path.exists({here!r}) and {run}\n")  # a .pth runs lines that begin with import
+    hook.write_text(f"import os; os.path.exists({path!r}) and {run}\n")  # a .pth runs lines that begin with import
     return hook
 
 

@@ -233,9 +233,9 @@ def _names_in_forward(kind: Any) -> frozenset[str]:
     methods = ["forward"]
     while methods:
         method = inspect.unwrap(getattr(kind, methods.pop()))
-        fresh = set(_names(method.__code__)) - names if isinstance(method, FunctionType) else set()
-        names |= fresh
-        methods += [name for name in fresh if hasattr(kind, name) and not hasattr(nn.Module, name)]
+        new_names = set(_names(method.__code__)) - names if isinstance(method, FunctionType) else set()
+        names |= new_names
+        methods += [name for name in new_names if hasattr(kind, name) and not hasattr(nn.Module, name)]
     return frozenset(names)
 
 

@@ -177,12 +177,12 @@ def _backward_call(calls: DirectCalls, needs_dx: bool, needs_dw: bool) -> Backwa
     """Return one call of the backend for the gradients asked for; None if it has none."""
     spec, backend = calls.spec, calls.backend
     dx, dw = spec.matmuls.input_gradient, spec.matmuls.weight_gradient
-    each = (dx, spec.w_shape, needs_dx), (dw, spec.x_shape_TK, needs_dw)
-    if backend.linear is None or not _fusable(backend, spec, *(matmul for matmul, _, needed in each if needed)):
+    gradients = (dx, spec.w_shape, needs_dx), (dw, spec.x_shape_TK, needs_dw)
+    if backend.linear is None or not _fusable(backend, spec, *(matmul for matmul, _, needed in gradients if needed)):
         return None
     dx_gemm, dw_gemm = (
         gemm_for(matmul, spec.dtypes.y, matmul.sizes(spec.y_shape_TN, shape), backend).name if needed else None
-        for matmul, shape, needed in each
+        for matmul, shape, needed in gradients
     )
     return backend.linear.backward(spec, (dx_gemm, dw_gemm))
 

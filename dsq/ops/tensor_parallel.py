@@ -26,8 +26,8 @@ def sharded_linear(
 
     Raises ValueError where ``weight`` is sharded in another way, or ``bias`` is no DTensor.
     """
-    mesh, (placement, *others) = weight.device_mesh, weight.placements
-    if others or placement not in (Shard(0), Shard(1)):
+    mesh, (placement, *surplus) = weight.device_mesh, weight.placements
+    if surplus or placement not in (Shard(0), Shard(1)):
         raise ValueError(f"weight must be sharded as Shard(0) or Shard(1) over one axis, got {weight.placements}")
     if not (bias is None or isinstance(bias, DTensor)):
         raise ValueError("bias must be a DTensor where weight is one: shard or replicate it too")

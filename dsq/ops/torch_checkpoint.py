@@ -77,12 +77,12 @@ def recompute_under(segment: Any, run: Callable[..., Any], *args: Any) -> None:
     segment.recompute_fn = partial(run, *args, segment.recompute_fn)
 
 
-def refuse_other_level(now: object, then: object) -> None:
-    """Raise RuntimeError where a segment is recomputed at another level than ``then``, that of its forward.
+def refuse_other_level(level: object, level_of_forward: object) -> None:
+    """Raise RuntimeError where a segment is recomputed at another level than ``level_of_forward``, that of its forward.
 
     Its saved tensors would be other ones.
     """
-    if now != then:
+    if level != level_of_forward:
         text = "the precision level must not change between the forward of a checkpoint and its backward"
         raise RuntimeError(f"{text}: call dynamic.record() and dynamic.step() after backward()")
 

@@ -192,16 +192,16 @@ def run_under(
 ) -> Any:
     """Call ``run`` under the policies, those that are not entered yet, and note them for the checkpoints that are
     called inside. A checkpoint enters those of its forward around its recomputation."""
-    fresh = {policy: module for policy, module in entering if policy not in RUNNING.entered}
+    new_policies = {policy: module for policy, module in entering if policy not in RUNNING.entered}
     try:
         with ExitStack() as stack:
-            for policy, module in fresh.items():
+            for policy, module in new_policies.items():
                 stack.callback(RUNNING.entered.pop, policy, None)
                 RUNNING.entered[policy] = module
                 stack.enter_context(policy.enter(module))
             return run(*args, **kwargs)
     finally:  # Ctrl-C may come between the block and its exit
-        for policy in fresh:
+        for policy in new_policies:
             RUNNING.entered.pop(policy, None)
 
 
@@ -210,8 +210,8 @@ def run_under(
 
 def applied(model: nn.Module) -> dict[str, Controller]:
     """Return the policies applied to this very module, name to controller."""
-    here: dict[str, Controller] = model.__dict__.get(APPLIED, {})
-    return here
+    controllers: dict[str, Controller] = model.__dict__.get(APPLIED, {})
+    return controllers
 
 
 def acting_on(module: nn.Module) -> tuple[Controller, ...]:
@@ -233,9 +233,9 @@ def intercept(controller: Controller, model: nn.Module) -> None:
     for module in (model, *_parts(model)) if controller.by_parts else (model,):
         if module is not model:
             module.__dict__.setdefault(_PART_OF, []).append(controller)
-        own = type(module)
-        if not hasattr(own, "_dsq_original"):
-            object.__setattr__(module, "__class__", _intercepted(own))  # a compiled module passes what is set on
+        cls = type(module)
+        if not hasattr(cls, "_dsq_original"):
+            object.__setattr__(module, "__class__", _intercepted(cls))  # a compiled module passes what is set on
 
 
 def _check_entered(controller: Controller, model: nn.Module, args: Any) -> None:
@@ -264,11 +264,11 @@ def _parts(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _release(module: nn.Module, controller: Controller) -> None:
-    here, around = applied(module), module.__dict__.get(_PART_OF, [])
-    if here.get(controller.name) is controller:
-        del here[controller.name]
+    controllers, around = applied(module), module.__dict__.get(_PART_OF, [])
+    if controllers.get(controller.name) is controller:
+        del controllers[controller.name]
     around[:] = [other for other in around if other is not controller]
-    if here or around:
+    if controllers or around:
         return
     for name in (APPLIED, _PART_OF):
         module.__dict__.pop(name, None)
@@ -276,19 +276,19 @@ def _release(module: nn.Module, controller: Controller) -> None:
         object.__setattr__(module, "__class__", vars(type(module))["_dsq_original"])
 
 
-def _intercepted(own: type[nn.Module]) -> type[nn.Module]:
-    """Return the subclass of ``own`` whose calls go through policies; one, as a compiled graph serves one class."""
-    for subclass in own.__subclasses__():
+def _intercepted(cls: type[nn.Module]) -> type[nn.Module]:
+    """Return the subclass of ``cls`` whose calls go through policies; one, as a compiled graph serves one class."""
+    for subclass in cls.__subclasses__():
         if "_dsq_original" in vars(subclass):
             return subclass
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return under_policies(self, partial(own.__call__, self), *args, **kwargs)
+        return under_policies(self, partial(cls.__call__, self), *args, **kwargs)
 
-    names = {"__call__": call, "_dsq_original": own, "__module__": own.__module__, "__qualname__": own.__qualname__}
+    names = {"__call__": call, "_dsq_original": cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
     names["__reduce__"] = object.__reduce__  # that of a converted class would copy a model without its policies
-    kind: Any = _Unpicklable if type(own) is type else type(own)
-    return kind(own.__name__, (own,), names)  # type: ignore[no-any-return]
+    kind: Any = _Unpicklable if type(cls) is type else type(cls)
+    return kind(cls.__name__, (cls,), names)  # type: ignore[no-any-return]
 
 
 @not_compiled_alone  # of a model whose call the compiler gave back, it would compile this call

@@ -78,17 +78,17 @@ def measure(fn: Callable[[], Any]) -> StashProfile:
     roots = [tensor for tensor in reachable(fn()) if tensor.grad_fn is not None]
     if not roots:
         raise ValueError("fn must return a tensor that needs a gradient (is it under no_grad, or all frozen?)")
-    seen, held = {ref.cdata for ref in before}, []
+    counted, tensors = {ref.cdata for ref in before}, []
     for node in _nodes(roots):
         for name, thing in _held_by(node):
             for tensor in reachable(thing):
                 storage = tensor.untyped_storage()
-                if is_weight(tensor) or storage._cdata in seen:
+                if is_weight(tensor) or storage._cdata in counted:
                     continue
-                seen.add(storage._cdata)
+                counted.add(storage._cdata)
                 dtype = str(tensor.dtype).removeprefix("torch.")
-                held.append(SavedTensor(node.name(), name, tuple(tensor.shape), dtype, storage.nbytes()))
-    return StashProfile(tuple(sorted(held, key=lambda it: -it.nbytes)))
+                tensors.append(SavedTensor(node.name(), name, tuple(tensor.shape), dtype, storage.nbytes()))
+    return StashProfile(tuple(sorted(tensors, key=lambda tensor: -tensor.nbytes)))
 
 
 def _live_tensors() -> Iterator[Tensor]:
@@ -129,12 +129,12 @@ def _held_by(node: Any) -> Iterator[tuple[str, Any]]:
     yield from getattr(node, "__dict__", {}).items()
 
 
-def reachable(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+def reachable(thing: Any, visited: set[int] | None = None) -> Iterator[Tensor]:
     """Yield the strided tensors inside nested lists, tuples, dicts and dataclasses."""
-    seen = set() if seen is None else seen
-    if id(thing) in seen or isinstance(thing, (nn.Module, Controller, type)):
+    visited = set() if visited is None else visited
+    if id(thing) in visited or isinstance(thing, (nn.Module, Controller, type)):
         return
-    seen.add(id(thing))
+    visited.add(id(thing))
     if isinstance(thing, Tensor):
         if thing.layout is torch.strided:  # a sparse tensor has no storage of its own
             yield thing
@@ -149,4 +149,4 @@ def reachable(thing: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
     elif is_dataclass(thing):
         parts = [getattr(thing, field.name, None) for field in fields(thing)]
     for part in parts:
-        yield from reachable(part, seen)
+        yield from reachable(part, visited)

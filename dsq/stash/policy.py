@@ -107,9 +107,11 @@ def _check_others(model: nn.Module, entry: Policy) -> None:
     for other in (other for place in (*model.modules(), *around) for other in applied(place)):
         if not compatible(entry.name, other):
             goes_with = ", ".join(p for p in policies() if compatible(entry.name, p)) or "none"
-            there = f"{other!r}, already applied to this model, a part of it or a model around it"
+            conflict = f"{other!r}, already applied to this model, a part of it or a model around it"
             way = ' (stash="all" is bfp; stash="linears" is no policy)' if "bfp" in (entry.name, other) else ""
-            raise ValueError(f"policy {entry.name!r} cannot share a model with {there}; it goes with {goes_with}{way}")
+            raise ValueError(
+                f"policy {entry.name!r} cannot share a model with {conflict}; it goes with {goes_with}{way}"
+            )
 
 
 def _check_compiled(model: nn.Module, entry: Policy) -> None:

@@ -180,14 +180,14 @@ def read(layout: FormLayout, saved: Sequence[Tensor]) -> tuple[list[Any], list[b
     unshared: list[bool] = []
     start = 0
     for count, decoder in layout:
-        alone = False
+        may_overwrite = False
         if decoder is None:
             value = saved[start] if count else None
         elif type(decoder) is Shared:
-            value, alone = decoder.read(saved[start : start + count])
+            value, may_overwrite = decoder.read(saved[start : start + count])
         else:
             value = decoder.value(saved[start : start + count])  # type: ignore[union-attr]
         values.append(value)
-        unshared.append(alone)
+        unshared.append(may_overwrite)
         start += count
     return values, unshared

@@ -42,7 +42,10 @@ def reusable_buffers(ctx: Any, dy: Tensor, *values: Tensor) -> list[Tensor | Non
     # vmap, and the mode of allow_mutation_on_saved_tensors, have no rule for functions that write
     if torch._C._functorch.is_legacy_batchedtensor(dy) or torch._C._len_torch_dispatch_stack() > 0:
         return [None] * len(values)
-    return [x if alone and 0 not in x.stride() else None for x, alone in zip(values, ctx.unshared, strict=True)]
+    return [
+        x if may_overwrite and 0 not in x.stride() else None
+        for x, may_overwrite in zip(values, ctx.unshared, strict=True)
+    ]
 
 
 def refuse_create_graph() -> None:

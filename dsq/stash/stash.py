@@ -239,14 +239,14 @@ class Stash:
         )
 
     def code_repaired(
-        self, y: Tensor, role: Role, repair: Callable[..., Tensor], *others: Saved, prepare: Prepare | None = None
+        self, y: Tensor, role: Role, repair: Callable[..., Tensor], *sources: Saved, prepare: Prepare | None = None
     ) -> Saved:
         """Return ``y`` in codes whose value is ``repair(decoded, *values of others)``, a result that the operation
         could have had. ``prepare``: as for ``code``."""
         form = self.code(y, role, prepare)
         if isinstance(form, Tensor):
             return form
-        repaired = self.register_recomputed(y, (form, *others), repair)
+        repaired = self.register_recomputed(y, (form, *sources), repair)
         assert repaired is not None, "codes that are not repaired are no result of the operation"
         return repaired
 

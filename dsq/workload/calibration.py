@@ -136,14 +136,14 @@ def _layer_times(
             with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
                 return [layer(x) for layer, x in zip(layers, inputs, strict=True)]
 
-        taken_forward = seconds(forward)
-        taken_dw = backward_seconds(forward(), [layer.weight for layer in layers])
+        forward_seconds = seconds(forward)
+        dw_seconds = backward_seconds(forward(), [layer.weight for layer in layers])
         for layer in layers:
             layer.requires_grad_(False)  # a backward for dx alone
         leaves = [x.requires_grad_() for x in inputs]
-        taken_dx = backward_seconds(forward(), leaves)
-        for phase, taken in zip(times, (taken_forward, taken_dx, taken_dw), strict=True):
-            phase.append(TimedProduct(2.0 * M * K * N, M * K + K * N + M * N, taken / COPIES))
+        dx_seconds = backward_seconds(forward(), leaves)
+        for phase, duration in zip(times, (forward_seconds, dx_seconds, dw_seconds), strict=True):
+            phase.append(TimedProduct(2.0 * M * K * N, M * K + K * N + M * N, duration / COPIES))
     return times  # type: ignore[return-value]
 
 
@@ -164,13 +164,13 @@ def _fused_unit(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     for size in FUSED:
         B, H, T, d = size
         q, k, v = (torch.randn(size, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
-        taken = {}
+        durations = {}
         for causal in (False, True):
             attend = partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)
-            taken[causal] = seconds(attend), backward_seconds([attend()], [q, k, v])
-        for phase, products in zip(taken[False], (2, 5), strict=True):
+            durations[causal] = seconds(attend), backward_seconds([attend()], [q, k, v])
+        for phase, products in zip(durations[False], (2, 5), strict=True):
             times.append(TimedProduct(2.0 * B * H * T * T * d, 2 * B * H * T * d, phase / products))
-        causal_shares.append(sum(taken[True]) / sum(taken[False]))
+        causal_shares.append(sum(durations[True]) / sum(durations[False]))
     return _rates(*fitted(times)) | {"causal": min(float(np.median(causal_shares)), 1.0)}
 
 
@@ -190,7 +190,7 @@ def fitted(times: list[TimedProduct]) -> tuple[float, float, float]:
     """Return the seconds an operation, a value and a product: least squares of relative errors, none negative."""
     terms = np.array([[t.flops, t.values, 1.0] for t in times]) / np.array([[t.seconds] for t in times])
     best, least = np.zeros(3), np.inf
-    for columns in ([0, *others] for count in range(3) for others in combinations((1, 2), count)):
+    for columns in ([0, *regressors] for count in range(3) for regressors in combinations((1, 2), count)):
         solution = np.linalg.lstsq(terms[:, columns], np.ones(len(times)), rcond=None)[0]
         error = float(np.square(terms[:, columns] @ solution - 1).sum())
         if (solution >= 0).all() and solution[0] > 0 and error < least:
@@ -228,15 +228,15 @@ def passes(device: torch.device) -> list[dict[str, Any]]:
             for size in sizes:
                 for kind, (forward, leaves) in make(device, dtype, *size).items():
                     times.setdefault((kind, "forward"), []).append(seconds(forward))
-                    taken = times[kind, "forward"][-1] if kind in COPYING else backward_seconds(forward(), leaves)
-                    times.setdefault((kind, "backward"), []).append(taken)
+                    duration = times[kind, "forward"][-1] if kind in COPYING else backward_seconds(forward(), leaves)
+                    times.setdefault((kind, "backward"), []).append(duration)
             counts = [rows * width for rows, width in sizes]
-            tables += [_pass(kind, bits, phase, counts, taken) for (kind, phase), taken in times.items()]
+            tables += [_pass(kind, bits, phase, counts, durations) for (kind, phase), durations in times.items()]
         adam = [_adam_seconds(device, count) for count in ADAM_SIZES]
         tables.append(_pass("adam", bits, "update", ADAM_SIZES, adam))
     packing, counts = [_packing_seconds(device, *size) for size in SIZES], [rows * width for rows, width in SIZES]
     for index, phase in enumerate(("forward", "backward")):
-        tables.append(_pass("pack", STASH_BITS, phase, counts, [taken[index] for taken in packing]))
+        tables.append(_pass("pack", STASH_BITS, phase, counts, [durations[index] for durations in packing]))
     return tables
 
 
@@ -327,8 +327,8 @@ def _adam_seconds(device: torch.device, count: int) -> float:
     return seconds(torch.optim.Adam([parameter], fused=True).step)
 
 
-def _pass(kind: str, bits: int, phase: str, counts: Sequence[int], taken: Sequence[float]) -> dict[str, Any]:
-    per_value = max((taken[1] - taken[0]) / (counts[1] - counts[0]), 0.0)
-    per_call = max(taken[0] - per_value * counts[0], 0.0)
+def _pass(kind: str, bits: int, phase: str, counts: Sequence[int], durations: Sequence[float]) -> dict[str, Any]:
+    per_value = max((durations[1] - durations[0]) / (counts[1] - counts[0]), 0.0)
+    per_call = max(durations[0] - per_value * counts[0], 0.0)
     entry = {"kind": kind, "bits": bits, "phase": phase}
     return entry | {"ns_per_value": 1e9 * per_value, "us_per_call": 1e6 * per_call}

@@ -22,14 +22,14 @@ def trace_config(path: str, sequences: int, tokens: int) -> dict[str, Any]:
     from huggingface_hub.errors import StrictDataclassError
 
     file = Path(path, "config.json") if Path(path).is_dir() else Path(path)
-    stated = read_json(file, f"config {file}", finite=False)
+    fields = read_json(file, f"config {file}", finite=False)
     try:
         # attention is written out, which runs without data; so do experts in one grouped product
         # transformers reads what it wrote: {"__float__": "Infinity"} in Mamba-2's
         config: Any = transformers.AutoConfig.from_pretrained(
             file, trust_remote_code=False, attn_implementation="eager"
         )
-        name = (stated.get("architectures") or [None])[0]
+        name = (fields.get("architectures") or [None])[0]
         config.use_cache = config.apply_spec_augment = False  # masks of audio are drawn by NumPy
         if hasattr(config, "num_experts_per_tok"):
             config._experts_implementation = "grouped_mm"
@@ -41,14 +41,14 @@ def trace_config(path: str, sequences: int, tokens: int) -> dict[str, Any]:
         inputs = _inputs(model, config, sequences, tokens)
         mask = torch.zeros(sequences, 1, tokens, tokens)
     masks = {"full_attention": mask, "sliding_attention": mask}
-    said = ""
+    message = ""
     # made masks look at data; some need several, or one for the decoder (Whisper)
     for masks_argument in ({}, {"attention_mask": mask}, {"attention_mask": masks}, {"decoder_attention_mask": mask}):
         try:
             return trace(model.train(), **inputs, **masks_argument)
         except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, IndexError) as error:
-            said = said or str(error)
-    raise ValueError(f"config {file}: {type(model).__name__} does not run on the meta device: {said}")
+            message = message or str(error)
+    raise ValueError(f"config {file}: {type(model).__name__} does not run on the meta device: {message}")
 
 
 def _auto(config: Any) -> Any:

@@ -85,9 +85,9 @@ class Recorder(TorchDispatchMode):
         bits = 0 if tensor.is_floating_point() else 8 * tensor.element_size()
         return Saved(storage._cdata, f"storage {index}", storage.nbytes() // tensor.element_size(), bits)
 
-    def _attach(self, listed: "list[Saved]", entry: Entry | None) -> None:
+    def _attach(self, tensors: "list[Saved]", entry: Entry | None) -> None:
         """Write saved tensors into the entries whose operands they are, else into ``entry``."""
-        for saved in listed:
+        for saved in tensors:
             owner, role = self._owners.get(saved.storage) or self._roles.get(saved.storage) or (entry, "")
             if owner is not None and "saves" in owner:
                 record = [role, saved.name, saved.values, saved.bits]
@@ -292,16 +292,16 @@ def _fused_attention(recorder: Recorder, name: str, args: Any, out: Any) -> None
     fused = not recorder.quantized_attention
     scores: Entry = {"w_grad": k.requires_grad} | ({"on_chip": "y", "recompute": 1} if fused else {})
     first = recorder.add_gemm(f"{name}.scores", (*size, depth, keys), **grads, **scores)
-    listed = [first]
+    entries = [first]
     for kind in () if fused else ("scale", "softmax"):
-        listed.append(recorder.add_pass(f"{name}.{kind}", kind, math.prod(size), keys, "attention"))
+        entries.append(recorder.add_pass(f"{name}.{kind}", kind, math.prod(size), keys, "attention"))
     context: Entry = {"w_grad": v.requires_grad} | ({"on_chip": "x"} if fused else {})
     second = recorder.add_gemm(f"{name}.context", (*size, keys, v.shape[-1]), **grads, **context)
     if fused:
         recorder.set_roles(first, {"x": q, "w": k, "logsumexp": out[1]})
         recorder.set_roles(second, {"w": v, "y": out[0]})
     else:  # the step that is described is not the one that runs
-        for entry in (*listed, second):
+        for entry in (*entries, second):
             del entry["saves"]
 
 

@@ -83,7 +83,9 @@ class BitPlan:
             return ()
         sensitivities, sizes_then = self.measured[len(sizes)]
         # c_l is a sum over the tensor's values: a longer batch scales it
-        c = tuple(c * d / max(then, 1) for c, d, then in zip(sensitivities, sizes, sizes_then, strict=True))
+        c = tuple(
+            c * size / max(size_then, 1) for c, size, size_then in zip(sensitivities, sizes, sizes_then, strict=True)
+        )
         return allocate(c, sizes, self.bits * sum(sizes), (*WIDTHS, EXACT))
 
 
@@ -99,15 +101,15 @@ def allocate(
     """
     widenings = []
     for tensor, (c, size) in enumerate(zip(sensitivities, sizes, strict=True)):
-        for here, there in pairwise(widths) if size else ():
-            gain = c * (rounding_variance(here) - rounding_variance(there)) / (size * (there - here))
+        for width, next_width in pairwise(widths) if size else ():
+            gain = c * (rounding_variance(width) - rounding_variance(next_width)) / (size * (next_width - width))
             # equal gains (no sensitivity at all, say): the narrowest first, so that the rest is spread evenly
-            widenings.append((-gain, here, tensor, there))
+            widenings.append((-gain, width, tensor, next_width))
     bits, remaining = [widths[0]] * len(sizes), budget - widths[0] * sum(sizes)
-    for _, here, tensor, there in sorted(widenings):
-        cost = (there - here) * sizes[tensor]
-        if bits[tensor] == here and cost <= remaining:  # else the one before did not fit
-            bits[tensor], remaining = there, remaining - cost
+    for _, width, tensor, next_width in sorted(widenings):
+        cost = (next_width - width) * sizes[tensor]
+        if bits[tensor] == width and cost <= remaining:  # else the one before did not fit
+            bits[tensor], remaining = next_width, remaining - cost
     return tuple(bits)
 
 
@@ -223,14 +225,14 @@ def has_reentrant_checkpoint(y: Tensor) -> bool:
     """Return whether the graph of ``y`` has a checkpoint that runs a backward of its own, which torch.autograd.grad
     refuses: PyTorch's, fairseq's, Megatron's and DeepSpeed's have one name."""
     nodes: list[Any] = [y.grad_fn]
-    seen: set[Any] = set()
+    visited: set[Any] = set()
     while nodes:
         node = nodes.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
         if node.name() == "CheckpointFunctionBackward":
             return True
-        seen.add(node)
+        visited.add(node)
         nodes.extend(parent for parent, _ in node.next_functions)
     return False
 
@@ -315,20 +317,20 @@ class Gact(RulePolicy):
 
         Nothing is measured where one is not finite (a scaler's overflow), or where another forward has begun since.
         """
-        came = [(y, dy) for y, dy in zip(outputs, gradients, strict=True) if dy is not None]
-        if self.run is not run or not all(bool(dy.isfinite().all()) for _, dy in came):
+        pairs = [(y, dy) for y, dy in zip(outputs, gradients, strict=True) if dy is not None]
+        if self.run is not run or not all(bool(dy.isfinite().all()) for _, dy in pairs):
             return
         self.next_adaptation = self.step + (self.adapt_interval or 0 if duals else 0)
         if not duals:
             return
-        if any(has_reentrant_checkpoint(y) for y, _ in came):
+        if any(has_reentrant_checkpoint(y) for y, _ in pairs):
             text = "gact measures no sensitivities behind checkpoints with use_reentrant=True: all tensors get the"
             warnings.warn(f"{text} same bits; use_reentrant=False lets it measure", stacklevel=2)
             return
 
         def gradient() -> Sequence[Tensor]:
             self.recomputed = 0  # a checkpoint's codes must be the same in both gradients
-            roots, root_gradients = zip(*came, strict=True)
+            roots, root_gradients = zip(*pairs, strict=True)
             of_leaves = torch.autograd.grad(roots, leaves, root_gradients, retain_graph=True, allow_unused=True)
             return [g for g in of_leaves if g is not None]
 

@@ -85,7 +85,7 @@ class NormCache:
         self.slot_of: dict[int, int] = {}  # sample id -> its column in every layer's norms
         self.norms: dict[str, Tensor] = {}  # layer -> float32, NaN where the sample is unseen
         self.batch: Tensor | None = None  # columns of the samples of the current batch, in batch order
-        self.came: list[tuple[str, Tensor, Tensor]] = []  # layer, columns, norms of a backward, still on its device
+        self.arrivals: list[tuple[str, Tensor, Tensor]] = []  # layer, columns, norms of a backward, still on its device
 
     def start_batch(self, ids: Iterable[int] | Tensor | None) -> None:
         self._take_over()
@@ -109,9 +109,9 @@ class NormCache:
         return norms_B.nan_to_num(norms_B.nanmean().item()).to(device, non_blocking=True)
 
     def _take_over(self) -> None:
-        """Bring what came since the last call to the CPU, which waits for a device; non-finite norms are dropped."""
-        came, self.came = self.came, []
-        for layer, batch, norms_B in came:
+        """Bring the arrivals to the CPU, which waits for a device; norms that are not finite are dropped."""
+        arrivals, self.arrivals = self.arrivals, []
+        for layer, batch, norms_B in arrivals:
             norms_B = norms_B.cpu()
             finite_B = norms_B.isfinite()
             self._grown(layer)[batch[finite_B]] = norms_B[finite_B]
@@ -122,7 +122,7 @@ class NormCache:
         return {"ids": ids, "norms": {layer: self._grown(layer)[: ids.numel()].clone() for layer in self.norms}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.batch, self.came = None, []
+        self.batch, self.arrivals = None, []
         self.slot_of = {i: slot for slot, i in enumerate(state["ids"].tolist())}
         self.norms = {layer: norms.clone() for layer, norms in state["norms"].items()}
 
@@ -130,8 +130,8 @@ class NormCache:
         """Return the layer's norms, a column for each sample so far and spare ones: growing seldom copies."""
         norms = self.norms.get(layer, torch.empty(0, device="cpu"))
         if norms.numel() < len(self.slot_of):
-            more = max(len(self.slot_of), 2 * norms.numel()) - norms.numel()
-            self.norms[layer] = norms = torch.cat((norms, torch.full((more,), torch.nan, device="cpu")))
+            growth = max(len(self.slot_of), 2 * norms.numel()) - norms.numel()
+            self.norms[layer] = norms = torch.cat((norms, torch.full((growth,), torch.nan, device="cpu")))
         return norms
 
 
@@ -287,7 +287,7 @@ class WTACRS(Controller):
             return
         sample.squares[reader] = dz_norm_T.square().view(samples, -1).mean(1)
         norms_B = torch.stack(list(sample.squares.values())).sum(0).sqrt()
-        self.cache.came.append((sample.leader, sample.batch, norms_B))
+        self.cache.arrivals.append((sample.leader, sample.batch, norms_B))
 
     def restore(self, module: nn.Module) -> None:
         if isinstance(module, SampledLinear):

@@ -176,11 +176,11 @@ def _sum_over_batch(x: Tensor, y: Tensor, shape: torch.Size) -> Tensor:
     return (x.mT @ y).sum_to_size(shape)
 
 
-def grouped_mm(stash: Stash, mat_a: Tensor, mat_b: Tensor, *, offs: Any = None, **others: Any) -> Tensor:
+def grouped_mm(stash: Stash, mat_a: Tensor, mat_b: Tensor, *, offs: Any = None, **options: Any) -> Tensor:
     """Run F.grouped_mm of rows that lie together by group, each group by a matrix of ``mat_b``: an expert each."""
-    has_options = any(value is not None for value in others.values())
+    has_options = any(value is not None for value in options.values())
     if has_options or offs is None or mat_a.dim() != 2 or mat_b.dim() != 3:
-        return F.grouped_mm(mat_a, mat_b, offs=offs, **others)
+        return F.grouped_mm(mat_a, mat_b, offs=offs, **options)
     return GroupedMatMul.apply(stash, mat_a, mat_b, offs)  # type: ignore[no-any-return, no-untyped-call]
 
 
