@@ -7,7 +7,7 @@ A name has parts with " + " between them, in the order of applying. A part is
                         "float32" (its products in float32), "tied" (also a tied output projection), "headless" (the
                         layer called head is skipped)
     bfp 4, snvint 4     policy bfp, that format
-    gact 4              also "gact 4 uniform", "gact 4 CB1", with uniform bits
+    gact 4              also "gact 4 uniform", with uniform bits
     mesa                also "selective", "checkpoint SEGMENTS", "wtacrs 0.3"
     around bfp 4        a GPT's blocks are called with a packed checkpoint of that format; "around checkpoint": plain
     bf16                the model itself is cast
@@ -235,6 +235,5 @@ def _policy(first: str, words: list[str]) -> tuple[str, dict[str, Any]]:
     if first == "checkpoint" and words:
         return first, {"segments": words[0]}
     if first == "gact" and words:
-        options: dict[str, Any] = {"level": "CB1"} if "CB1" in words else {}
-        return "gact", {"bits": int(words[0])} | options | ({"adapt_interval": None} if words[1:] else {})
+        return "gact", {"bits": int(words[0])} | ({"adapt_interval": None} if words[1:] else {})
     return first, {}

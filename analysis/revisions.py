@@ -25,8 +25,8 @@ from dsq.command import OneLineParser, guarded
 #: names of analysis/models.py
 LEVELS = ("[2,2,2,16]", "[4,3,3,8]", "[8,4,4,8]", "[16,4,4,16]")
 SETUPS = [f"{levels}{more}" for levels in LEVELS for more in ("", " stochastic", " float32", " bfp", " fixed")]
-SETUPS += ["bf16 + [8,4,4,8]", "[8,4,4,8] all", "mesa", "gact 4", "gact 4 CB1", "selective + bfp 4", "wtacrs 0.3"]
-SETUPS += ["checkpoint + bfp 4"]
+SETUPS += ["bf16 + [8,4,4,8]", "[8,4,4,8] all", "mesa", "gact 4", "checkpoint + gact 4 uniform", "selective + bfp 4"]
+SETUPS += ["wtacrs 0.3", "checkpoint + bfp 4"]
 #: models, and the shapes of their inputs
 MODELS: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...]]] = {
     "encoder": (partial(encoder, 2, 48, 4, 96, 0.1), (4, 20, 48)),

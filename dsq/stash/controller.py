@@ -56,7 +56,7 @@ class Controller:
     name: str = ""  # set by apply
     compiles: bool = False  #: whether the model, or blocks of it, may be compiled; set by apply
     attached: tuple[str, ...] = ()
-    hooks: list[Any] = field(default_factory=list, repr=False)  #: before forwards; which remove() takes away
+    hook: Any = field(default=None, repr=False)  #: before the model's forward; which remove() takes away
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -138,11 +138,8 @@ class Controller:
         target = self.model if copy is None else copy
         if applied(target).get(self.name) is not self:
             return
-        numbers = {hook.id for hook in self.hooks}  # of a copy's hooks too
+        target._forward_pre_hooks.pop(self.hook.id, None)  # a copy's hook has the same number
         for module in list(target.modules()):
-            for hooks in (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs):
-                for number in numbers & hooks.keys():
-                    del hooks[number]
             _release(module, self)
             self.restore(module)
 
@@ -228,7 +225,7 @@ def intercept(controller: Controller, model: nn.Module) -> None:
     class, not in the instance, and hooks cannot wrap a call in a context that an exception also leaves. Copies of the
     module, and replicas of nn.DataParallel, have the same class.
     """
-    controller.hooks.append(model.register_forward_pre_hook(partial(_check_entered, controller), prepend=True))
+    controller.hook = model.register_forward_pre_hook(partial(_check_entered, controller), prepend=True)
     model.__dict__[APPLIED] = applied(model) | {controller.name: controller}
     for module in (model, *_parts(model)) if controller.by_parts else (model,):
         if module is not model:

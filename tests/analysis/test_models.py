@@ -9,7 +9,7 @@ from analysis.models import GPT, attach
 WORDS = (
     *("fp32", "bf16 autocast + fused", "[8,4,4,8] all headless + around snvint 4", "[2,2,2,16] stochastic float32"),
     *("[4,4,4,16] bfp + autocast", "[8,4,4,8] tied + mesa", "gact", "gact 4 uniform", r"checkpoint encoder\.\d+"),
-    *("plain", "gact 4 CB1", "selective + bfp 4", "wtacrs 0.3 + bfp 4", "around checkpoint"),
+    *("plain", "checkpoint + gact 4 uniform", "selective + bfp 4", "wtacrs 0.3 + bfp 4", "around checkpoint"),
 )
 
 

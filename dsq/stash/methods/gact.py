@@ -10,8 +10,8 @@ outputs, from the gradients that come back there. That leaves .grad, buffers and
 hooks on tensors and parameters run again. It takes about L backwards and twice the stash.
 
 Which tensors an operation saves, its rule says (dsq/stash/rules). Coded tensors are identified by their order in the
-forward. The loss saves exact tensors, the most sensitive of all (section 6.1). The paper's level L2 is PyTorch's
-``torch.autograd.graph.save_on_cpu(pin_memory=True)`` around the forward.
+forward. The loss saves exact tensors, the most sensitive of all (section 6.1). The paper's level CB1 is
+``apply(model, "checkpoint")`` too, and L2 is ``torch.autograd.graph.save_on_cpu(pin_memory=True)`` around the forward.
 
 Beyond the paper, masks of the ReLU family and of dropout take one bit, exact, on top of the average, and max-pool's
 indices their narrowest integers. In the paper a ReLU shares the code of the next layer's input, which rounds small
@@ -31,18 +31,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from dsq.arguments import choice, number, whole_number
+from dsq.arguments import number, whole_number
 from dsq.kernels.backend import AffineCodes, Groups
 from dsq.kernels.dispatch import affine_pack, affine_unpack
 from dsq.ops.torch_checkpoint import in_backward
 from dsq.stash.controller import Controller
 from dsq.stash.interception import RulePolicy
 from dsq.stash.memory import MemoryOrder
-from dsq.stash.policy import apply, register
+from dsq.stash.policy import register
 from dsq.stash.saved_forms import Codec, Decode, Encoded
 from dsq.stash_bits import GACT_GROUP, Role
 
-LEVELS = ("L1", "CB1", "CB2")
 EXACT = 32  #: the width that stands for "saved exact"
 #: bits that a code may have, narrowest first
 WIDTHS = tuple(range(1, 9))
@@ -272,12 +271,6 @@ class Gact(RulePolicy):
         self.inputs: Any = ()  #: of the forward that runs
         self.run: TrainingForward | None = None  #: the latest of the training loop
         self.recomputed = 0
-        self.inner: Controller | None = None  #: the checkpointing of CB1
-
-    def remove(self, copy: nn.Module | None = None) -> None:
-        super().remove(copy)
-        if self.inner is not None:
-            self.inner.remove(copy)
 
     def run_forward(self, module: nn.Module, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call the model; where its tensors have two codes, measure them when the gradient comes back."""
@@ -373,7 +366,6 @@ def attach(
     model: nn.Module,
     *,
     bits: float = 4,
-    level: str = "L1",
     adapt_interval: int | None = 1000,
     seed: int = 0,
 ) -> Controller:
@@ -382,27 +374,12 @@ def attach(
     Args:
         bits: B / sum_l D_l of equation 4; scales and minima come on top (0.25 bit). Until c_l was measured
             all tensors have the widest code within it.
-        level: L1: adaptive bits. CB1: L1 and checkpointing (the policy "checkpoint"; recomputed tensors are coded too,
-            uniformly). CB2: CB1 and nn.MultiheadAttention through scaled_dot_product_attention (it then returns no
-            weights); attention written in another way has to call that function itself.
         adapt_interval: steps between two measurements of c_l, the first in the second step; None: the same bits for
             all.
     Raises:
         ValueError: an option out of range.
     """
-    choice("level", level, LEVELS)
     number("bits", bits, least=WIDTHS[0], most=WIDTHS[-1])
     adapt_interval = None if adapt_interval is None else whole_number("adapt_interval", adapt_interval, 1)
     seed = whole_number("seed", seed)
-    controller = Gact(model, BitPlan(float(bits)), adapt_interval, seed)
-    if level != "L1":  # first: it refuses a model without blocks, which must then be left as it was
-        controller.inner = apply(model, "checkpoint")
-    if level == "CB2":
-        for module in model.modules():
-            if isinstance(module, nn.MultiheadAttention):
-                controller.hooks.append(module.register_forward_pre_hook(_without_weights, with_kwargs=True))
-    return controller
-
-
-def _without_weights(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    return args, {**kwargs, "need_weights": False}
+    return Gact(model, BitPlan(float(bits)), adapt_interval, seed)

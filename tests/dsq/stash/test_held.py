@@ -80,9 +80,9 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Callable[[], Tensor]]]] = {
 
 #: setups by the names that analysis/models.py reads
 POLICIES = (
-    *("plain", "snvint 4", "snvint 2", "mesa", "gact 4 uniform", "gact 2 uniform", "gact 4", "gact 4 CB1", "selective"),
+    *("plain", "snvint 4", "snvint 2", "mesa", "gact 4 uniform", "gact 2 uniform", "gact 4", "selective"),
     *("wtacrs 0.3", "checkpoint", "wtacrs 0.3 + snvint 4", "selective + snvint 4", "checkpoint + snvint 4"),
-    *("checkpoint + mesa", "checkpoint + selective", "checkpoint + wtacrs 0.3"),
+    *("checkpoint + mesa", "checkpoint + gact 4 uniform", "checkpoint + selective", "checkpoint + wtacrs 0.3"),
     "checkpoint + wtacrs 0.3 + snvint 4",
 )
 
