@@ -33,7 +33,7 @@ class PolicyStatus:
     attached: tuple[str, ...] = ()  #: names of the modules it changed; () for a policy that acts on the whole model
     raw_bytes: int = 0  #: of the tensors that came to be saved (unique storages)
     saved_bytes: int = 0  #: of what was saved for them
-    details: tuple[str, ...] = ()  #: lines for a person: bits of each tensor, budgets
+    details: tuple[str, ...] = ()  #: lines for a person: average bits, budgets
 
     def __str__(self) -> str:
         head = f"{self.policy}: {f'{len(self.attached)} modules' if self.attached else 'whole model'}"

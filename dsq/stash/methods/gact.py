@@ -321,18 +321,13 @@ class Gact(RulePolicy):
             self.plan.measured[len(c)] = tuple(c), tuple(run.sizes)
 
     def details(self) -> tuple[str, ...]:
-        """Return the average bits, bits and sensitivity of each tensor."""
+        """Return the average of the latest forward's bits, and the budget."""
         run = self.run
         if run is None:
             return ()
-        measured = self.plan.measured.get(len(run.sizes))
         budget = f"the budget is {self.plan.bits:g}" if run.planned else f"uniform bits within {self.plan.bits:g}"
         average = sum(b * d for b, d in zip(run.bits, run.sizes, strict=True)) / max(sum(run.sizes), 1)
-        lines = [f"{average:.3f} bits a value on average, scales and masks aside; {budget}"]
-        for index, (size, bits) in enumerate(zip(run.sizes, run.bits, strict=True)):
-            cost = f", c = {measured[0][index]:.3g}" if measured else ""
-            lines.append(f"tensor {index}: {size} values, {'exact' if bits == EXACT else f'{bits} bits'}{cost}")
-        return tuple(lines)
+        return (f"{average:.3f} bits a value on average, scales and masks aside; {budget}",)
 
     def state_dict(self) -> dict[str, Any]:
         plan = {"measured": dict(self.plan.measured), "layouts": dict(self.plan.layouts)}
