@@ -9,7 +9,7 @@ from .kernels.dispatch import fused_attention
 from .linear import Linear
 from .packing import Packed, pack, quantize
 from .precision import Precision, parse_levels
-from .process_memory import MemorySettings, release_memory
+from .process_memory import release_memory
 from .quantizers import Quantizers
 from .scheduler import PrecisionScheduler
 from .skipped import SkippedModule
@@ -28,7 +28,6 @@ __all__ = [
     "GradientCheck",
     "Identity",
     "Linear",
-    "MemorySettings",
     "Packed",
     "ParameterGradient",
     "Precision",

@@ -17,7 +17,6 @@ import sys
 import warnings
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  #: PyTorch's environment variable, read once, at its first tensor
 SWITCH = "DSQ_ALLOCATOR"  #: 0: dsq does not change the settings of the process
@@ -34,22 +33,19 @@ _TOO_LATE = (
 _LOG = logging.getLogger("dsq")
 
 
-class MemorySettings(NamedTuple):
-    """The settings of a process that took effect."""
+@cache
+def release_memory() -> bool:
+    """Make both settings, once per process, and return whether freed blocks of 4 MiB or more return to the system.
 
-    returned: bool  #: freed blocks of 4 MiB or more return to the system at once
-    huge_pages: bool  #: blocks of 2 MiB or more lie on huge pages
-
-
-def release_memory(enabled: bool = True) -> MemorySettings:
-    """Make both settings, once per process; the log (INFO) says which took effect, or why not.
-
-    If ``enabled`` is False, or DSQ_ALLOCATOR=0 in the environment, the process stays as it is, also in later calls.
-    Call it before the first tensor.
+    The log (INFO) says which setting took effect, or why not. DSQ_ALLOCATOR=0 in the environment leaves the process as
+    it is. Call it before the first tensor.
     """
-    if not enabled:
-        os.environ[SWITCH] = "0"
-    return MemorySettings(False, False) if os.environ.get(SWITCH) == "0" else _set()
+    if os.environ.get(SWITCH) == "0":
+        return False
+    mapped, huge = _map_large_blocks(), _missing_huge_pages()
+    _LOG.info("freed memory %s", f"stays in the process: {mapped}" if mapped else "goes back to the system")
+    _LOG.info("large blocks lie on %s", f"small pages: {huge}" if huge else "huge pages")
+    return not mapped
 
 
 @cache
@@ -61,7 +57,7 @@ def suit_a_packed_stash() -> None:
     elif reason:
         _LOG.info("freed memory stays in the process, as huge pages are missing: %s", reason)
     else:
-        _set()
+        release_memory()
 
 
 def resident() -> dict[str, int]:
@@ -69,14 +65,6 @@ def resident() -> dict[str, int]:
     status = _STATUS.read_text(encoding="ascii") if _STATUS.exists() else ""
     sizes = re.findall(r"^(VmRSS|VmHWM):\s*(\d+) kB", status, re.MULTILINE)
     return {{"VmRSS": "resident", "VmHWM": "peak"}[name]: int(kib) * 1024 for name, kib in sizes}
-
-
-@cache
-def _set() -> MemorySettings:
-    mapped, huge = _map_large_blocks(), _missing_huge_pages()
-    _LOG.info("freed memory %s", f"stays in the process: {mapped}" if mapped else "goes back to the system")
-    _LOG.info("large blocks lie on %s", f"small pages: {huge}" if huge else "huge pages")
-    return MemorySettings(not mapped, not huge)
 
 
 def _map_large_blocks() -> str:
@@ -103,7 +91,7 @@ def _tell_glibc(settings: dict[int, int]) -> str:
 def ask_for_huge_pages() -> str:
     """Set the variable by which PyTorch puts blocks of 2 MiB and more on huge pages; return why not, or ""."""
     if os.environ.get(SWITCH) == "0":
-        return f"{SWITCH}=0, or the program, leaves memory as it is"
+        return f"{SWITCH}=0 leaves memory as it is"
     if not _MODES.exists() or "[never]" in _MODES.read_text(encoding="ascii"):
         return "this system has none"
     return "" if os.environ.setdefault(HUGE_PAGES, "1") == "1" else f"{HUGE_PAGES} is set to something else than 1"

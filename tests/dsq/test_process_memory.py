@@ -25,7 +25,7 @@ def _new_process(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv(process_memory.SWITCH, "")  # which the end of the test gives back
     monkeypatch.setenv(process_memory.HUGE_PAGES, "1")
     _system_gives(tmp_path, monkeypatch, "always [madvise] never")
-    caches = process_memory._set, process_memory.suit_a_packed_stash
+    caches = process_memory.release_memory, process_memory.suit_a_packed_stash
     for made in caches:
         made.cache_clear()
     yield
@@ -43,14 +43,11 @@ def test_without_proc_nothing_is_known(monkeypatch, tmp_path):
     assert process_memory.resident() == {}
 
 
-@pytest.mark.parametrize("by", ["variable", "program"])
-def test_a_process_can_decline(by, monkeypatch, caplog):
+def test_a_process_can_decline(monkeypatch, caplog):
     monkeypatch.delenv(process_memory.HUGE_PAGES)
-    if by == "variable":
-        monkeypatch.setenv(process_memory.SWITCH, "0")
-    found = dsq.release_memory(by == "variable")
-    assert (found.returned, found.huge_pages) == (False, False)
-    assert dsq.release_memory() == found
+    monkeypatch.setenv(process_memory.SWITCH, "0")
+    process_memory.ask_for_huge_pages()
+    assert not process_memory.release_memory()
     assert process_memory.HUGE_PAGES not in os.environ
     assert not caplog.messages
 
@@ -66,24 +63,18 @@ def test_the_system_says_whether_there_are_huge_pages_and_without_them_a_packed_
     _system_gives(tmp_path, monkeypatch, modes)
     monkeypatch.setattr(torch, "UntypedStorage", None)  # a tensor is not asked
     process_memory.suit_a_packed_stash()
-    goes_back = "freed memory goes back to the system"
-    stays = f"freed memory stays in the process, as huge pages are missing: {lacks}"
-    assert caplog.messages[0] == (stays if lacks else goes_back)
+    assert caplog.messages[0].startswith("freed memory stays" if lacks else "freed memory goes back")
     caplog.clear()
-    process_memory._set.cache_clear()
-    found = dsq.release_memory()
-    assert dsq.release_memory() is found  # and says nothing again
-    assert (found.returned, found.huge_pages) == (True, not lacks)
-    pages = f"small pages: {lacks}" if lacks else "huge pages"
-    assert caplog.messages == [goes_back, f"large blocks lie on {pages}"]
+    process_memory.release_memory.cache_clear()
+    assert process_memory.release_memory()
+    assert caplog.messages[1] == f"large blocks lie on {f'small pages: {lacks}' if lacks else 'huge pages'}"
 
 
 def test_a_variable_of_the_user_stays(monkeypatch):
     monkeypatch.setenv(process_memory.HUGE_PAGES, "0")
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
     monkeypatch.setattr(ctypes, "CDLL", None)  # which is not asked
-    found = dsq.release_memory()
-    assert (found.returned, found.huge_pages) == (True, False)
+    assert process_memory.release_memory()
     assert os.environ[process_memory.HUGE_PAGES] == "0"
 
 
@@ -93,7 +84,7 @@ def test_a_variable_of_the_user_stays(monkeypatch):
 )
 def test_an_allocator_that_refuses_is_no_error(library, why, monkeypatch, caplog):
     monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
-    assert not dsq.release_memory().returned
+    assert not process_memory.release_memory()
     assert caplog.messages[0] == f"freed memory stays in the process: {why}"
 
 
@@ -107,7 +98,7 @@ if when == "too late":
     torch.ones(2**20)
 import dsq
 if when == "first":
-    assert dsq.release_memory().returned
+    assert dsq.release_memory()
     assert "torch" not in sys.modules
 import torch
 from dsq.process_memory import resident
