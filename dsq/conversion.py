@@ -367,9 +367,15 @@ def _set_attention(model: Any, name: str) -> Change:
     return undo
 
 
-def _add_stash(model: nn.Module, q1: Format | None) -> Change:
-    """Apply the policy "bfp", in the format ``q1``; None: in that of the model's layers."""
-    stash.apply(model, "bfp")
+def _add_stash(model: nn.Module, q1: Format | None, policy: Any = None) -> Change:
+    """Apply the policy "bfp", in the format ``q1``; None: in that of the model's layers.
+
+    ``policy``: that of an earlier application, with what it knows of the model's graphs and latest forward.
+    """
+    if policy is None:
+        stash.apply(model, "bfp")
+    else:
+        intercept(policy, model)
     _set_stash_format(model, q1)
     return _remove_stash
 
@@ -377,14 +383,7 @@ def _add_stash(model: nn.Module, q1: Format | None) -> Change:
 def _remove_stash(model: nn.Module) -> Change:
     policy: Any = applied(model)["bfp"]
     policy.remove(model)  # of this model alone: a deep copy shares the policy
-    return partial(_restore_stash, policy=policy, q1=vars(model).pop(STASH_FORMAT, None))
-
-
-def _restore_stash(model: nn.Module, policy: Any, q1: Format | None) -> Change:
-    """Give the model its policy again, with what it knows of the model's graphs and of its latest forward."""
-    intercept(policy, model)
-    _set_stash_format(model, q1)
-    return _remove_stash
+    return partial(_add_stash, q1=vars(model).pop(STASH_FORMAT, None), policy=policy)
 
 
 def _set_stash_format(model: nn.Module, q1: Format | None) -> None:
