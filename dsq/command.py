@@ -229,23 +229,17 @@ def read_bytes(path: str | Path, most: int) -> bytes:
     return content
 
 
-def read_text(path: str | Path, most: int = MAX_BYTES, label: str = "") -> str:
-    """Return the text of a regular file of at most ``most`` bytes, in UTF-8; errors name ``label``, or its path."""
+def read_text(path: str | Path, label: str = "") -> str:
+    """Return the text of a regular file of at most MAX_BYTES, in UTF-8; errors name ``label``, or its path."""
     label = label or str(path)
     try:
-        content = read_bytes(path, most)
+        return read_bytes(path, MAX_BYTES).decode("utf-8")
     except OSError as error:
         raise ValueError(f"{label} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"{label} {error}") from None
-    try:
-        return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{label} is not text: {error.reason} at byte {error.start:,}") from None
-
-
-#: of a line of a TOML file
-MAX_DOTS = 1000
+    except ValueError as error:
+        raise ValueError(f"{label} {error}") from None
 
 
 def read_json(path: str | Path, label: str = "", finite: bool = True) -> Any:
@@ -256,15 +250,8 @@ def read_json(path: str | Path, label: str = "", finite: bool = True) -> Any:
 
 def read_toml(path: str | Path, label: str = "") -> dict[str, Any]:
     """Return the data of a TOML file."""
-    data: dict[str, Any] = _parsed(path, label, "TOML", _toml)
+    data: dict[str, Any] = _parsed(path, label, "TOML", lambda text: tomllib.loads(text, parse_float=_finite))
     return data
-
-
-def _toml(text: str) -> dict[str, Any]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.count(".") > MAX_DOTS:  # tomllib takes the square of a dotted key's parts
-            raise ValueError(f"line {number:,} has more than {MAX_DOTS:,} dots")
-    return tomllib.loads(text, parse_float=_finite)
 
 
 def _parsed(path: str | Path, label: str, kind: str, parse: Callable[[str], Any]) -> Any:

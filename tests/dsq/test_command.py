@@ -130,14 +130,15 @@ def test_damaged_files(tmp_path: Path, name: str, content: bytes, line: str) -> 
         (command.read_json if name.endswith("json") else command.read_toml)(path)
 
 
-def test_an_input_that_is_no_regular_file_or_too_large_is_refused(tmp_path: Path) -> None:
+def test_an_input_that_is_no_regular_file_or_too_large_is_refused(tmp_path: Path, monkeypatch) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "large").write_text("four")
     for path in (tmp_path / "fifo", "/dev/zero", tmp_path):
         with pytest.raises(ValueError, match=r"regular files|Is a directory"):
             command.read_text(path)
+    monkeypatch.setattr(command, "MAX_BYTES", 3)
     with pytest.raises(ValueError, match=r"large is larger than 3 bytes"):
-        command.read_text(tmp_path / "large", most=3)
+        command.read_text(tmp_path / "large")
     with pytest.raises(ValueError, match=r"absent cannot be read: No such file"):
         command.read_text(tmp_path / "absent")
 

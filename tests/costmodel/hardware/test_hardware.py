@@ -231,8 +231,3 @@ def test_a_device_is_known_by_its_full_name(full, profile):
 def test_a_part_of_a_number_is_no_device(name):
     with pytest.raises(ValueError, match=f"unknown hardware '{name}'"):
         load_hardware(name)
-
-
-def test_a_key_of_many_parts_is_refused_at_once(tmp_path):
-    with pytest.raises(ValueError, match="is not TOML: line 1 has more than 1,000 dots"):
-        read(tmp_path, f"{'.'.join('a' * 20_000)} = 1")
