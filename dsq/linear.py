@@ -22,9 +22,8 @@ from torch.overrides import handle_torch_function
 
 from dsq.kernels.backend import Codes, LinearMatMuls
 from dsq.ops import linear_passes
-from dsq.ops.call_count import count_call
 from dsq.ops.checks import check_tensors, of_another_quantization
-from dsq.ops.shared_inputs import calls_now, input_key, shared_inputs_now
+from dsq.ops.shared_inputs import input_key, shared_inputs_now
 from dsq.ops.torch_checkpoint import hold_level, innermost_hooks
 from dsq.precision import DEFAULT_LEVELS, Precision
 from dsq.quantizers import NO_JIT, Quantized, Quantizers
@@ -75,10 +74,8 @@ def layer_linear(layer: Quantized, x: Tensor, weight: Tensor, bias: Tensor | Non
     if torch.compiler.is_compiling():
         if layer.graph_packs and layer.quantizers.mode == "saving":
             return F.linear(x, weight, bias)
-    elif (calls := calls_now()) is not None:
-        count_call(calls, weight)
-        if innermost_hooks() is not None:  # those of a checkpoint, perhaps
-            hold_level(layer)
+    elif innermost_hooks() is not None:  # those of a checkpoint, perhaps
+        hold_level(layer)
     if type(weight) not in (nn.Parameter, Tensor) and isinstance(weight, Tensor):
         if of_another_quantization(weight):  # since the conversion
             return F.linear(x, weight, bias)

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.kernels.backend import Codes, Operand
-from dsq.ops.call_count import Calls
 
 
 class _Entry(NamedTuple):
@@ -81,18 +80,11 @@ class _Sharing(threading.local):
 
     owner: ref[object] | None = None  #: the model or module whose call bounds the forward
     forward: SharedInputs | None = None
-    calls: Calls | None = None  #: of the forward; None in an evaluation
     task: int = -1  #: number of the backward
     backward: SharedInputs | None = None
 
 
 _SHARING = _Sharing()
-
-
-def calls_now() -> Calls | None:
-    """Return how often the forward that this thread is in called each layer; None outside of all and in evaluation."""
-    forward = _SHARING.forward
-    return _SHARING.calls if forward is not None and forward.open else None
 
 
 def shared_inputs_now() -> SharedInputs | None:
@@ -112,7 +104,6 @@ def begin_forward(owner: object) -> None:
     """Begin the forward of ``owner`` if this thread is in none, or in one of its own that Ctrl-C left open."""
     if _SHARING.forward is None or not _SHARING.forward.open or _owns(owner):
         _SHARING.owner, _SHARING.forward = ref(owner), SharedInputs()
-        _SHARING.calls = {} if torch.is_grad_enabled() else None
 
 
 def end_forward(owner: object) -> None:

@@ -18,8 +18,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from dsq.layers import not_compiled_alone
-from dsq.linear import linear
-from dsq.ops.call_count import count_call
 from dsq.ops.torch_checkpoint import (
     in_backward,
     innermost_hooks,
@@ -104,8 +102,6 @@ class Interception(TorchFunctionMode):
             self._follow_checkpoint()
             for segment, inputs in self.segments:
                 set_inputs(segment, inputs)
-        if func is linear:
-            count_call(self.stash.calls, args[1])
         if rule is None or not torch.is_grad_enabled() or kwargs.get("out") is not None:
             return func(*args, **kwargs)
         kwargs.pop("out", None)  # which F.normalize always names

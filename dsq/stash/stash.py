@@ -14,7 +14,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.kernels.backend import FLOATS, Codes, Operand
 from dsq.kernels.dispatch import pack_mask, unpack
-from dsq.ops.call_count import Calls
 from dsq.ops.shared_inputs import version
 from dsq.ops.torch_checkpoint import in_backward
 from dsq.stash.byte_count import ByteCount
@@ -52,13 +51,12 @@ class Stash:
         self._cache = self._outer_cache = FormCache()  #: of the segment, and outside of all segments
         self._uncacheable: dict[int, StorageWeakRef] = {}  #: storages that may be written past their version counter
         self._copies: dict[Key, CachedForm] = {}
-        self.calls: Calls = {}
 
     def end_forward(self) -> None:
         """Forget the forms of a forward that is over: they belong to its graph alone."""
         self._leave_segments()
         self._cache = self._outer_cache = FormCache()
-        for cached in (self._copies, self._uncacheable, self.calls, self.bytes.exact):
+        for cached in (self._copies, self._uncacheable, self.bytes.exact):
             cached.clear()
         if not in_backward():  # else some would be computed once more
             for shared in HELD:

@@ -211,45 +211,6 @@ def test_weights_that_are_loaded_without_the_schedule_are_warned_of():
             assert "_dsq_loaded" not in vars(dynamic.model)
 
 
-class Loop(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.step = nn.Linear(64, 64)
-
-    def forward(self, x, steps):
-        for _ in range(steps):
-            x = self.step(x)
-        return x
-
-
-@pytest.mark.parametrize("stash", ["all", "linears"])
-def test_a_layer_that_one_forward_calls_over_a_hundred_times_is_warned_of(stash):
-    model, x = dsq.DynamicPrecision(Loop(), stash=stash).model, torch.randn(16, 64)
-    with warnings.catch_warnings(action="error"):
-        for _ in range(2):
-            model(x, 100).sum().backward()
-    with pytest.warns(UserWarning, match=r"layer of \(64, 64\) was called over 100 times.*DSQConfig\(exclude="):
-        model(x, 101)
-
-
-class FixedPoint(Loop):
-    def forward(self, x, steps):
-        with torch.no_grad():
-            x = super().forward(x, steps)
-        return self.step(x)
-
-
-@pytest.mark.parametrize("options", [{"stash": "all"}, {"stash": "linears"}, {"levels": "nvfp4-nvidia"}])
-def test_calls_without_gradients_in_a_training_forward_are_counted_too(options):
-    model, x = dsq.DynamicPrecision(FixedPoint(), **options).model, torch.randn(16, 64)
-    with warnings.catch_warnings(action="error"):
-        model(x, 99).sum().backward()
-        with torch.no_grad():
-            model(x, 101)  # evaluation, as a decoder's loop
-    with pytest.warns(UserWarning, match=r"layer of \(64, 64\) was called over 100 times"):
-        model(x, 101)
-
-
 class Core(nn.Module):
     def __init__(self):
         super().__init__()
