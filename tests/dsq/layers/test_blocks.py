@@ -47,6 +47,19 @@ def test_blocks_may_stand_beside_other_modules_and_be_of_two_classes_in_turn():
     assert {name.split(".")[0] for name in names} == {"2", "3", "4"}
 
 
+class LayerDrop(nn.ModuleList):
+    """As fairseq's: in training its iterator leaves out blocks."""
+
+    def __iter__(self):
+        return iter(list(super().__iter__())[::2])
+
+
+def test_blocks_that_a_forward_may_drop_count_too():
+    net = model()
+    net[1].layers = LayerDrop(list(net[1].layers))
+    assert blocks_of(dsq.convert(net, "[8,4,8,8]", plain_ends="1,2")) == [1, 2, 3]
+
+
 def test_a_converted_recipe_trains():
     net, x = model(), torch.randn(4, 10, 16)
     dynamic = dsq.DynamicPrecision(net, "nvfp4-nvidia bf16", total_updates=10, rise_at=0.8)
