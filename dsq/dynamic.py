@@ -168,10 +168,10 @@ class DynamicPrecision:
 
         "dsq/level": the level, from 0. "dsq/simulation": 1 if products are quantized, 0 if saved tensors alone are
         packed. "dsq/stash_bits": q1 of the level. "dsq/mean_bits": the mean of q1 over the
-        updates so far. "dsq/validations_without_improvement". Under ``stash="all"``, "dsq/stash_mib": MiB that the
-        latest forward saved. On Linux, "dsq/process_resident_mib" and "dsq/process_peak_mib": MiB of the process. After
-        ``check``, "dsq/gradient_error", "dsq/gradient_error_of_stash" and "dsq/gradient_cosine", the least of a
-        parameter.
+        updates so far. "dsq/validations_without_improvement". Under ``stash="all"``, "dsq/stash_mib": MiB that
+        operations with a rule saved in the latest forward; ``dsq.report`` counts all. On Linux,
+        "dsq/process_resident_mib" and "dsq/process_peak_mib": MiB of the process. After ``check``,
+        "dsq/gradient_error", "dsq/gradient_error_of_stash" and "dsq/gradient_cosine", the least of a parameter.
         """
         scheduler, check = self.scheduler, self._check
         q1_updates = sum(level.q1 * work.updates for level, work in zip(scheduler.levels, scheduler.work, strict=True))
