@@ -23,14 +23,22 @@ from dsq.formats import Format
 from dsq.layers import mixed
 from dsq.layers.attention import MultiheadAttention, OutProjection
 from dsq.layers.blocks import plain_at_ends
-from dsq.layers.experts_and_patches import Experts, PatchConv2d, cuts_patches, is_experts
+from dsq.layers.experts_and_patches import Experts, PatchConv2d, is_experts
 from dsq.layers.forwards import bound_forwards
 from dsq.layers.own_products import OwnAttention, OwnProducts, attends, may_multiply
 from dsq.linear import Linear
 from dsq.ops.checks import of_another_quantization
 from dsq.process_memory import suit_a_packed_stash
 from dsq.quantizers import Quantized
-from dsq.skipped import bound_forwards_of, embedded, has_other_forward, matrices, quantized_parameters, skipped_modules
+from dsq.skipped import (
+    bound_forwards_of,
+    cuts_patches,
+    embedded,
+    has_other_forward,
+    matrices,
+    quantized_parameters,
+    skipped_modules,
+)
 from dsq.stash.controller import applied, intercept
 from dsq.stash.methods.bfp import STASH_FORMAT
 

@@ -114,7 +114,9 @@ def _reason(module: nn.Module, weights: list[nn.Parameter], tied: bool) -> str:
         return "its weight is of another quantization"
     if kind is nn.Linear and tied:
         return "its weight is an embedding's too, which learns little in few bits; give tied=True to convert it"
-    if kind in _CONVERTED or kind.__name__ == "Conv1D":
+    if is_router(module):
+        return "a router of experts: its few products choose the expert of a token"
+    if _is_convertible(module, kind, weights):
         return "excluded, an adapter (adapters=True converts it), of plain_ends, or added after the conversion"
     if isinstance(module, nn.Linear):
         return f"a subclass of nn.Linear, {kind.__name__}, whose weight is of another quantization"
@@ -126,9 +128,37 @@ def _reason(module: nn.Module, weights: list[nn.Parameter], tied: bool) -> str:
         return "its products are inside of one operation of PyTorch's, which this report does not count"
     if any(p.dim() == 3 for p in weights):
         return "its parameters of three dimensions are not multiplied by an operation that dsq knows"
-    if hasattr(module, "top_k"):
-        return "a router of experts: its few products choose the expert of a token"
     return f"{kind.__name__} has matrices of its own, but its forward multiplies by none in a product that dsq knows"
+
+
+def is_router(module: nn.Module) -> bool:
+    """Return whether ``module`` chooses the experts of a token by its few products."""
+    return hasattr(module, "top_k") and all(p.dim() == 2 for p in matrices(module))
+
+
+def cuts_patches(module: nn.Module) -> bool:
+    """Return whether ``module`` is an nn.Conv2d of adjacent, non-overlapping windows."""
+    return (
+        isinstance(module, nn.Conv2d)
+        and module.stride == module.kernel_size
+        and module.padding in ((0, 0), "valid")
+        and module.dilation == (1, 1)
+        and module.groups == 1
+    )
+
+
+def _is_convertible(module: nn.Module, kind: type[nn.Module], weights: list[nn.Parameter]) -> bool:
+    """Return whether ``convert`` would convert ``module``, whose class was ``kind``, but for its options."""
+    if isinstance(module, Quantized):  # idle
+        return False
+    if kind in _CONVERTED or (kind is nn.Conv2d and cuts_patches(module)):
+        return True
+    return not isinstance(module, OF_PYTORCH) and all(may_be_trained(p) for p in weights)
+
+
+def may_be_trained(parameter: nn.Parameter) -> bool:
+    """Return whether ``parameter`` has values of PyTorch's own that training changes."""
+    return type(parameter) is nn.Parameter and parameter.is_floating_point()
 
 
 def quantized_parameters(model: nn.Module) -> int:

@@ -89,14 +89,3 @@ class PatchConv2d(Quantized, nn.Conv2d):
         if x.is_contiguous():  # the layout of nn.Conv2d's result, which models may view
             y_BNHW = y_BNHW.contiguous()
         return y_BNHW if input.dim() == 4 else y_BNHW[0]
-
-
-def cuts_patches(module: nn.Module) -> bool:
-    """Return whether ``module`` is an nn.Conv2d of adjacent, non-overlapping windows."""
-    return (
-        isinstance(module, nn.Conv2d)
-        and module.stride == module.kernel_size
-        and module.padding in ((0, 0), "valid")
-        and module.dilation == (1, 1)
-        and module.groups == 1
-    )

@@ -23,7 +23,7 @@ from dsq.ops.einsum import as_product, two_operands
 from dsq.ops.products import attention, matmul_of_activations
 from dsq.ops.torch_checkpoint import in_backward
 from dsq.quantizers import Quantized, Quantizers
-from dsq.skipped import OF_PYTORCH, is_added, matrices
+from dsq.skipped import OF_PYTORCH, is_added, is_router, matrices, may_be_trained
 
 #: multiply-accumulates below which one of several matrices is not quantized: in few bits it takes 1.2 to 6 times as
 #: long below, forward and backward, and 1.7 to 0.7 times above (docs/report.md)
@@ -207,9 +207,8 @@ def may_multiply(module: nn.Module) -> bool:
     Its forwards show whether they do. Routers are skipped: their few products choose the expert of a token.
     """
     weights = [p for p in matrices(module) if not is_added(module, p)]
-    trainable = all(type(p) is nn.Parameter and p.is_floating_point() for p in weights)
-    router = hasattr(module, "top_k") and all(p.dim() == 2 for p in weights)
-    return bool(weights) and trainable and not router and not isinstance(module, OF_PYTORCH)
+    trained = all(map(may_be_trained, weights))
+    return bool(weights) and trained and not is_router(module) and not isinstance(module, OF_PYTORCH)
 
 
 def attends(module: nn.Module, kind: Any) -> bool:

@@ -72,6 +72,24 @@ def test_tokens_positions_and_gains_of_vision_models_are_no_products_that_were_l
     assert [entry.name for entry in skipped_modules(dsq.convert(net, stash="linears"))] == ["1"]
 
 
+class Router(nn.Linear):
+    top_k = 1
+
+
+def test_a_module_that_an_option_skipped_is_said_to_be_excluded_whatever_its_class():
+    skipped = nn.ModuleDict(
+        {"experts": Odd(), "patches": nn.Conv2d(3, 8, 2, 2), "subclass": type("L", (nn.Linear,), {})(8, 8)}
+    )
+    net = nn.ModuleDict({"skipped": skipped, "layer": nn.Linear(256, 256), "router": Router(8, 4)})
+    reasons = {entry.name: entry.reason for entry in skipped_modules(dsq.convert(net, exclude="skipped"))}
+    excluded = {name for name, reason in reasons.items() if reason.startswith("excluded")}
+    assert excluded == {
+        f"skipped.{name}"
+        for name in ("experts", "experts.called", "experts.bypassed", "experts.head", "patches", "subclass")
+    }
+    assert reasons["router"].startswith("a router")
+
+
 class Wrapper(nn.Module):
     """Passes on what it gets, as those of PEFT, torch.compile, DDP and DataParallel do."""
 
