@@ -130,9 +130,9 @@ def predicted(config: Mapping[str, Any], workload: dict[str, Any], total_updates
     costs = level_costs(workload_file.parse(workload, "of the run"), setups)
     lines = []
     for name, field in (("arithmetic", "arithmetic"), ("DRAM", "dram")):
-        each = [cost[field] for cost in costs]
-        of_run = [sum(map(mul, each, worked))] if worked else [each[0], each[-1]]
-        parts = [f"{cost:.4f} at {level}" for cost, level in zip(each, levels, strict=True)]
+        per_level = [cost[field] for cost in costs]
+        of_run = [sum(map(mul, per_level, worked))] if worked else [per_level[0], per_level[-1]]
+        parts = [f"{cost:.4f} at {level}" for cost, level in zip(per_level, levels, strict=True)]
         parts += [f"{' to '.join(f'{cost:.4f}' for cost in of_run)} in all"] * (len(levels) > 1)
         lines.append(f"{name} {', '.join(parts)}")
     return "; ".join(lines)

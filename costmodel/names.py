@@ -56,11 +56,11 @@ def _has_parts(name: str, part: str) -> bool:
 def suggestion(name: str, known: Iterable[str]) -> str:
     """ "nearest is 'opt_1.3b'; ": the known names that begin with ``name``, or the one that looks like it, or the
     longest that it holds; "" if there is none."""
-    names, wanted = {_plain(one): one for one in known}, _plain(name)
-    near = [one for one in names if wanted and one.startswith(wanted)]
-    near = near or difflib.get_close_matches(wanted, names, n=1, cutoff=0.85)
-    near = near or sorted((one for one in names if one in wanted), key=len)[-1:]
-    near = near or difflib.get_close_matches(wanted, names, n=1)
+    names, word = {_plain(one): one for one in known}, _plain(name)
+    near = [one for one in names if word and one.startswith(word)]
+    near = near or difflib.get_close_matches(word, names, n=1, cutoff=0.85)
+    near = near or sorted((one for one in names if one in word), key=len)[-1:]
+    near = near or difflib.get_close_matches(word, names, n=1)
     return f"nearest is {', '.join(repr(names[one]) for one in near)}; " if near else ""
 
 

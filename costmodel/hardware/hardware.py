@@ -67,7 +67,7 @@ class Peak:
     #: name of a format -> widest operand it multiplies exactly: the wider one of a product, the other one
     holds: dict[str, tuple[int, int]]
     source: str
-    stated: float = 0  #: operations a second as the datasheet has them; 0: measured
+    datasheet_flops: float = 0  #: operations a second as the datasheet has them; 0: measured
     per_value: float = 0  #: seconds for each value of the operands and the result
     per_call: float = 0  #: seconds for each product
     attention: "FusedUnit | None" = None  #: as measured; None: the hardware's share of this rate
@@ -81,7 +81,7 @@ class Peak:
         """Number of exact passes in which the unit multiplies such operands; 0: it cannot."""
         wider, other = sorted((first, second), key=lambda operand: -operand.bits)
         passes = self.parts(wider, 0) * self.parts(other, 1)
-        return passes if passes == 1 or self.stated else 0
+        return passes if passes == 1 or self.datasheet_flops else 0
 
     def parts(self, operand: Format, side: int = 0) -> int:
         """Number of operands of its own into which the unit splits this one, exactly; 0: it cannot.
@@ -166,7 +166,7 @@ class Hardware:
     link: float = 0  #: bytes a second to the other devices, each way; 0: not stated
     host: float = 0  #: bytes a second to the host's memory, each way; 0: not stated
     measured: str = ""  #: when and how; empty: the figures are stated by others
-    stated_bandwidth: float = 0  #: as the datasheet has it; 0: measured
+    datasheet_bandwidth: float = 0  #: as the datasheet has it; 0: measured
     network: float = 0  #: bytes a second from a node to other nodes, each way; 0: not stated
     node: int = 0  #: devices of a node, between which the link runs; 0: all
     attention: float = 1  #: rate of a fused attention kernel, as a share of a product's, where its peak states none
@@ -192,8 +192,8 @@ class Hardware:
         """The source of its times, in words."""
         if self.measured:
             return f"measured ({self.measured})"
-        parts = [f"{peak.datatype} {peak.flops / peak.stated:.2f}" for peak in self.peaks]
-        parts.append(f"DRAM {self.bandwidth / self.stated_bandwidth:.2f}")
+        parts = [f"{peak.datatype} {peak.flops / peak.datasheet_flops:.2f}" for peak in self.peaks]
+        parts.append(f"DRAM {self.bandwidth / self.datasheet_bandwidth:.2f}")
         parts += [f"a step's kernels {self.efficiency.memory:.2f} of it", f"fused attention {self.attention:.2f}"]
         return f"estimated: datasheet rates x efficiency ({', '.join(parts)})"
 
@@ -238,13 +238,13 @@ _KEYS[""] = ("name", "cpu", "measured", *_KEYS)
 
 def _check_keys(data: dict[str, Any]) -> None:
     """Raise ValueError for a key that no table has."""
-    for table, known in _KEYS.items():
+    for table, keys in _KEYS.items():
         entries = data.get(table, []) if table else data
         for entry in [entries] if isinstance(entries, dict) else entries if isinstance(entries, list) else []:
             for key in entry if isinstance(entry, dict) else ():
-                if key not in known:
+                if key not in keys:
                     within = f"[{table}] has" if table else "a file has"
-                    raise ValueError(f"{key} is not known; {suggestion(key, known)}{within} {', '.join(known)}")
+                    raise ValueError(f"{key} is not known; {suggestion(key, keys)}{within} {', '.join(keys)}")
 
 
 def _hardware(data: dict[str, Any]) -> Hardware:
@@ -255,14 +255,14 @@ def _hardware(data: dict[str, Any]) -> Hardware:
     measured = _field(data, "measured", str) if "measured" in data else ""
     passes = _field(data, "pass", list) if "pass" in data else []
     _field(data, "bandwidth", dict)
-    stated = [part for part in ("bandwidth", "vector", "memory", "link", "host", "network", "energy") if part in data]
-    moving = [part for part in stated if part not in ("vector", "memory", "energy")]
+    parts = [part for part in ("bandwidth", "vector", "memory", "link", "host", "network", "energy") if part in data]
+    moving = [part for part in parts if part not in ("vector", "memory", "energy")]
     return Hardware(
         name=_field(data, "name", str),
         **{part: 1e9 * _number(data, f"{part}.gb_per_s") * _efficiency(data, part) for part in moving},
         vector_flops=1e12 * _number(data, "vector.tflops"),
         peaks=tuple(_peak(entry, f"peak[{index}]", bool(measured)) for index, entry in enumerate(peaks)),
-        sources={part: _source(data, part) for part in stated},
+        sources={part: _source(data, part) for part in parts},
         memory_bytes=1e9 * _number(data, "memory.gb") if "memory" in data else 0,
         memory_type=_field(data, "memory.type", str) if "type" in data.get("memory", {}) else "",
         cpu=_field(data, "cpu", bool) if "cpu" in data else False,
@@ -270,7 +270,7 @@ def _hardware(data: dict[str, Any]) -> Hardware:
         attention=_efficiency(data, "attention") if "attention" in data else 1,
         efficiency=_reached(data, measured),
         measured=measured,
-        stated_bandwidth=0 if measured else 1e9 * _number(data, "bandwidth.gb_per_s"),
+        datasheet_bandwidth=0 if measured else 1e9 * _number(data, "bandwidth.gb_per_s"),
         passes=dict(_pass(entry, f"pass[{index}]") for index, entry in enumerate(passes)),
         energy=_energy(data) if "energy" in data else None,
     )
@@ -301,7 +301,7 @@ def _peak(entry: Any, label: str, measured: bool) -> Peak:
         flops=flops * _efficiency(data, label),
         holds=_holds(_field(data, f"{label}.holds", dict), label),
         source=_source(data, label),
-        stated=0 if measured else flops,
+        datasheet_flops=0 if measured else flops,
         per_value=per_value,
         per_call=per_call,
         attention=_fused_unit(data, f"{label}.attention") if "attention" in entry else None,
@@ -310,10 +310,9 @@ def _peak(entry: Any, label: str, measured: bool) -> Peak:
 
 def _terms(data: Any, dotted: str) -> tuple[float, float]:
     """Seconds a value and a call; 0 where none is stated."""
-    stated = _field(data, dotted, dict)
+    table = _field(data, dotted, dict)
     per_value, per_call = (
-        _number(data, f"{dotted}.{name}", zero=True) if name in stated else 0
-        for name in ("ns_per_value", "us_per_call")
+        _number(data, f"{dotted}.{name}", zero=True) if name in table else 0 for name in ("ns_per_value", "us_per_call")
     )
     return NANO * per_value, MICRO * per_call
 
@@ -324,14 +323,14 @@ def _fused_unit(data: Any, dotted: str) -> FusedUnit:
 
 
 def _holds(held: dict[str, Any], label: str) -> dict[str, tuple[int, int]]:
-    known, widths = (*FORMATS, Identity.name, *NAMED), {}
+    names, widths = (*FORMATS, Identity.name, *NAMED), {}
     if held.get(Identity.name) == WIDEST:  # codes wider than 16 bits are kept in float32, which holds narrower ones too
         held = {BFP.name: WIDEST, FixedPoint.name: WIDEST} | held
     for name, bits in held.items():
         pair, unit = bits if isinstance(bits, list) else [bits, bits], _unit_name(name)
         if not unit or len(pair) != 2 or any(type(m) is not int or not 1 <= m <= WIDEST for m in pair):
             text = f"must be bits from 1 to {WIDEST}, or those of the wider operand and the other,"
-            raise ValueError(f"{label}.holds.{name} {text} for one of {', '.join(known)}")
+            raise ValueError(f"{label}.holds.{name} {text} for one of {', '.join(names)}")
         widths[unit] = (max(pair), min(pair))
     return widths
 
@@ -358,9 +357,9 @@ def _efficiency(data: dict[str, Any], part: str) -> float:
 
 def _source(data: dict[str, Any], part: str) -> str:
     """Where the figure comes from, and its efficiency."""
-    stated = {name: _field({name: "not stated"} | data[part], name, str) for name in ("source", "efficiency_source")}
-    efficiency = f"; efficiency {data[part].get('efficiency')}: {stated['efficiency_source']}"
-    return str(stated["source"]) + efficiency * ("efficiency" in data[part])
+    sources = {name: _field({name: "not stated"} | data[part], name, str) for name in ("source", "efficiency_source")}
+    efficiency = f"; efficiency {data[part].get('efficiency')}: {sources['efficiency_source']}"
+    return str(sources["source"]) + efficiency * ("efficiency" in data[part])
 
 
 def _field(data: Any, dotted: str, kind: type) -> Any:

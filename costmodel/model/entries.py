@@ -142,8 +142,8 @@ def entries_of(
             stashed = tensor.category is Category.STASH and isinstance(op, Gemm) and op.weights == 1
             if tensor.is_input and op.input in remade and (values or stashed):
                 size, values = 0.0, tensor.values
-                more = op_bytes.input * stashed  # x itself, recomputed where else its codes are read
-                op_bytes = replace(op_bytes, backward_temporary=op_bytes.backward_temporary + more)
+                input_bytes = op_bytes.input * stashed  # x itself, recomputed where else its codes are read
+                op_bytes = replace(op_bytes, backward_temporary=op_bytes.backward_temporary + input_bytes)
             if _is_new(op, tensor, size, setup, storages):
                 saved[tensor.category] += size
                 if values and not (recompute and layer):
@@ -166,16 +166,16 @@ def _layer_inputs(op: Operation, layer: str, op_bytes: OpBytes, unrounded: bool)
 def recomputed_inputs(workload: Workload, policy: CostedPolicy) -> frozenset[str]:
     """Return the names of the inputs of products that a policy recomputes from what the operation before saves."""
     makers = dict[str, str]()
-    names, latest, kind = set(), "", ""
+    names, latest_kind, kind = set(), "", ""
     for op in workload.operations:
         # a dropout's result is recomputed where what it drops out of is
         kind = makers[op.name] = op.kind if "dropout" not in op.kind else kind
         if isinstance(op, Pointwise):
-            latest = kind if op.cls != "attention" else latest
-        elif makers.get(op.input.removesuffix(CAST), latest) in RECOMPUTED and not policy.samples(op):
+            latest_kind = kind if op.cls != "attention" else latest_kind
+        elif makers.get(op.input.removesuffix(CAST), latest_kind) in RECOMPUTED and not policy.samples(op):
             names.add(op.input)
         if isinstance(op, Gemm) and not op.weight:
-            latest = ""
+            latest_kind = ""
     return frozenset(names - {""})
 
 
@@ -183,9 +183,9 @@ def _is_new(op: Operation, tensor: SizedTensor, size: float, setup: Setup, stora
     """Return whether no operation before saves this very tensor, nor is it the batch; add it to the storages."""
     name, coded = tensor.name(op), tensor.stored.name == "stash" or bool(tensor.packed_values)
     batch = name == BATCH and not coded and not setup.autocast  # which casts it
-    there = name and ((name, coded, int(size)) in storages or batch)
+    exists = name and ((name, coded, int(size)) in storages or batch)
     storages.add((name, coded, int(size)))
-    return not there
+    return not exists
 
 
 # ---- the terms of an operation's memory

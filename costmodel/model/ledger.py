@@ -55,10 +55,10 @@ class Stored:
         return self.written in (FORWARD, BACKWARD, UPDATE)
 
 
-def _tensors(listed: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Stored, ...]]:
+def _tensors(table: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Stored, ...]]:
     """The tensors of each list of a table of ledger.toml."""
     tables: dict[str, tuple[Stored, ...]] = {}
-    for name, entries in listed.items():
+    for name, entries in table.items():
         tables[name] = ()
         for entry in entries:
             if isinstance(entry, str):
@@ -89,13 +89,13 @@ POINTWISE = {
 POINTWISE |= {name: of_width("r", POINTWISE[name]) for name in ("expert gate", "expert weights")}
 
 
-def under_autocast(gemm: Gemm, listed: tuple[Stored, ...]) -> tuple[Stored, ...]:
+def under_autocast(gemm: Gemm, tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
     """The tensors of a layer that casts its weight, and casts its x if x comes in fp32."""
     if gemm.weights > 1:
-        listed = tuple(replace(stored, width="state") if stored.name == "w" else stored for stored in listed)
-        return of_width("r", listed)
+        tensors = tuple(replace(stored, width="state") if stored.name == "w" else stored for stored in tensors)
+        return of_width("r", tensors)
     cast: list[Stored] = []
-    for stored in listed:
+    for stored in tensors:
         if stored.name == "w":
             cast += PRODUCTS["w_in_fp32"]
             cast.append(replace(stored, width="a", written=FORWARD, saved=gemm.x_grad))
@@ -117,10 +117,10 @@ def of_gemm(gemm: Gemm, packs: bool) -> tuple[Stored, ...]:
     return tuple(replace(stored, coded="attention") if fused and stored.coded else stored for stored in rest) + fused
 
 
-def forward_alone(listed: tuple[Stored, ...]) -> tuple[Stored, ...]:
+def forward_alone(tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
     """The tensors of an operation without a backward: it saves nothing."""
     return tuple(
         replace(stored, reads=tuple(read for read in stored.reads if read in (FORWARD, UPDATE)), saved=False)
-        for stored in listed
+        for stored in tensors
         if stored.written not in (BACKWARD, AFTER)
     )

@@ -74,8 +74,8 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
     run = replace(method, setup=BF16) if shards and method.setup.autocast else method
     scatters = method.zero if method.devices > 1 else 0
     usual = vars(Training()) | {"zero": scatters, "base_bits": run.base_bits, "in_backward": run.in_backward}
-    alone = replace(run, name="", in_flight=1, trusted=True, **usual)
-    names, rows, left = _alone(workload, alone)
+    one_device = replace(run, name="", in_flight=1, trusted=True, **usual)
+    names, rows, left = _alone(workload, one_device)
     rows = rows + state(workload, method)
     rows[len(names) : -1] += (method.in_flight - 1) * left
     rows[:, Category.GRADIENTS] *= gradient_bytes(method) / (STATE_BITS / 8) / method.shared_by(2)
@@ -168,7 +168,7 @@ def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Bytes, 
 def _backward_moments(entries: tuple[LedgerEntry, ...], method: Method, gradients: float) -> list[tuple[float, float]]:
     """Gradients of parameters, and what is there for a while, in each backward, the last operation's first."""
     moments = []
-    new = waiting = stream = encoder_gradient = 0.0
+    gradient = waiting = stream = encoder_gradient = 0.0
     stream_bytes = float(widths_of(method.setup)["r"]) / 8
     for entry in reversed(entries):
         op, op_bytes = entry.op, entry.op_bytes
@@ -177,9 +177,9 @@ def _backward_moments(entries: tuple[LedgerEntry, ...], method: Method, gradient
         if op.kind == "residual":
             stream = op_bytes.forward_temporary  # the gradient that passes by the branch
         if op.kind != "tied":  # there the gradient of the table still waits
-            new = op_bytes.gradients if method.accumulates and method.zero < 2 else 0.0  # ZeRO-2 adds shards
+            gradient = op_bytes.gradients if method.accumulates and method.zero < 2 else 0.0  # ZeRO-2 adds shards
         gradients = (0 if method.in_backward else gradients) + (0 if method.accumulates else op_bytes.gradients)
-        concurrent = waiting + encoder_gradient + new + (stream if entry.layer else 0.0)
+        concurrent = waiting + encoder_gradient + gradient + (stream if entry.layer else 0.0)
         moments.append((gradients, op_bytes.backward_temporary + concurrent))
         if isinstance(op, Gemm) and op.tied:  # waits for the gradient of the embedding
             word = method.setup.container_bits if method.zero == 3 else STATE_BITS  # FSDP's mixed precision
@@ -205,12 +205,12 @@ def state(workload: Workload, method: Method) -> Bytes:
     working = container / 8 if container < WIDEST and not method.setup.autocast else 0
     base = sum(op.parameters for op in workload.operations if is_base(op, method))
     frozen = (workload.parameters - workload.trained - base) * (working or word) + base * method.base_bits / 8
-    there = 0 if method.offload else 1 / method.shared_by(1)
+    share = 0 if method.offload else 1 / method.shared_by(1)
     # the master weights go with the optimizer's state, where there is a working copy
-    master = workload.trained * word * has_master(method) * (there if working else 1 / method.shared_by(3))
+    master = workload.trained * word * has_master(method) * (share if working else 1 / method.shared_by(3))
     always = np.zeros(len(CATEGORIES))
     always[Category.PARAMETERS] = master + (workload.trained * working + frozen) / method.shared_by(3)
-    always[Category.OPTIMIZER] = workload.trained * optimizer.state * there
+    always[Category.OPTIMIZER] = workload.trained * optimizer.state * share
     return always
 
 

@@ -180,10 +180,10 @@ class Workload:
         nothing saved for it, no update; and no backward at all before the first layer that trains. An embedding and the
         projection that is tied to it are one weight. Raises ValueError."""
         named, sizes = layers_named("freeze", frozen), {op.K * op.N for op in self.gemms if op.tied}
-        chosen = {op.name for op in self.operations if named(op.name)}
-        one = {op.name for op in self.operations if getattr(op, "tied", False) or op.parameters in sizes}
-        chosen |= one if chosen & one else set()
-        return self._training([_frozen(op) if op.name in chosen else op for op in self.operations])
+        layers = {op.name for op in self.operations if named(op.name)}
+        tied = {op.name for op in self.operations if getattr(op, "tied", False) or op.parameters in sizes}
+        layers |= tied if layers & tied else set()
+        return self._training([_frozen(op) if op.name in layers else op for op in self.operations])
 
     def adapting(self, rank: int, layers: str, copies: bool = False, dropout: bool = False) -> "Workload":
         """The workload with LoRA (Hu et al., 2021): all is frozen, and each linear layer whose name matches the regex
@@ -196,18 +196,18 @@ class Workload:
         for op in self.operations:
             operations.append(_frozen(op))
             if isinstance(op, Gemm) and op.weight and op.weights == 1 and named(op.name):
-                own, adapter = f"{op.name}.lora", dict[str, Any](quantized=False)
-                source = f"{own}.x" if copies else op.input
+                name, adapter = f"{op.name}.lora", dict[str, Any](quantized=False)
+                source = f"{name}.x" if copies else op.input
                 if dropout:
-                    source = f"{own}_dropout"
+                    source = f"{name}_dropout"
                     operations.append(Pointwise(source, "dropout", op.M, op.K))
-                operations.append(Gemm(f"{own}_A", op.M, op.K, rank, input=source, **adapter))
-                operations.append(Gemm(f"{own}_B", op.M, rank, op.N, input=f"{own}_A", **adapter))
-                operations.append(Pointwise(own, "adapter", op.M, op.N))
+                operations.append(Gemm(f"{name}_A", op.M, op.K, rank, input=source, **adapter))
+                operations.append(Gemm(f"{name}_B", op.M, rank, op.N, input=f"{name}_A", **adapter))
+                operations.append(Pointwise(name, "adapter", op.M, op.N))
         if len(operations) == len(self.operations):
             linears = [op.name for op in self.operations if isinstance(op, Gemm) and op.weight]
-            known = ", ".join(dict.fromkeys(re.sub(r"\d+", "0", name, count=1) for name in linears))
-            raise ValueError(f"lora_layers {layers!r} matches no linear layer of {self.name}: it has {known}")
+            layer_names = ", ".join(dict.fromkeys(re.sub(r"\d+", "0", name, count=1) for name in linears))
+            raise ValueError(f"lora_layers {layers!r} matches no linear layer of {self.name}: it has {layer_names}")
         return self._training(operations)
 
     def _training(self, operations: list[Operation]) -> "Workload":
@@ -215,8 +215,8 @@ class Workload:
         operations = _from_the_first_that_trains(operations)
         trained = sum(op.parameters for op in operations if op.trains)
         update = [replace(op, rows=trained) for op in operations if isinstance(op, Pointwise) and op.kind == "adam"]
-        others = [op for op in operations if op.kind != "adam"]
-        return replace(self, operations=(*others, *(update if trained else [])))
+        model = [op for op in operations if op.kind != "adam"]
+        return replace(self, operations=(*model, *(update if trained else [])))
 
     def chunking_loss(self) -> "Workload":
         """The workload with logits made CHUNK tokens at a time, and their gradient at once (Liger-Kernel)."""
@@ -301,8 +301,8 @@ class Workload:
 def layers_named(argument: str, names: str) -> Callable[[str], bool]:
     """Return whether a layer's name, or transformers' (layer_names.toml), matches a regex, or ends as one of a
     list "q_proj,v_proj" (PEFT's target_modules). Raises ValueError."""
-    listed = re.fullmatch(r"[\w.]+(, ?[\w.]+)+", names)
-    regex = pattern(argument, rf"(^|\.)({'|'.join(re.split(', ?', names))})$" if listed else names)
+    is_list = re.fullmatch(r"[\w.]+(, ?[\w.]+)+", names)
+    regex = pattern(argument, rf"(^|\.)({'|'.join(re.split(', ?', names))})$" if is_list else names)
 
     def matches(name: str) -> bool:
         prefix, dot, last = name.rpartition(".")

@@ -45,11 +45,11 @@ class Floor:
     waiting_seconds: float  #: of these, those of kernels that wait for DRAM
 
     def __add__(self, other: "Floor") -> "Floor":
-        return Floor(*(mine + vars(other)[name] for name, mine in vars(self).items()))
+        return Floor(*(value + vars(other)[name] for name, value in vars(self).items()))
 
     def __truediv__(self, devices: float) -> "Floor":
         """Totals of one of the devices that share these kernels."""
-        return Floor(*(whole / devices for whole in vars(self).values()))
+        return Floor(*(value / devices for value in vars(self).values()))
 
     @property
     def intensity(self) -> float:
@@ -74,13 +74,13 @@ class Floor:
 ZERO = Floor(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def rates(listed: list[CostedMatMul], cls: str, hardware: Hardware) -> dict[str, Rate]:
+def rates(products: list[CostedMatMul], cls: str, hardware: Hardware) -> dict[str, Rate]:
     """The ways in which the matrix products of a class run, by their names: "bf16", "2 x bf16"."""
-    used = [hardware.rate(matmul.first, matmul.second) for matmul in listed if matmul.op.cls == cls]
-    return {str(rate): rate for rate in used}
+    product_rates = [hardware.rate(matmul.first, matmul.second) for matmul in products if matmul.op.cls == cls]
+    return {str(rate): rate for rate in product_rates}
 
 
-def floors(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware, container: int) -> dict[str, Floor]:
+def floors(moved: list[Transfer], products: list[CostedMatMul], hardware: Hardware, container: int) -> dict[str, Floor]:
     """Floor of each class of operations that has a kernel; `container`: bits of what passes between operations."""
     Kernel = tuple[int, str]  # a group's id, which is quicker to look up than the group, and the phase
     groups: dict[int, Group] = {}
@@ -94,7 +94,7 @@ def floors(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware
         flops[kernel] += float(transfer.values * pointwise)
         seconds[kernel] += transfer.values * pointwise / hardware.vector_flops
     launches: dict[Kernel, int] = defaultdict(int)
-    for matmul in listed:
+    for matmul in products:
         kernel = (id(matmul.group), "forward" if matmul.name == "forward" else "backward")
         launches[kernel] += matmul.op.weight or not matmul.op.on_chip  # a fused kernel makes all products of a pass
         flops[kernel] += float(FLOPS_PER_MAC * matmul.total_macs)
@@ -104,17 +104,19 @@ def floors(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware
         group, phase = groups[kernel[0]], kernel[1]
         memory, measured = hardware.moving(size), _measured_pass(group, phase, hardware, container)
         compute = seconds[kernel] if measured is None else measured
-        taken = compute  # a measured product's time has its bytes'
+        duration = compute  # a measured product's time has its bytes'
         if measured is None and not (hardware.measured and isinstance(group.operation, Gemm)):
-            both = max(memory, compute) if hardware.efficiency.overlaps else memory + compute
-            taken = max(both, group.count * max(1, launches[kernel]) * hardware.efficiency.launch)
-        totals[group.operation.cls] += Floor(flops[kernel], size, compute, memory, taken, taken * (memory >= compute))
+            work = max(memory, compute) if hardware.efficiency.overlaps else memory + compute
+            duration = max(work, group.count * max(1, launches[kernel]) * hardware.efficiency.launch)
+        totals[group.operation.cls] += Floor(
+            flops[kernel], size, compute, memory, duration, duration * (memory >= compute)
+        )
     return {cls: floor for cls, floor in totals.items() if floor.bytes}
 
 
-def step_floor(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware, container: int) -> Floor:
+def step_floor(moved: list[Transfer], products: list[CostedMatMul], hardware: Hardware, container: int) -> Floor:
     """Floor of the whole step."""
-    return sum(floors(moved, listed, hardware, container).values(), start=ZERO)
+    return sum(floors(moved, products, hardware, container).values(), start=ZERO)
 
 
 def _measured_pass(group: Group, phase: str, hardware: Hardware, container: int) -> float | None:
@@ -156,9 +158,9 @@ def _product_seconds(matmul: CostedMatMul, hardware: Hardware) -> float:
     return rate.seconds(FLOPS_PER_MAC * matmul.total_macs / share, matmul.values * count, count)
 
 
-def widened_seconds(listed: list[CostedMatMul], hardware: Hardware) -> float:
+def widened_seconds(products: list[CostedMatMul], hardware: Hardware) -> float:
     """Seconds of unquantized products whose floats run in a wider unit, as none of their width is faster."""
-    ways = ((matmul, hardware.rate(matmul.first, matmul.second)) for matmul in listed)
+    ways = ((matmul, hardware.rate(matmul.first, matmul.second)) for matmul in products)
     return sum(
         _product_seconds(matmul, hardware)
         for matmul, rate in ways
@@ -198,11 +200,11 @@ def evaluate(workload: Workload, setup: Setup, hardware: Hardware, buffer: float
     )
 
 
-def step_joules(moved: list[Transfer], listed: list[CostedMatMul], hardware: Hardware) -> float | None:
+def step_joules(moved: list[Transfer], products: list[CostedMatMul], hardware: Hardware) -> float | None:
     """Energy of a step: DRAM bytes, each in the buffer once in and once out, and multiply-accumulates of all passes.
     None where the hardware states no energy of a unit that runs."""
     energy = hardware.energy
-    runs = [(hardware.rate(matmul.first, matmul.second), matmul.total_macs) for matmul in listed]
+    runs = [(hardware.rate(matmul.first, matmul.second), matmul.total_macs) for matmul in products]
     if not energy or any(rate.peak.datatype not in energy.macs for rate, _ in runs):
         return None
     multiplied = sum(rate.passes * macs * energy.macs[rate.peak.datatype] for rate, macs in runs)

@@ -27,13 +27,14 @@ class TiledProduct:
     M: int
     K: int
     N: int
-    held: tuple[float, ...]  #: in the buffer; C is accumulated there in ACCUMULATOR_BYTES
-    moved: tuple[float, ...]  #: in DRAM; 0: the matrix never leaves the chip
+    buffer_widths: tuple[float, ...]  #: in the buffer; C is accumulated there in ACCUMULATOR_BYTES
+    dram_widths: tuple[float, ...]  #: in DRAM; 0: the matrix never leaves the chip
 
     @property
     def once(self) -> tuple[float, ...]:
         """Bytes of A, B and C."""
-        return self.M * self.K * self.moved[0], self.K * self.N * self.moved[1], self.M * self.N * self.moved[2]
+        a, b, c = self.dram_widths
+        return self.M * self.K * a, self.K * self.N * b, self.M * self.N * c
 
     def traffic(self, stationary: str, m: int, k: int, n: int) -> float:
         """Return the bytes that cross DRAM with tiles of m x k x n, of which "a", "b" or "c" stays."""
@@ -56,7 +57,7 @@ def bytes_again(product: TiledProduct, buffer: float) -> float:
 
 def _tilings(product: TiledProduct, buffer: float) -> Iterator[tuple[str, int, int, int]]:
     """Yield the stationary matrix and its largest tiles that fit, beside slices of the others one value thick."""
-    a, b, c = *product.held[:2], ACCUMULATOR_BYTES
+    a, b, c = *product.buffer_widths[:2], ACCUMULATOR_BYTES
     for m in _sizes(product.M):
         if (n := int((buffer - m * a) // (m * c + b))) > 0:
             yield "c", m, 1, min(n, product.N)

@@ -64,16 +64,16 @@ def tensors_of(group: Group, setup: Setup) -> list[Stored]:
     """The tensors that one operation of the group stores: those its gradients need, not on chip."""
     op = group.operation
     if isinstance(op, Pointwise):
-        listed, on_chip = ledger.POINTWISE[op.kind], ""
+        tensors, on_chip = ledger.POINTWISE[op.kind], ""
         if setup.autocast:  # which computes softmax in fp32
             op = replace(op, upcasts=True)
     else:
-        listed, on_chip = ledger.of_gemm(op, packs=setup.stash.packs), _ON_CHIP[op.on_chip]
+        tensors, on_chip = ledger.of_gemm(op, packs=setup.stash.packs), _ON_CHIP[op.on_chip]
         if setup.autocast and op.weight:
-            listed = ledger.under_autocast(op, listed)
-    listed = ledger.of_width(op.container, listed) if op.container else listed
-    listed = listed if op.backward else ledger.forward_alone(listed)
-    return [stored for stored in listed if stored.shape != on_chip and (not stored.needs or getattr(op, stored.needs))]
+            tensors = ledger.under_autocast(op, tensors)
+    tensors = ledger.of_width(op.container, tensors) if op.container else tensors
+    tensors = tensors if op.backward else ledger.forward_alone(tensors)
+    return [stored for stored in tensors if stored.shape != on_chip and (not stored.needs or getattr(op, stored.needs))]
 
 
 def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -> int:
@@ -169,7 +169,7 @@ class CostedMatMul:
 
 def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
     """Every matrix product of one training step."""
-    listed = []
+    products = []
     for group in workload.groups:
         op = group.operation
         if not isinstance(op, Gemm):
@@ -179,8 +179,8 @@ def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
         names = ["forward", *["dx"] * op.x_grad, *["dw"] * op.w_grad, *["recompute"] * op.recompute]
         for name in names:
             first, second = (operands[operand] if op.quantized else floats for operand in _OPERANDS[name])
-            listed.append(CostedMatMul(group, op, name, first, second))
-    return listed
+            products.append(CostedMatMul(group, op, name, first, second))
+    return products
 
 
 #: operands of each product, by their names in dsq.operands
@@ -201,13 +201,13 @@ def _moved_again(matmul: CostedMatMul, setup: Setup, buffer: float) -> Transfer:
     if op.quantized and setup.stash.packs:
         widths["stash"] = setup.stash.nbytes(Layout(1, op.M, op.K, along_rows=True)) / (op.M * op.K)
     on_chip = {op.on_chip, "stash" if op.on_chip == "x" else ""}
-    held = tuple(widths[name] for name in names)
-    moved = tuple(0.0 if name in on_chip else widths[name] for name in names)
+    buffer_widths = tuple(widths[name] for name in names)
+    dram_widths = tuple(0.0 if name in on_chip else widths[name] for name in names)
     rows, summed, columns = (sizes[axis] for axis in axes)
-    product = TiledProduct(rows, summed, columns, held, moved)
-    again = matmul.group.count * op.batch * op.weights * bytes_again(product, buffer)
+    product = TiledProduct(rows, summed, columns, buffer_widths, dram_widths)
+    nbytes = matmul.group.count * op.batch * op.weights * bytes_again(product, buffer)
     phase = FORWARD if matmul.name == "forward" else BACKWARD
-    return Transfer(matmul.group, f"{matmul.name}{AGAIN}", phase, "read", round(again), 0)
+    return Transfer(matmul.group, f"{matmul.name}{AGAIN}", phase, "read", round(nbytes), 0)
 
 
 #: K and p of a multiply-accumulate's cost, K (m1 m2)^p: of an array multiplier, which has one cell for each pair of
@@ -225,6 +225,6 @@ def mac_cost(first: Format, second: Format) -> float:
     return float(factor * (first.multiplier_bits * second.multiplier_bits) ** power)
 
 
-def arithmetic_cost(listed: list[CostedMatMul]) -> float:
+def arithmetic_cost(products: list[CostedMatMul]) -> float:
     """Return the cost of the matrix products in fixed-point 32 x 32 multiply-accumulates."""
-    return sum((product.total_macs * mac_cost(product.first, product.second) for product in listed), start=0.0)
+    return sum((product.total_macs * mac_cost(product.first, product.second) for product in products), start=0.0)

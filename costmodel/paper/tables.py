@@ -61,8 +61,10 @@ def static_rows(table: int) -> list[Record]:
 def _static(row: PublishedRow, setup: Setup) -> Record:
     record: Record = {"dataset": row.dataset, "setup": str(setup), "method": row.method}
     record |= {"precision": str(setup.precision), "contradicts": row.contradicts}
-    for name, stated, ours in zip(("arith", "dram"), (row.arithmetic, row.dram), _costs(row, setup), strict=True):
-        figures: Record = {"paper": stated, "ours": ours, "off": (ours - stated) / stated, "residual": ours - stated}
+    pairs = zip((row.arithmetic, row.dram), _costs(row, setup), strict=True)
+    for name, (published, predicted) in zip(("arith", "dram"), pairs, strict=True):
+        residual = predicted - published
+        figures: Record = {"paper": published, "ours": predicted, "off": residual / published, "residual": residual}
         excluded = bool(row.contradicts) and name == "dram"
         figures["fits"] = "excluded" if excluded else calibrated.FITTED[name].get(str(setup), "test")
         record |= {f"{name}_{kind}": figure for kind, figure in figures.items()}
@@ -79,26 +81,26 @@ def dsq_rows() -> list[Record]:
 
 
 def _dsq(row: PublishedRow) -> Iterator[Record]:
-    stated = (row.arithmetic, row.dram)
+    published = (row.arithmetic, row.dram)
     if row.workload == "transformer_iwslt_de_en":
         arithmetic, dram = _costs(row, _setup("fixed:[16,16,16,16]"))
-        stated = (arithmetic / HEADLINE["arithmetic"], dram / HEADLINE["dram"])
+        published = (arithmetic / HEADLINE["arithmetic"], dram / HEADLINE["dram"])
     levels = (_costs(row, _setup(level)) for level in _DATA["dsq_levels"])
-    columns = list(zip(("arithmetic", "dram"), stated, *levels, strict=True))
-    share = best_share([(goal, first, second) for _, goal, first, second in columns])
-    for name, goal, first, second in columns:
-        ours = first + share * (second - first)
+    columns = list(zip(("arithmetic", "dram"), published, *levels, strict=True))
+    share = best_share([(goal, low, high) for _, goal, low, high in columns])
+    for name, goal, low, high in columns:
+        predicted = low + share * (high - low)
         yield {
-            **{"dataset": row.dataset, "column": name, "published": goal, "level_1": first, "level_2": second},
-            **{"share_alone": (goal - first) / (second - first), "share_best": share},
-            **{"ours": ours, "residual": ours - goal, "off": (ours - goal) / goal},
+            **{"dataset": row.dataset, "column": name, "published": goal, "level_1": low, "level_2": high},
+            **{"share_alone": (goal - low) / (high - low), "share_best": share},
+            **{"ours": predicted, "residual": predicted - goal, "off": (predicted - goal) / goal},
         }
 
 
 def best_share(columns: list[tuple[float, float, float]]) -> float:
     """The share in 0..1 at the second level that minimizes the squared residuals; columns: published, first, second."""
-    best = sum((second - first) * (goal - first) for goal, first, second in columns)
-    return min(1.0, max(0.0, best / sum((second - first) ** 2 for _, first, second in columns)))
+    best = sum((high - low) * (goal - low) for goal, low, high in columns)
+    return min(1.0, max(0.0, best / sum((high - low) ** 2 for _, low, high in columns)))
 
 
 def _costs(row: PublishedRow, setup: Setup) -> tuple[float, float]:
@@ -110,15 +112,15 @@ def table_7(hardware: Hardware) -> list[Record]:
     """OPT-1.3B trained in 16-bit floating point: bounds and shares of time; with_adam has the update in "other"."""
     workload = load_workload("opt_1.3b", fused=False)
     step = replace(workload, operations=tuple(op for op in workload.operations if op.name != "optimizer"))
-    alone, updated = (evaluate(costed, BF16, hardware).classes for costed in (step, workload))
+    without_update, with_update = (evaluate(costed, BF16, hardware).classes for costed in (step, workload))
     records = []
-    for cls, floor in alone.items():
-        stated, bound = _DATA["table_7"][cls]
-        share = _time_share(alone, cls)
+    for cls, floor in without_update.items():
+        published, bound = _DATA["table_7"][cls]
+        share = _time_share(without_update, cls)
         record: Record = {"class": cls, "flop_per_byte": float(floor.intensity), "ridge": float(floor.ridge)}
         record |= {"bound_paper": bound, "bound_ours": "memory" if floor.memory_bound else "compute"}
-        record |= {"share_paper": stated, "share_ours": share, "off": (share - stated) / stated}
-        records.append(record | {"with_adam": _time_share(updated, cls), "residual": share - stated})
+        record |= {"share_paper": published, "share_ours": share, "off": (share - published) / published}
+        records.append(record | {"with_adam": _time_share(with_update, cls), "residual": share - published})
     return records
 
 

@@ -116,15 +116,15 @@ class Question(Training):
 
     def compared(self) -> tuple[Method, ...]:
         """The methods, each over the devices that are asked for."""
-        listed = self.methods or USUAL
+        methods = self.methods or USUAL
         if self.step.lora is not None and not self.methods:
             base = {NF4_BITS: "QLoRA", 8: "8-bit LoRA", WIDEST: "fp32 LoRA"}.get(self.base_bits, "LoRA")
             name = f"{base} {self.step.lora}"
-            listed = tuple(replace(method, name=method.name.format(name)) for method in ADAPTERS)
-        own: dict[str, Any] = {name: getattr(self, name) for name in vars(Training())}
+            methods = tuple(replace(method, name=method.name.format(name)) for method in ADAPTERS)
+        training: dict[str, Any] = {name: getattr(self, name) for name in vars(Training())}
         if self.base_bits == WIDEST:  # all computes in fp32
-            own |= {"setup": FP32, "base_bits": 0}
-        return tuple(replace(method, **own) for method in listed)
+            training |= {"setup": FP32, "base_bits": 0}
+        return tuple(replace(method, **training) for method in methods)
 
     def stages(self, method: Method, **sizes: Any) -> Stages:
         """A device's operations of one micro-batch, of the first and the last stage; sizes: in place of the step's. A
@@ -238,13 +238,13 @@ class Plan:
         """Two sentences: whether and how it fits; how long a step takes, what bounds it, and what helps."""
         question, best, step = self.question, self.best, self.best.step
         lora, devices = question.step.lora, question.devices * question.shard.devices
-        what = self.workload.name + (f" with LoRA of rank {lora}" if lora is not None else "")
+        model = self.workload.name + (f" with LoRA of rank {lora}" if lora is not None else "")
         if tokens := question.step.beyond_positions():
-            what += f" at {tokens:,} tokens{self._beyond(tokens)},"
+            model += f" at {tokens:,} tokens{self._beyond(tokens)},"
         several = f"each of {devices:,}" if devices > 1 else "one"
         room = f"{_size(question.memory)} of {several} {question.hardware.name}"
         takes, sizes = f"takes {_size(best.memory.peak)}", best.memory.categories
-        first = f"{what} fits in the {room}: {best.method.name} {takes}"
+        first = f"{model} fits in the {room}: {best.method.name} {takes}"
         if batch := self.largest_batch:
             items = "images" if self.workload.patches else "sequences"
             first += f", and the largest batch that fits has {self._stated(batch, items)}"
@@ -254,7 +254,7 @@ class Plan:
         if not best.fits:
             most = max(sizes, key=lambda name: sizes[name]).replace("temporary", "temporaries")
             first = (
-                f"{what} does not fit in the {room}: {best.method.name}, which needs least, {takes}, most of it {most}"
+                f"{model} does not fit in the {room}: {best.method.name}, which needs least, {takes}, most of it {most}"
             )
         low, high = _time(step.launched * step.low), _time(step.launched * step.high)
         unit, tokens = self._unit
@@ -343,8 +343,8 @@ class Plan:
         for option, question in questions.items():
             own_first = sorted(self.rows, key=lambda row: row is not self.best)
             for method, fitting in ((row.method, row.largest_batch) for row in own_first if row.method.trusted):
-                own = question is self.question and fitting is not None
-                batch = min(fitting or 0 if own else largest(question, method), most)
+                is_counted = question is self.question and fitting is not None
+                batch = min(fitting or 0 if is_counted else largest(question, method), most)
                 row = _costed(question, method, question.stages(method, sequences=batch)) if batch else None
                 if row and row.tokens_per_second > quickest:
                     quickest = WORTH_IT * row.tokens_per_second
@@ -461,8 +461,8 @@ def _changes(question: Question, largest_batch: int) -> Iterator[tuple[str, Ques
         (offloads and frees_gradients, "--optimizer adam-8bit-16bit --offload --in-backward", paged),
         (adapts and step.lora is None, "--lora 16", {"step": lora}),
         *(
-            (more > question.devices, f"--devices {more} --zero {most_zero}", {"devices": more, "zero": most_zero})
-            for more in ((2, 4, 8) if hardware.link and question.shard.devices == 1 else ())
+            (count > question.devices, f"--devices {count} --zero {most_zero}", {"devices": count, "zero": most_zero})
+            for count in ((2, 4, 8) if hardware.link and question.shard.devices == 1 else ())
         ),
         (adapts and not question.base_bits, f"--qlora {lora.lora}", qlora),
         (adapts and not question.base_bits, f"--qlora {lora.lora} --chunked-loss", qlora | {"step": chunked}),
@@ -498,12 +498,12 @@ def largest(
     return low
 
 
-def _reaching(budget: float, previous: int, before: Memory, count: int, now: Memory) -> int:
+def _reaching(budget: float, previous_count: int, previous_memory: Memory, count: int, memory: Memory) -> int:
     """The size whose peak is the budget if each moment's memory grows in a straight line."""
-    ends, starts = now.totals, before.totals
+    ends, starts = memory.totals, previous_memory.totals
     if len(ends) != len(starts):  # the fullest stage of a pipeline was another one
         ends, starts = ends.max(keepdims=True), starts.max(keepdims=True)
-    slopes = (ends - starts) / (count - previous)
+    slopes = (ends - starts) / (count - previous_count)
     grows = slopes > 0
-    more = (budget - ends[grows]) // slopes[grows]
-    return min(MAX_SEQUENCES, count + int(more.min(initial=MAX_SEQUENCES)))
+    growth = (budget - ends[grows]) // slopes[grows]
+    return min(MAX_SEQUENCES, count + int(growth.min(initial=MAX_SEQUENCES)))

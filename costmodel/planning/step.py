@@ -166,7 +166,7 @@ def _packing(stash: CostedPolicy, hardware: Hardware) -> list[Pass]:
     if not (stash.bits and stash.format and stash.ratio == 1):
         return []
     passes = (hardware.passes.get(("pack", _TIMED_BITS, phase)) for phase in (FORWARD, BACKWARD))
-    return [each for each in passes if each]
+    return [timing for timing in passes if timing]
 
 
 def _widening_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
@@ -189,8 +189,8 @@ def communication_bytes(workload: Workload, method: Method, micro_batches: int =
 
     Without ZeRO gradients are summed in a ring, 2 (N-1)/N of them. ZeRO-1 and 2 scatter gradients and gather the
     weights that were updated, ZeRO-3 all weights before the forward and before the backward. Under autocast weights
-    are fp32 up to ZeRO-2; FSDP's mixed precision, ZeRO-3, gathers 16 bits, and weights of few bits as they are. Role
-    no device has whole is sent for each micro-batch: gradients under ZeRO-2 and 3, weights under ZeRO-3.
+    are fp32 up to ZeRO-2; FSDP's mixed precision, ZeRO-3, gathers 16 bits, and weights of few bits as they are.
+    Tensors that no device has whole are sent for each micro-batch: gradients under ZeRO-2 and 3, weights under ZeRO-3.
     """
     part = (method.devices - 1) / method.devices
     gradients = workload.trained * gradient_bytes(method)
@@ -201,8 +201,8 @@ def communication_bytes(workload: Workload, method: Method, micro_batches: int =
     gradients *= micro_batches if method.zero >= 2 else 1
     if method.zero < 3:
         return part * (gradients + word * workload.trained)
-    few = sum(op.parameters for op in workload.operations if is_base(op, method))
-    gathered = word * (workload.parameters - few) + few * method.base_bits / 8
+    base = sum(op.parameters for op in workload.operations if is_base(op, method))
+    gathered = word * (workload.parameters - base) + base * method.base_bits / 8
     return part * (gradients + 2 * micro_batches * gathered)
 
 
@@ -242,7 +242,8 @@ def sent_bytes(stages: Stages, method: Method, shard: Shard, micro_batches: int)
     """Bytes that a device sends in a step, among data-parallel ones and inside its model."""
     inside = (micro_batches * sent_inside(stage, shard, method) for stage in stages)
     return max(
-        communication_bytes(stage, method, micro_batches) + more for stage, more in zip(stages, inside, strict=True)
+        communication_bytes(stage, method, micro_batches) + inside_bytes
+        for stage, inside_bytes in zip(stages, inside, strict=True)
     )
 
 

@@ -33,12 +33,12 @@ class Family:
     more_positions: int = 0  #: rows of the table that the config does not count
 
 
-def _families(listed: Mapping[str, Any]) -> dict[str, Family]:
+def _families(tables: Mapping[str, Any]) -> dict[str, Family]:
     families: dict[str, Family] = {}
-    for name, stated in listed.items():
-        base = families[stated["like"]] if "like" in stated else Family(stated["kind"])
-        own = {field: value for field, value in stated.items() if field != "like"}
-        families[name] = replace(base, **own | {"stack": base.stack | stated.get("stack", {})})
+    for name, table in tables.items():
+        base = families[table["like"]] if "like" in table else Family(table["kind"])
+        fields = {field: value for field, value in table.items() if field != "like"}
+        families[name] = replace(base, **fields | {"stack": base.stack | table.get("stack", {})})
     return families
 
 
@@ -54,8 +54,8 @@ def transformer_of(data: Any, where: str, name: str = "") -> Transformer:
     if not kind:
         raise ValueError(f"config {where}: field model_type is missing")
     if kind not in FAMILIES:
-        known = f"{suggestion(kind, FAMILIES)}described are {', '.join(FAMILIES)}; of others write a workload file: "
-        raise ValueError(f"config {where}: model_type {kind!r} is not described; {known}dsq-cost trace {where} FILE")
+        hint = f"{suggestion(kind, FAMILIES)}described are {', '.join(FAMILIES)}; of others write a workload file: "
+        raise ValueError(f"config {where}: model_type {kind!r} is not described; {hint}dsq-cost trace {where} FILE")
     return config.transformer(FAMILIES[kind], name or config.text("_name_or_path") or kind)
 
 
@@ -89,13 +89,13 @@ class _Config:
 
     def weight_format(self) -> str:
         """The format in which the weights are stored; empty: 16 or 32 bits."""
-        stated = self.table("quantization_config")
-        if not stated:
+        table = self.table("quantization_config")
+        if not table:
             return ""
-        bits = 4 if stated.get("load_in_4bit") else stated.get("bits", 8)
-        return f"{bits}-bit ({stated.get('quant_method', 'unnamed')})"
+        bits = 4 if table.get("load_in_4bit") else table.get("bits", 8)
+        return f"{bits}-bit ({table.get('quant_method', 'unnamed')})"
 
-    def stack(self, side: str, family: Family, **more: Any) -> Stack:
+    def stack(self, side: str, family: Family, **overrides: Any) -> Stack:
         """A stack, with the config's sizes, dropout and activation."""
         read: dict[str, Any] = {"causal": side == "decoder", "heads_copied": True} | dict(family.stack)
         read |= {name: self.size(*_FIELDS[name]) for name in ("layers", "d", "heads")}
@@ -105,8 +105,8 @@ class _Config:
             if flag in self.data:
                 read |= dict.fromkeys(fields, self.flag(flag, False))
         for name in ("dropout", "attention_dropout"):
-            stated = [self.drops(one) for one in _FIELDS[name] if one in self.data]
-            read[name] = any(stated) if stated else read.get(name, False)
+            drops = [self.drops(one) for one in _FIELDS[name] if one in self.data]
+            read[name] = any(drops) if drops else read.get(name, False)
         act = next((str(self.data[one]) for one in _FIELDS["activation"] if one in self.data), family.activation)
         if family.kind == "both":
             act = self.text("feed_forward_proj", family.activation)
@@ -120,11 +120,11 @@ class _Config:
             read["tables"] = tuple((table, self.rows(table, family)) for table in family.tables)
         if self.size("word_embed_proj_dim", default=read["d"]) != read["d"]:
             raise ValueError(f"config {self.where}: field word_embed_proj_dim must be hidden_size ({read['d']})")
-        return Stack(side, **read | more)
+        return Stack(side, **read | overrides)
 
     def head(self, family: Family) -> Head:
-        own = dict(family.head)
-        pooler = own.pop("pooler", True)
+        options = dict(family.head)
+        pooler = options.pop("pooler", True)
         kinds = _DATA["heads"][family.kind]
         end = next((end for end in kinds if self.architecture.endswith(end)), "")
         if self.architecture and (not end or (end == "Model" and self.architecture.endswith(_NOT_BARE))):
@@ -138,9 +138,9 @@ class _Config:
             labels = self.data.get("id2label")
             count = len(labels) if isinstance(labels, dict) and labels else self.size("num_labels", default=2)
             return Head("classes", count, bias=not lm, dense=family.kind == "encoder")
-        own |= {"outputs": self.size("vocab_size"), "tied": self.flag("tie_word_embeddings", family.tied)}
+        options |= {"outputs": self.size("vocab_size"), "tied": self.flag("tie_word_embeddings", family.tied)}
         masked = {"bias": True, "dense": True, "norm": True} if family.kind == "encoder" else {}
-        return Head("lm", **masked | own, upcasts=family.kind == "decoder")
+        return Head("lm", **masked | options, upcasts=family.kind == "decoder")
 
     def rows(self, table: str, family: Family) -> int:
         if table == "positions":
@@ -171,8 +171,8 @@ class _Config:
             return {}
         if self.data.get("mlp_only_layers") or self.size("decoder_sparse_step", default=1) > 1:
             raise ValueError(f"config {self.where}: field mlp_only_layers: experts in every layer are described")
-        chosen, width = self.size("num_experts_per_tok"), self.size("moe_intermediate_size", default=ffn)
-        return {"experts": MixtureOfExperts(self.size(*names), chosen, width)}
+        per_token, width = self.size("num_experts_per_tok"), self.size("moe_intermediate_size", default=ffn)
+        return {"experts": MixtureOfExperts(self.size(*names), per_token, width)}
 
     def size(self, *names: str, default: int | None = None) -> int:
         """The first of these fields that is there, a positive whole number."""

@@ -68,7 +68,7 @@ def _load(name: str) -> Transformer | Workload:
     if not name.endswith(".json"):
         if not Path(name, "config.json").is_file():
             otherwise = ", or a .json file (a config.json or a workload file), or a folder with a config.json"
-            sources = {stated["source"].partition(";")[0].lower(): known for known, stated in _models().items()}
+            sources = {entry["source"].partition(";")[0].lower(): model for model, entry in _models().items()}
             return _of_models(completed("workload", sources.get(name.lower(), name), names(), otherwise, _RELEASE))
         name = str(Path(name, "config.json"))
     data = read_json(Path(name), finite=False)
@@ -79,33 +79,33 @@ def _load(name: str) -> Transformer | Workload:
 
 def _of_models(name: str) -> Transformer:
     """The model that models.toml states, as its config or as its stacks."""
-    stated = _models()[name]
-    if "config" in stated:
-        model = config_json.transformer_of(stated["config"], stated["source"], name)
+    entry = _models()[name]
+    if "config" in entry:
+        model = config_json.transformer_of(entry["config"], entry["source"], name)
     else:
         encoder, decoder = (
-            Stack(side, **stated[side] | {"tables": tuple(map(tuple, stated[side]["tables"]))})
+            Stack(side, **entry[side] | {"tables": tuple(map(tuple, entry[side]["tables"]))})
             for side in ("encoder", "decoder")
         )
-        model = Transformer(name, Head(**stated["head"]), encoder, decoder, source=stated["source"])
-    return replace(model, **stated.get("step", {}))
+        model = Transformer(name, Head(**entry["head"]), encoder, decoder, source=entry["source"])
+    return replace(model, **entry.get("step", {}))
 
 
-def _sized(model: Transformer, given: Any) -> Transformer:
+def _sized(model: Transformer, sizes: Any) -> Transformer:
     for length, side in (("source_length", "encoder"), ("target_length", "decoder")):
-        stack, stated, most = getattr(model, side), given.get(length, 0), model.table_positions
+        stack, size, most = getattr(model, side), sizes.get(length, 0), model.table_positions
         refuse(
-            (stated and not stack, f"{length} does nothing for {model.name}, which has no {side}: leave it out"),
+            (size and not stack, f"{length} does nothing for {model.name}, which has no {side}: leave it out"),
             (
-                stated and stack and stack.patches,
+                size and stack and stack.patches,
                 f"{length} is what the patches of {model.name} are: leave it out",
             ),
             (
-                most and stated > most,
+                most and size > most,
                 f"{model.name} has a table of {most:,} positions: give at most as many tokens",
             ),
         )
-    return replace(model, **given)
+    return replace(model, **sizes)
 
 
 # ---- what a user asks about
@@ -200,16 +200,16 @@ class AskedStep:
 
     def _sizes(self) -> dict[str, int]:
         names = ("sequences", "source_length", "target_length")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        sizes = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.tokens is None:
-            return given
-        if len(given) > ("sequences" in given):
+            return sizes
+        if len(sizes) > ("sequences" in sizes):
             raise ValueError("tokens are those of a sequence on both sides: leave out the two lengths")
         model = _load(self.workload)
         if isinstance(model, Workload):
             return {"tokens": self.tokens}  # which its file refuses
         sides = {"source_length": model.encoder, "target_length": model.decoder}
-        return given | {name: self.tokens for name, stack in sides.items() if stack}
+        return sizes | {name: self.tokens for name, stack in sides.items() if stack}
 
     def _changes(self, copies: bool) -> Iterator[tuple[Callable[[Workload], Workload], str]]:
         """Yield what the options change of a workload, and what is wrong where that is nothing."""
@@ -229,6 +229,6 @@ class AskedStep:
             yield Workload.fusing_loss, "--fused-loss does nothing for {}: leave it out"
 
 
-def asked(**given: Any) -> AskedStep:
+def asked(**options: Any) -> AskedStep:
     """The step of those options that a step has; others are ignored."""
-    return replace(AskedStep(), **{name: value for name, value in given.items() if name in vars(AskedStep())})
+    return replace(AskedStep(), **{name: value for name, value in options.items() if name in vars(AskedStep())})

@@ -14,7 +14,7 @@ class MixtureOfExperts:
     """A mixture of experts in place of an MLP: gated MLPs, of which a router chooses some for each token."""
 
     count: int
-    chosen: int  #: a token's experts, as many as run it
+    per_token: int  #: a token's experts, as many as run it
     width: int  #: of an expert's hidden layer
 
 

@@ -128,7 +128,7 @@ def _norm(name: str, tokens: int, stack: Stack) -> Pointwise:
 def _mlp(prefix: str, stack: Stack, tokens: int, source: str) -> list[Operation]:
     up = [f"{prefix}gate_proj", f"{prefix}up_proj"] if stack.gated else [f"{prefix}fc1"]
     down = f"{prefix}down_proj" if stack.gated else f"{prefix}fc2"
-    own: dict[str, Any] = {"bias": stack.mlp_bias, "transposed": stack.transposed}
+    options: dict[str, Any] = {"bias": stack.mlp_bias, "transposed": stack.transposed}
     activated, width = f"{prefix}activation", stack.ffn
     passes = [Pointwise(activated, "gate" if stack.gated else stack.activation, tokens, width)]
     if stack.gated and stack.activation == "gelu_new":  # T5 v1.1: several kernels, and a product
@@ -137,22 +137,22 @@ def _mlp(prefix: str, stack: Stack, tokens: int, source: str) -> list[Operation]
         activated = f"{prefix}dropout"
         passes.append(Pointwise(activated, "dropout", tokens, width))
     return [
-        *(Gemm(name, tokens, stack.d, width, input=source, **own) for name in up),
+        *(Gemm(name, tokens, stack.d, width, input=source, **options) for name in up),
         *passes,
-        Gemm(down, tokens, width, stack.d, input=activated + (CAST if stack.casts_late else ""), **own),
+        Gemm(down, tokens, width, stack.d, input=activated + (CAST if stack.casts_late else ""), **options),
     ]
 
 
 def _experts(prefix: str, stack: Stack, experts: MixtureOfExperts, tokens: int, source: str) -> list[Operation]:
     """A router and experts; rows are gathered by expert."""
-    name, rows = f"{prefix}.experts", tokens * experts.chosen
-    ours: dict[str, Any] = {"weights": experts.count}
+    name, rows = f"{prefix}.experts", tokens * experts.per_token
+    options: dict[str, Any] = {"weights": experts.count}
     return [
         Gemm(f"{prefix}.router", tokens, stack.d, experts.count, quantized=False, input=source),
         Pointwise(f"{prefix}.router.softmax", "softmax", tokens, experts.count),
-        Gemm(f"{name}.gate_up_proj", rows, stack.d, 2 * experts.width, input=f"{name}.x", **ours),
+        Gemm(f"{name}.gate_up_proj", rows, stack.d, 2 * experts.width, input=f"{name}.x", **options),
         Pointwise(f"{name}.activation", "expert gate", rows, experts.width),
-        Gemm(f"{name}.down_proj", rows, experts.width, stack.d, input=f"{name}.activation", **ours),
+        Gemm(f"{name}.down_proj", rows, experts.width, stack.d, input=f"{name}.activation", **options),
         Pointwise(f"{name}.weighted", "expert weights", rows, stack.d),
     ]
 
@@ -165,8 +165,8 @@ def _head(head: Head, d: int, tokens: int, sequences: int) -> list[Operation]:
     ops += [Pointwise("head.norm", "norm", rows, d, parameters=2 * d)] * head.norm
     if head.kind != "none":
         name, read = "output_projection", 0 if head.dense else whole
-        own: dict[str, Any] = {"bias": head.bias, "tied": head.tied, "input": f"{name}.x", "x_values": read}
-        ops.append(Gemm(name, rows, d, head.outputs, quantized=not head.tied, **own))
+        options: dict[str, Any] = {"bias": head.bias, "tied": head.tied, "input": f"{name}.x", "x_values": read}
+        ops.append(Gemm(name, rows, d, head.outputs, quantized=not head.tied, **options))
         ops.append(Pointwise("loss", "loss of fp32" if head.upcasts else "loss", rows, head.outputs))
     return ops
 
@@ -199,75 +199,77 @@ class _Attention:
         return Pointwise(f"{self.prefix}.{name}", kind, rows, width, **fields)
 
 
-def _attention(own: _Attention) -> list[Operation]:
+def _attention(attention: _Attention) -> list[Operation]:
     """The operations of one attention, in order: projections, copies, two products with a materialized softmax."""
-    stack, prefix = own.stack, own.prefix
-    sizes = (own.query_tokens, stack.heads * stack.head_width, stack.d)
-    out = own.linear("out_proj", *sizes, f"{prefix}.context", stack.out_bias)
-    copies = _head_copy(own, "context", "heads", own.query_tokens)
-    return [*_projections(own), *_on_heads(own), *_products(own), *copies, out]
+    stack, prefix = attention.stack, attention.prefix
+    sizes = (attention.query_tokens, stack.heads * stack.head_width, stack.d)
+    out = attention.linear("out_proj", *sizes, f"{prefix}.context", stack.out_bias)
+    copies = _head_copy(attention, "context", "heads", attention.query_tokens)
+    return [*_projections(attention), *_on_heads(attention), *_products(attention), *copies, out]
 
 
-def _projections(own: _Attention) -> list[Operation]:
-    stack, bias, x = own.stack, own.stack.qkv_bias, f"{own.prefix}.x"
+def _projections(attention: _Attention) -> list[Operation]:
+    stack, bias, x = attention.stack, attention.stack.qkv_bias, f"{attention.prefix}.x"
     if stack.fused_qkv:
-        return [own.linear("qkv_proj", own.query_tokens, stack.d, stack.qkv_width, x, bias)]
-    queries = own.linear("q_proj", own.query_tokens, stack.d, stack.heads * stack.head_width, x, bias)
-    keys = own.key_tokens, own.key_width, stack.keys * stack.head_width, own.key_input, bias
-    return [queries, own.linear("k_proj", *keys), own.linear("v_proj", *keys)]
+        return [attention.linear("qkv_proj", attention.query_tokens, stack.d, stack.qkv_width, x, bias)]
+    queries = attention.linear("q_proj", attention.query_tokens, stack.d, stack.heads * stack.head_width, x, bias)
+    keys = attention.key_tokens, attention.key_width, stack.keys * stack.head_width, attention.key_input, bias
+    return [queries, attention.linear("k_proj", *keys), attention.linear("v_proj", *keys)]
 
 
-def _on_heads(own: _Attention) -> list[Operation]:
+def _on_heads(attention: _Attention) -> list[Operation]:
     """Norms and rotary positions of queries and keys, and the copies of heads that torch.matmul reads."""
-    stack, width, turned = own.stack, own.stack.head_width, round(own.stack.rotary * own.stack.head_width)
-    both = ("q", own.query_tokens * stack.heads), ("k", own.key_tokens * stack.keys)
+    stack, width = attention.stack, attention.stack.head_width
+    turned = round(stack.rotary * width)
+    both = ("q", attention.query_tokens * stack.heads), ("k", attention.key_tokens * stack.keys)
     return [
-        *(own.pointwise(f"{x}_norm", "rms", rows, width, parameters=width) for x, rows in both if stack.qk_norm),
-        *(own.pointwise(f"{x}_rotary", "rotary", rows, turned) for x, rows in both if turned),
+        *(attention.pointwise(f"{x}_norm", "rms", rows, width, parameters=width) for x, rows in both if stack.qk_norm),
+        *(attention.pointwise(f"{x}_rotary", "rotary", rows, turned) for x, rows in both if turned),
         *(
-            [own.pointwise("qkv_split", "split", own.query_tokens, stack.qkv_width)]
+            [attention.pointwise("qkv_split", "split", attention.query_tokens, stack.qkv_width)]
             if stack.heads_copied and stack.fused_qkv
             else []
         ),
-        *_head_copy(own, "q", "heads", own.query_tokens),
-        *_head_copy(own, "k", "transposed", own.key_tokens),
-        *_head_copy(own, "v", "heads", own.key_tokens),
+        *_head_copy(attention, "q", "heads", attention.query_tokens),
+        *_head_copy(attention, "k", "transposed", attention.key_tokens),
+        *_head_copy(attention, "v", "heads", attention.key_tokens),
     ]
 
 
-def _head_copy(own: _Attention, name: str, kind: str, tokens: int) -> list[Operation]:
+def _head_copy(attention: _Attention, name: str, kind: str, tokens: int) -> list[Operation]:
     """A copy of every head, where heads are copied."""
-    if not own.stack.heads_copied:
+    if not attention.stack.heads_copied:
         return []
-    return [own.pointwise(f"{name}_heads", kind, tokens * own.stack.heads, own.stack.head_width, cls="attention")]
+    stack = attention.stack
+    return [attention.pointwise(f"{name}_heads", kind, tokens * stack.heads, stack.head_width, cls="attention")]
 
 
-def _products(own: _Attention) -> list[Operation]:
+def _products(attention: _Attention) -> list[Operation]:
     """Queries by keys, what happens to the scores, and those by values."""
-    stack, crosses = own.stack, own.key_input == ENCODER_OUT
+    stack, crosses = attention.stack, attention.key_input == ENCODER_OUT
     sharing = stack.heads // stack.keys  # grouped-query attention: the heads that share keys are rows of one product
-    batch, rows = own.sequences * stack.keys, own.query_length * sharing
-    pairs = sharing * _pairs(own.query_length, own.key_length, stack.causal, stack.window)
+    batch, rows = attention.sequences * stack.keys, attention.query_length * sharing
+    pairs = sharing * _pairs(attention.query_length, attention.key_length, stack.causal, stack.window)
     position_bias = bool(stack.position_bias)
 
     def product(name: str, width: int, outputs: int, source: str = "") -> Gemm:
         fields: dict[str, Any] = {"weight": False, "quantized": False, "pairs": pairs, "input": source}
-        return Gemm(f"{own.prefix}.{name}", rows, width, outputs, batch, "attention", **fields)
+        return Gemm(f"{attention.prefix}.{name}", rows, width, outputs, batch, "attention", **fields)
 
     def on_scores(name: str, kind: str, **fields: Any) -> Pointwise:
-        return own.pointwise(name, kind, batch * rows, own.key_length, cls="attention", **fields)
+        return attention.pointwise(name, kind, batch * rows, attention.key_length, cls="attention", **fields)
 
-    square = own.query_length * own.key_length
-    mask = own.sequences * square if stack.causal or stack.window else 0
+    square = attention.query_length * attention.key_length
+    mask = attention.sequences * square if stack.causal or stack.window else 0
     bias = stack.heads * square if position_bias else 0
-    weights = f"{own.prefix}.{'dropout' if stack.attention_dropout else 'softmax'}"
+    weights = f"{attention.prefix}.{'dropout' if stack.attention_dropout else 'softmax'}"
     return [
-        product("scores", stack.head_width, own.key_length),
+        product("scores", stack.head_width, attention.key_length),
         on_scores("scale", "bias" if position_bias and not crosses else "scale", mask=mask, bias=bias),
         *([on_scores("cap", "cap")] if stack.caps else []),
         on_scores("softmax", "softmax", upcasts=stack.upcasts),
         *([on_scores("dropout", "dropout")] if stack.attention_dropout else []),
-        product("context", own.key_length, stack.head_width, weights),
+        product("context", attention.key_length, stack.head_width, weights),
     ]
 
 
@@ -275,8 +277,8 @@ def _pairs(queries: int, keys: int, causal: bool, window: int) -> int:
     """Pairs of a query and a key that it sees, of one head; 0: all of them."""
     if not causal:
         return 0
-    seen = min(window or keys, keys)
-    return seen * (seen + 1) // 2 + (queries - seen) * seen
+    span = min(window or keys, keys)
+    return span * (span + 1) // 2 + (queries - span) * span
 
 
 # ---- what one device of several has: tensor parallelism (Shoeybi et al., 2019), its sequence parallelism (Korthikanti
@@ -312,10 +314,10 @@ def stages(model: Transformer, shard: Shard) -> tuple[Workload, ...]:
     whole: Stack = getattr(model, side)
     if whole.layers < shard.pipeline:
         raise ValueError(f"--pipeline {shard.pipeline}: {model.name} has {whole.layers} layers, fewer than stages")
-    fewest, more = divmod(whole.layers, shard.pipeline)  # the first stages have one layer more
-    changes: Any = {side: replace(whole, layers=fewest + bool(more), final_norm=False)}
+    quotient, remainder = divmod(whole.layers, shard.pipeline)  # the first stages have one layer more
+    changes: Any = {side: replace(whole, layers=quotient + bool(remainder), final_norm=False)}
     first = replace(model, head=Head("none"), **changes)
-    changes = {side: replace(whole, layers=fewest, tables=(), patches=None, embedding_norm=False)}
+    changes = {side: replace(whole, layers=quotient, tables=(), patches=None, embedding_norm=False)}
     last = replace(model, head=replace(model.head, tied=False), **changes)  # with a table of its own
     return tuple(_parallel(build(_part(part, shard)), shard) for part in (first, last))
 

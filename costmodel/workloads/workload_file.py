@@ -47,14 +47,14 @@ def _operation(entry: Any, label: str) -> Operation:
     op = entry.get("op") if isinstance(entry, dict) else None
     if not isinstance(op, str) or op not in _OPERATIONS:
         raise ValueError(f"{label}.op must be one of {', '.join(_OPERATIONS)}")
-    known = {field.name: field for field in fields(_OPERATIONS[op])}
-    missing = [name for name, field in known.items() if field.default is MISSING and name not in entry]
-    unknown = set(entry) - set(known) - {"op"}
+    types = {field.name: field for field in fields(_OPERATIONS[op])}
+    missing = [name for name, field in types.items() if field.default is MISSING and name not in entry]
+    unknown = set(entry) - set(types) - {"op"}
     if unknown or missing:
-        fault = f"{min(unknown)} is not one of {', '.join(known)}" if unknown else f"{missing[0]} is missing"
+        fault = f"{min(unknown)} is not one of {', '.join(types)}" if unknown else f"{missing[0]} is missing"
         raise ValueError(f"{label}.{fault}")
     values: dict[str, Any] = {
-        name: _saves(value, f"{label}.saves") if name == "saves" else _value(value, known[name].type, f"{label}.{name}")
+        name: _saves(value, f"{label}.saves") if name == "saves" else _value(value, types[name].type, f"{label}.{name}")
         for name, value in entry.items()
         if name != "op"
     }
@@ -66,9 +66,9 @@ def _operation(entry: Any, label: str) -> Operation:
     return _OPERATIONS[op](**values)
 
 
-def _saves(listed: Any, label: str) -> tuple[SavedTensor, ...]:
-    if not isinstance(listed, list) or not all(isinstance(saved, list) and len(saved) == 4 for saved in listed):
-        raise ValueError(f"{label} must be a list of [role, tensor, values, bits], not {listed!r}")
+def _saves(tensors: Any, label: str) -> tuple[SavedTensor, ...]:
+    if not isinstance(tensors, list) or not all(isinstance(saved, list) and len(saved) == 4 for saved in tensors):
+        raise ValueError(f"{label} must be a list of [role, tensor, values, bits], not {tensors!r}")
     return tuple(
         SavedTensor(
             _value(role, str, f"{label}.role"),
@@ -76,7 +76,7 @@ def _saves(listed: Any, label: str) -> tuple[SavedTensor, ...]:
             _value(values, int, f"{label}.values"),
             _value(bits, int, f"{label}.bits"),
         )
-        for role, tensor, values, bits in listed
+        for role, tensor, values, bits in tensors
     )
 
 

@@ -41,12 +41,12 @@ def _measure(device: str | None) -> dict[str, Any]:
         calibration = import_module("dsq.workload.calibration")
     except ImportError as error:
         raise ValueError(f"calibrate measures with torch, which cannot be imported: {error}") from None
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if chosen == "cuda" and not torch.cuda.is_available():
+    device_type = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device_type == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: torch finds no GPU")
-    print(f"dsq-cost calibrate: measuring the {chosen}, for 30 to 60 s", file=sys.stderr, flush=True)
+    print(f"dsq-cost calibrate: measuring the {device_type}, for 30 to 60 s", file=sys.stderr, flush=True)
     keep_freed_memory()  # as a training's heap does
-    measured: dict[str, Any] = calibration.measure_hardware(torch.device(chosen))
+    measured: dict[str, Any] = calibration.measure_hardware(torch.device(device_type))
     return measured
 
 
@@ -85,7 +85,5 @@ def trace(arguments: argparse.Namespace) -> Answer:
     workload = workload_file.parse(data, arguments.file)
     record = {"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters}
     record |= {"operations": len(workload.operations), "GMAC": workload.macs / 1e9}
-    written = (
-        f"written: {arguments.file}, for --workload {arguments.file}. Its attention is unfused: --fused-attention."
-    )
-    return Answer([Section("traced", f"A training step of {arguments.model}", [record], "traced")], [written])
+    note = f"written: {arguments.file}, for --workload {arguments.file}. Its attention is unfused: --fused-attention."
+    return Answer([Section("traced", f"A training step of {arguments.model}", [record], "traced")], [note])

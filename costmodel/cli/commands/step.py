@@ -30,8 +30,8 @@ def plan(arguments: argparse.Namespace) -> Answer:
     methods = tuple(_asked_methods(arguments))
     if methods:
         refuse_idle(arguments, ("all",), "with precisions, which are all shown")
-    known = (*vars(AskedStep()), *ASKED, "hardware", "qlora", "gpus", "base_bits")
-    options = {name: value for name, value in vars(arguments).items() if name in known and value is not None}
+    names = (*vars(AskedStep()), *ASKED, "hardware", "qlora", "gpus", "base_bits")
+    options = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
     options["fit"] = parse_size("fit", arguments.fit, _BYTES, "80GB or 24GiB")
     options["train_tokens"] = parse_size("train_tokens", arguments.train_tokens, _COUNTS, "300M or 10B")
     options["price"] = parse_size("price", arguments.price, {"": 1}, "2.5")
@@ -65,7 +65,7 @@ def _devices(options: dict[str, Any]) -> Answer:
     asked_for = {"hours": options["train_tokens"], "cost": options["price"]}
     records = [
         {"device": plan_.question.hardware.name, **plan_.best.record()}
-        | {name: getattr(plan_, name) for name, wanted in asked_for.items() if wanted}
+        | {name: getattr(plan_, name) for name, is_asked in asked_for.items() if is_asked}
         for plan_ in plans
     ]
     workload = plans[0].workload
@@ -77,8 +77,8 @@ def _devices(options: dict[str, Any]) -> Answer:
 def _explained(records: Iterable[Record]) -> str:
     """The meaning of each part of the methods' names, in a note, and which of them simulate or save."""
     modes = {record["method"]: record["mode"] for record in records}
-    listed = " / ".join([*modes, ""])
-    parts = [f"{part.strip('[]/ ')}: {meaning}" for part, meaning in _NAMES["parts"].items() if part in listed]
+    text = " / ".join([*modes, ""])
+    parts = [f"{part.strip('[]/ ')}: {meaning}" for part, meaning in _NAMES["parts"].items() if part in text]
     return "; ".join([*parts, *_uses(modes)]) + "."
 
 
@@ -102,9 +102,9 @@ def _asked_methods(arguments: argparse.Namespace) -> Iterator[Method]:
 
 def _precisions(arguments: argparse.Namespace) -> list[str]:
     """The words that are precisions; another one is the workload's name. Raises ValueError."""
-    chosen = arguments.workload != arguments.parser.get_default("workload")
+    has_workload = arguments.workload != arguments.parser.get_default("workload")
     # which may be a model's folder too: deepseek-v3
-    recipe = " ".join(arguments.words) if not chosen and {*arguments.words} <= {*recipes.names()} else ""
+    recipe = " ".join(arguments.words) if not has_workload and {*arguments.words} <= {*recipes.names()} else ""
     refuse((recipe and not Path(recipe).exists(), f"{recipe} is a recipe, not a model: give both, as in gpt2 {recipe}"))
     precisions = [
         word
@@ -113,13 +113,13 @@ def _precisions(arguments: argparse.Namespace) -> list[str]:
         or (not recipe and all(map(is_level_name, word.removesuffix(" all").split())))
     ]
     names = [word for word in arguments.words if word not in precisions]
-    if chosen:
+    if has_workload:
         names.append(arguments.workload)
     if len(names) > 1:
-        given = " and ".join(map(repr, names))
+        workloads = " and ".join(map(repr, names))
         raise ValueError(
-            f"workload is given twice: {given}; a precision is written as in [8,4,8,8], a format of your own as its "
-            "text, as in grid:2,0,7.0,1x32,e8m0,even,0,1.0"
+            f"workload is given twice: {workloads}; a precision is written as in [8,4,8,8], a format of your own as "
+            "its text, as in grid:2,0,7.0,1x32,e8m0,even,0,1.0"
         )
     arguments.workload = names[0] if names else arguments.workload
     return precisions
@@ -136,12 +136,12 @@ def parse_size(name: str, text: str | None, units: Mapping[str, float], example:
     return float(match[1]) * units[match[2]]
 
 
-def _check_options(arguments: argparse.Namespace, precisions: Sequence[str], *others: str) -> None:
+def _check_options(arguments: argparse.Namespace, precisions: Sequence[str], *other_texts: str) -> None:
     """Raises ValueError for an option of formats that none of the texts uses, and a container too narrow for one."""
-    options, texts = vars(arguments), (*precisions, *others)
+    options, texts = vars(arguments), (*precisions, *other_texts)
     setups = {text: parse_setups(text, options) for text in texts}
-    used = {name for text in texts for name in used_options(text, options)}
-    idle = {"format", "min_weight_bits", *all_sizes()} - used
+    names = {name for text in texts for name in used_options(text, options)}
+    idle = {"format", "min_weight_bits", *all_sizes()} - names
     if not precisions:
         idle |= {"container"}
     elif not any(setup.mode for text in texts for setup in setups[text]):  # which convert no layer
@@ -152,19 +152,19 @@ def _check_options(arguments: argparse.Namespace, precisions: Sequence[str], *ot
         refuse((narrow, f"container must be {setup.container_bits} for {setup}, got {arguments.container}"))
 
 
-def _setups(arguments: argparse.Namespace, *others: str) -> list[Setup]:
+def _setups(arguments: argparse.Namespace, *other_texts: str) -> list[Setup]:
     """The precisions, each in its own format, or in that of the options. Raises ValueError.
 
     Args:
-        others: precisions that options of formats may be for too.
+        other_texts: precisions that options of formats may be for too.
     """
-    _check_options(arguments, arguments.precision, *others)
+    _check_options(arguments, arguments.precision, *other_texts)
     return [setup for text in arguments.precision for setup in parse_setups(text, vars(arguments))]
 
 
 def facts(workload: Workload, hardware: Hardware | None = None) -> Record:
-    known: Record = {"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters}
-    return known | {"macs": workload.macs, "source": workload.source} | (hardware_facts(hardware) if hardware else {})
+    record: Record = {"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters}
+    return record | {"macs": workload.macs, "source": workload.source} | (hardware_facts(hardware) if hardware else {})
 
 
 def named(setup: Setup) -> Record:
@@ -328,16 +328,16 @@ def _by_bits(workload: Workload, setup: Setup, buffer: float) -> str:
 
 def _classes(workload: Workload, setup: Setup, hardware: Hardware, buffer: float) -> tuple[list[Record], str]:
     """A record for each class of operations, and one for all; and a note of what bounds the step."""
-    listed = matmuls(workload, setup)
-    classes = floors(transfers(workload, setup, buffer), listed, hardware, setup.container_bits)
+    products = matmuls(workload, setup)
+    classes = floors(transfers(workload, setup, buffer), products, hardware, setup.container_bits)
     total = sum(classes.values(), start=ZERO)
     records: list[Record] = []
     for name, floor in {**classes, "total": total}.items():
-        used = rates(listed, name, hardware)
-        record = named(setup) | {"class": name, **floor_record(floor), "runs_in": ", ".join(sorted(used))}
+        class_rates = rates(products, name, hardware)
+        record = named(setup) | {"class": name, **floor_record(floor), "runs_in": ", ".join(sorted(class_rates))}
         record |= {"dram_MB": floor.bytes / 1e6, "of_time": floor.seconds / total.seconds}
         record |= {"tflops": floor.flops_per_second / 1e12} if floor.flops else {}
-        records.append(record | (_roof(floor, list(used.values()), hardware) if name != "total" else {}))
+        records.append(record | (_roof(floor, list(class_rates.values()), hardware) if name != "total" else {}))
     longest = max(classes, key=lambda name: classes[name].seconds)
     waits = "DRAM" if classes[longest].memory_bound else "arithmetic"
     share = classes[longest].seconds / total.seconds
@@ -345,9 +345,9 @@ def _classes(workload: Workload, setup: Setup, hardware: Hardware, buffer: float
     return records, f"{note} {total.waiting_seconds / total.seconds:.0%} of the time waits for DRAM."
 
 
-def _roof(floor: Floor, used: list[Rate], hardware: Hardware) -> Record:
+def _roof(floor: Floor, class_rates: list[Rate], hardware: Hardware) -> Record:
     """The fastest unit of a class, and the most that it reaches at the class's intensity."""
-    peaks = {rate.peak.datatype: rate.peak.flops for rate in used} or {"vector": hardware.vector_flops}
+    peaks = {rate.peak.datatype: rate.peak.flops for rate in class_rates} or {"vector": hardware.vector_flops}
     unit = max(peaks, key=lambda name: peaks[name])
     slope = hardware.bandwidth * floor.intensity
     roof = min(slope, peaks[unit])

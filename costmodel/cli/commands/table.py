@@ -15,15 +15,15 @@ _SHARES = (
 
 
 def table(arguments: argparse.Namespace) -> Answer:
-    chosen = tuple(arguments.table or TABLES)
-    unknown = [number for number in chosen if number not in TABLES]
+    numbers = tuple(arguments.table or TABLES)
+    unknown = [number for number in numbers if number not in TABLES]
     if unknown:
         raise ValueError(f"table must be one of {', '.join(map(str, TABLES))}, not {unknown[0]}")
-    if 7 not in chosen:
+    if 7 not in numbers:
         refuse_idle(arguments, ("hardware",), "without table 7")
     sections: list[Section] = []
     static: list[Record] = []
-    for number in sorted({1, 6} & set(chosen)):
+    for number in sorted({1, 6} & set(numbers)):
         title = f"Table {number} (x fixed-point 32; {_OFF})"
         sections.append(Section(f"table_{number}", title, tables.static_rows(number), "static"))
         static += sections[-1].records
@@ -35,14 +35,14 @@ def table(arguments: argparse.Namespace) -> Answer:
     ]
     if static:
         notes.insert(0, _fitted(static))
-    if 1 in chosen:
+    if 1 in numbers:
         title = "Table 1, DSQ rows as runs of [2,2,2,16] then [16,4,4,16]"
         sections.append(Section("dsq_rows", title, tables.dsq_rows(), "dsq_rows"))
         notes.append(_SHARES)
         title = "Others' chips: cost of a multiply-accumulate, over that in another format"
         sections.append(Section("silicon", title, tables.silicon_rows(), "silicon"))
     facts: Record = {}
-    if 7 in chosen:
+    if 7 in numbers:
         hardware = load_hardware(arguments.hardware)
         title = f"Table 7: OPT-1.3B, 16-bit float, on {hardware.name}; {_OFF}"
         sections.append(Section("table_7", title, tables.table_7(hardware), "table_7"))

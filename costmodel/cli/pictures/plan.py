@@ -83,9 +83,9 @@ def _draw_methods(axes: Axes, plan: Plan) -> None:
 def _draw_memory(axes: Axes, best: MethodCost, budget: float) -> None:
     """Stacked areas over the operations of forward, backward and update; the budget as a line where it is near."""
     axes.grid(visible=False)
-    listed, count, top = bands(best), len(best.memory.totals), best.memory.peak / GIGA
+    heights, count, top = bands(best), len(best.memory.totals), best.memory.peak / GIGA
     axes.stackplot(
-        range(count), *listed.values(), labels=listed, colors=[COLOURS[name] for name in listed], linewidth=0
+        range(count), *heights.values(), labels=heights, colors=[COLOURS[name] for name in heights], linewidth=0
     )
     axes.plot(best.memory.moment, top, "o", color=BLACK, markersize=5)
     side = ("right", -8) if best.memory.moment > count / 2 else ("left", 8)
@@ -108,10 +108,10 @@ def draw_page(path: Path, plan: Plan) -> None:
     figure = make_subplots(rows=1, cols=2, subplot_titles=titles)
     left, right = {"row": 1, "col": 1}, {"row": 1, "col": 2}
     figure.add_hline(plan.question.memory / GIGA, line_dash="dash", annotation_text="what fits", **left)
-    told = {"hovertext": list(map(_told, plan.rows)), "hoverinfo": "text"}
+    hover = {"hovertext": list(map(_told, plan.rows)), "hoverinfo": "text"}
     colors = [FITS if row.fits else TOO_LARGE for row in plan.rows]
     line, dots = {"mode": "lines", "line_color": GREY}, {"mode": "markers", "marker": {"color": colors, "size": 9}}
-    for rows, look in ((front(plan.rows), line), (plan.rows, dots | told)):
+    for rows, look in ((front(plan.rows), line), (plan.rows, dots | hover)):
         times, peaks = zip(*map(place, rows), strict=True)
         figure.add_scatter(x=times, y=peaks, showlegend=False, **look, **left)
     owners = [""] * len(figure.data)  # of each trace, whose memory it is

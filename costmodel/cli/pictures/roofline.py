@@ -79,7 +79,10 @@ def _label_step(axes: Axes, record: Record, place: tuple[float, float], color: s
 
 def _lines(hardware: Hardware) -> list[float]:
     """The heights of all roofs that are drawn, in TFLOP/s."""
-    rates = [hardware.vector_flops, *(rate for peak in hardware.peaks for rate in (peak.flops, peak.stated) if rate)]
+    rates = [
+        hardware.vector_flops,
+        *(rate for peak in hardware.peaks for rate in (peak.flops, peak.datasheet_flops) if rate),
+    ]
     return [rate / TERA for rate in rates]
 
 
@@ -99,9 +102,9 @@ def roofs(hardware: Hardware) -> list[tuple[float, str]]:
 def _draw_roofs(axes: Axes, hardware: Hardware) -> None:
     """Draw the bandwidth's slope and the roofs with their names."""
     (left, right), bandwidth = axes.get_xlim(), hardware.bandwidth / TERA
-    slope, rates = hardware.stated_bandwidth / TERA, [peak.flops / TERA for peak in hardware.peaks]
-    for stated in {peak.stated / TERA for peak in hardware.peaks if peak.stated and slope}:
-        axes.plot([left, stated / slope, right], [left * slope, stated, stated], **DATASHEET, linewidth=0.8)
+    slope, rates = hardware.datasheet_bandwidth / TERA, [peak.flops / TERA for peak in hardware.peaks]
+    for rate in {peak.datasheet_flops / TERA for peak in hardware.peaks if peak.datasheet_flops and slope}:
+        axes.plot([left, rate / slope, right], [left * slope, rate, rate], **DATASHEET, linewidth=0.8)
     axes.plot([left, max(rates) / bandwidth], [left * bandwidth, max(rates)], color=BLACK, linewidth=1.4)
     for rate in [*rates, hardware.vector_flops / TERA]:
         axes.plot([rate / bandwidth, right], [rate, rate], color=BLACK, linewidth=1.4)

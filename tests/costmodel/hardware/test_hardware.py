@@ -47,11 +47,11 @@ def test_a_shipped_profile_runs_fp32_names_its_sources_and_reaches_at_most_the_s
     hardware = load_hardware(name)
     assert all(hardware.rate(operand, operand).passes == 1 for operand in (BFP(32), FixedPoint(32), Identity(32)))
     assert all(hardware.sources.values())
-    assert hardware.stated_bandwidth >= hardware.bandwidth
+    assert hardware.datasheet_bandwidth >= hardware.bandwidth
     for peak in hardware.peaks:
         assert peak.source
-        assert peak.flops <= peak.stated
-        assert peak.flops == peak.stated or "; efficiency " in peak.source
+        assert peak.flops <= peak.datasheet_flops
+        assert peak.flops == peak.datasheet_flops or "; efficiency " in peak.source
     assert "estimated" in hardware.rates
 
 
@@ -98,7 +98,7 @@ def test_split_passes_on_each_accelerator():
     ):
         rate = hardware.rate(BFP(m1), BFP(m2))
         assert str(rate) == way
-        assert rate.peak.stated / rate.passes == pytest.approx(tera * 1e12)
+        assert rate.peak.datasheet_flops / rate.passes == pytest.approx(tera * 1e12)
     assert h100.rate(BFP(16), BFP(2)).flops == 0.80 * 989.4e12 / 2
 
 

@@ -16,8 +16,8 @@ from dsq.precision import Precision
 @pytest.fixture
 def mine():
     peaks = (
-        Peak("wide", 1e12, {"bfp": (32, 32), "float": (32, 32)}, "", stated=1e12),
-        Peak("narrow", 4e12, {"bfp": (8, 8)}, "", stated=4e12),
+        Peak("wide", 1e12, {"bfp": (32, 32), "float": (32, 32)}, "", datasheet_flops=1e12),
+        Peak("narrow", 4e12, {"bfp": (8, 8)}, "", datasheet_flops=4e12),
     )
     return Hardware("mine", 100e9, 0.1e12, peaks, {}, efficiency=MEASURED)
 

@@ -19,7 +19,7 @@ AXES = {"a": "mk", "b": "kn", "c": "mn"}
 def walked(problem: TiledProduct, tile: dict[str, int], order: tuple[str, ...]) -> float:
     """Bytes that cross DRAM in a walk over the tiles, outer loop first, with one tile of each matrix in the buffer."""
     sizes = dict(zip("mkn", (problem.M, problem.K, problem.N), strict=True))
-    width, crossed = dict(zip("abc", problem.moved, strict=True)), 0.0
+    width, crossed = dict(zip("abc", problem.dram_widths, strict=True)), 0.0
     there: dict[str, tuple[int, ...]] = {}
     summed: dict[tuple[int, ...], int] = {}  # of each tile of C, how much of K is in it
 
@@ -51,7 +51,7 @@ def walked(problem: TiledProduct, tile: dict[str, int], order: tuple[str, ...]) 
 
 
 def fits(problem: TiledProduct, tile: dict[str, int], buffer: float) -> bool:
-    a, b = (tile[x] * tile[y] * held for (x, y), held in zip(("mk", "kn"), problem.held[:2], strict=True))
+    a, b = (tile[x] * tile[y] * held for (x, y), held in zip(("mk", "kn"), problem.buffer_widths[:2], strict=True))
     return a + b + tile["m"] * tile["n"] * ACCUMULATOR_BYTES <= buffer
 
 
