@@ -16,7 +16,7 @@ def refuse(*faults: tuple[object, str]) -> None:
 
 
 def completed(
-    kind: str, name: str, known: Iterable[str], otherwise: str = "", release: re.Pattern[str] | None = None
+    kind: str, name: str, accepted: Iterable[str], otherwise: str = "", release: re.Pattern[str] | None = None
 ) -> str:
     """Return the known name that ``name`` is, whatever its case, dashes and dots; or the only one that has it as whole
     parts: "a100-80" is "a100-80gb" and "4090" is "rtx-4090", but "h20" is no "h200" and "l40" no "l40s".
@@ -27,7 +27,7 @@ def completed(
     Raises:
         ValueError: none is meant, or several are; it names the nearest.
     """
-    names, several = {_plain(full): full for full in known}, list[str]()
+    names, several = {_plain(full): full for full in accepted}, list[str]()
     for typed in [name, *([release.sub("", name)] if release else [])]:
         part = _plain(typed)
         if part in names:
@@ -37,8 +37,8 @@ def completed(
         several = begins or having
         if len(several) == 1:
             return several[0]
-    listed = ", ".join(map(repr, several))
-    meant = f"nearest is {listed}; " if several else suggestion(typed, names.values())
+    candidates = ", ".join(map(repr, several))
+    meant = f"nearest is {candidates}; " if several else suggestion(typed, names.values())
     raise ValueError(f"unknown {kind} {name!r}: {meant}known are {', '.join(sorted(names.values()))}{otherwise}")
 
 
@@ -53,10 +53,10 @@ def _has_parts(name: str, part: str) -> bool:
     )
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, accepted: Iterable[str]) -> str:
     """ "nearest is 'opt_1.3b'; ": the known names that begin with ``name``, or the one that looks like it, or the
     longest that it holds; "" if there is none."""
-    names, word = {_plain(one): one for one in known}, _plain(name)
+    names, word = {_plain(one): one for one in accepted}, _plain(name)
     near = [one for one in names if word and one.startswith(word)]
     near = near or difflib.get_close_matches(word, names, n=1, cutoff=0.85)
     near = near or sorted((one for one in names if one in word), key=len)[-1:]

@@ -1,5 +1,6 @@
 """Pages, code and help texts use the field's words: none of banned_words.txt."""
 
+import ast
 import dataclasses
 import re
 from pathlib import Path
@@ -33,6 +34,15 @@ CODE = sorted(
     for path in (ROOT / folder).rglob("*")
     if path.suffix in (".py", ".pyi", ".cpp", ".h", ".toml") and not any(parent.is_symlink() for parent in path.parents)
 )
+#: pronouns, adverbs and participles, which say of no variable what it is
+NO_NOUNS = {
+    *("it", "own", "ours", "mine", "each", "both", "others", "few", "more", "alone", "what", "here", "there", "then"),
+    *("given", "fresh", "came", "listed", "stated", "found", "kept", "made", "known", "taken", "told", "said"),
+    *("wanted", "begun", "chosen"),
+}
+PRODUCT = [
+    path for path in CODE if path.suffix == ".py" and path.parts[len(ROOT.parts)] not in ("analysis", "examples")
+]
 #: hints for users of other tools, who write their words
 EXEMPT = {ROOT / "costmodel/cli/commands.toml"}
 
@@ -44,6 +54,17 @@ def test_code(folder):
     files = [path for path in CODE if path.parent == folder and path not in EXEMPT]
     found = {path.name: banned(path.read_text(encoding="utf-8")) for path in files}
     assert {name: words for name, words in found.items() if words} == {}
+
+
+def test_variables_are_named_by_nouns():
+    names = {}
+    for path in PRODUCT:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            assigned = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            name = node.id if assigned else node.arg if isinstance(node, ast.arg) else ""
+            if name.strip("_") in NO_NOUNS:
+                names[f"{path.relative_to(ROOT)}:{node.lineno}"] = name
+    assert names == {}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

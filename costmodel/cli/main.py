@@ -95,8 +95,8 @@ def _of_formats(options: Options) -> Options:
     """The options, with the names of the registry's formats, and those of their sizes."""
     sizes = {}
     for field, defaults in all_sizes().items():
-        stated = ", ".join(f"{default} in {name}" for name, default in defaults.items())
-        help_ = f"{field.replace('_', ' ')} (default: {stated})"
+        values = ", ".join(f"{default} in {name}" for name, default in defaults.items())
+        help_ = f"{field.replace('_', ' ')} (default: {values})"
         sizes[f"--{field.replace('_', '-')}"] = {"metavar": "N", "help": help_}
     first = {"--format": {"choices": format_names(), **options["--format"]}}
     return first | sizes | {words: option for words, option in options.items() if words not in first}

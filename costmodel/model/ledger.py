@@ -84,7 +84,7 @@ TIMED_AS: dict[str, str] = _DATA["timed_as"]
 PRODUCTS = _tensors(_DATA["products"])
 #: the tensors of each pointwise operation
 POINTWISE = {
-    name: listed for name, listed in _tensors(_DATA["parts"] | _DATA["passes"]).items() if name in _DATA["passes"]
+    name: tensors for name, tensors in _tensors(_DATA["parts"] | _DATA["passes"]).items() if name in _DATA["passes"]
 }
 POINTWISE |= {name: of_width("r", POINTWISE[name]) for name in ("expert gate", "expert weights")}
 

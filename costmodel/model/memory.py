@@ -127,8 +127,8 @@ def _unscattered_bytes(workload: Workload, method: Method) -> Bytes:
         else:
             waiting += op.parameters * op.trains
         moments.append((waiting, bool(layers)))
-    (outside, begun), word = np.array(moments).T, method.setup.container_bits / 8
-    return np.asarray(outside * word + begun * max(layers.values(), default=0.0) * (word + gradient_bytes(method)))
+    (outside, in_layer), word = np.array(moments).T, method.setup.container_bits / 8
+    return np.asarray(outside * word + in_layer * max(layers.values(), default=0.0) * (word + gradient_bytes(method)))
 
 
 @lru_cache(maxsize=256)

@@ -122,9 +122,9 @@ def all_sizes() -> dict[str, dict[str, int]]:
 
 def template(name: str, described: Mapping[str, Any]) -> Format:
     """The format with those of its sizes that `described` has; None or absent: the default. Raises ValueError."""
-    given = {field: described[field] for field in sizes(name) if described.get(field) is not None}
-    chosen: type[Format] = Identity if name == Identity.name else formats.format_class(name)
-    return chosen(WIDEST, **given)
+    options = {field: described[field] for field in sizes(name) if described.get(field) is not None}
+    kind: type[Format] = Identity if name == Identity.name else formats.format_class(name)
+    return kind(WIDEST, **options)
 
 
 #: widths with the name of their family in front

@@ -53,7 +53,7 @@ def dram(workload: Workload, setup: Setup, buffer: float = 0) -> float:
     layers = [gemm for gemm in workload.gemms if gemm.weight]
     if not layers:
         raise ValueError(f"workload {workload.name!r} has no linear layer, which alone the paper's accounting costs")
-    bits, whole = (sum(_bits(gemm, each, buffer) for gemm in layers) for each in (setup, FIXED_32))
+    bits, whole = (sum(_bits(gemm, candidate, buffer) for gemm in layers) for candidate in (setup, FIXED_32))
     return bits / whole
 
 

@@ -19,8 +19,8 @@ from dsq.costmodel.workloads.transformer import Shard
 
 #: kind of training -> the least and the most time that is printed, as multiples of what is expected
 RANGES: dict[str, tuple[float, float]] = {
-    kind: (float(stated["low"]), float(stated["high"]))
-    for kind, stated in read_toml(Path(__file__).with_name("ranges.toml")).items()
+    kind: (float(bounds["low"]), float(bounds["high"]))
+    for kind, bounds in read_toml(Path(__file__).with_name("ranges.toml")).items()
 }
 #: seconds of a step in which Python launches the kernels of a layer, and more of them for each of its converted linear
 #: layers, packed or recomputed tensors, and its checkpoint: GPT-2's 33, 86, 154 and 61 ms beside an H100
@@ -175,10 +175,10 @@ def _widening_seconds(workload: Workload, method: Method, hardware: Hardware) ->
     return (2 + method.recompute) * hardware.moving(values * (method.base_bits / 8 + 2))
 
 
-def _forward_again(workload: Workload, method: Method, hardware: Hardware, chosen: Iterable[Operation]) -> float:
+def _forward_again(workload: Workload, method: Method, hardware: Hardware, operations: Iterable[Operation]) -> float:
     """Seconds of the forward of the chosen operations, but for those whose results selective recomputation keeps."""
     results = saved_results(workload) if method.selective else ()
-    second = replace(workload, operations=tuple(op for op in chosen if op.name not in results))
+    second = replace(workload, operations=tuple(op for op in operations if op.name not in results))
     moved = [t for t in transfers(second, method.setup) if t.phase == FORWARD]
     multiplied = [product for product in matmuls(second, method.setup) if product.name == "forward"]
     return float(step_floor(moved, multiplied, hardware, method.setup.container_bits).seconds)

@@ -221,10 +221,14 @@ def _on_heads(attention: _Attention) -> list[Operation]:
     """Norms and rotary positions of queries and keys, and the copies of heads that torch.matmul reads."""
     stack, width = attention.stack, attention.stack.head_width
     turned = round(stack.rotary * width)
-    both = ("q", attention.query_tokens * stack.heads), ("k", attention.key_tokens * stack.keys)
+    inputs = ("q", attention.query_tokens * stack.heads), ("k", attention.key_tokens * stack.keys)
     return [
-        *(attention.pointwise(f"{x}_norm", "rms", rows, width, parameters=width) for x, rows in both if stack.qk_norm),
-        *(attention.pointwise(f"{x}_rotary", "rotary", rows, turned) for x, rows in both if turned),
+        *(
+            attention.pointwise(f"{x}_norm", "rms", rows, width, parameters=width)
+            for x, rows in inputs
+            if stack.qk_norm
+        ),
+        *(attention.pointwise(f"{x}_rotary", "rotary", rows, turned) for x, rows in inputs if turned),
         *(
             [attention.pointwise("qkv_split", "split", attention.query_tokens, stack.qkv_width)]
             if stack.heads_copied and stack.fused_qkv

@@ -32,8 +32,8 @@ def parse(data: dict[str, Any], where: str) -> Workload:
     try:
         if data["costmodel"] != VERSION:
             raise ValueError(f"costmodel must be {VERSION}, not {data['costmodel']!r}")
-        listed = data.get("operations")
-        entries = listed if isinstance(listed, list) else []
+        operation_list = data.get("operations")
+        entries = operation_list if isinstance(operation_list, list) else []
         operations = tuple(_operation(entry, f"operations[{index}]") for index, entry in enumerate(entries))
         if not any(isinstance(op, Gemm) for op in operations):
             raise ValueError("operations must be a list with at least one gemm")

@@ -321,7 +321,7 @@ def _by_bits(workload: Workload, setup: Setup, buffer: float) -> str:
     """The traffic of linear layers by the paper's accounting and in containers, in a sentence; empty: there is none."""
     if not any(gemm.weight for gemm in workload.gemms):
         return ""
-    whole, moved = (sum(t.bytes for t in transfers(workload, each, buffer)) for each in (FIXED_32, setup))
+    whole, moved = (sum(t.bytes for t in transfers(workload, candidate, buffer)) for candidate in (FIXED_32, setup))
     shares = f"{dram(workload, setup, buffer):.3f} of fixed-point 32 by bits, {moved / whole:.3f} in containers"
     return f"DRAM: {shares}, as drawn."
 

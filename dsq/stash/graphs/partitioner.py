@@ -231,8 +231,8 @@ def _recompute_attention(cut: _Cut) -> None:
     names, calls = {node.name: node for node in graph.nodes}, dict[fx.Node, fx.Node]()
     for node in [node for node in cut.saved if node.target is operator.getitem]:
         call: Any = node.args[0]
-        known = all(a.name in names for a in call.all_input_nodes)
-        if call.target not in ATTENTION or call.meta.get(EXACT) or not known:
+        has_inputs = all(a.name in names for a in call.all_input_nodes)
+        if call.target not in ATTENTION or call.meta.get(EXACT) or not has_inputs:
             continue
         placeholder = cut.inputs[node.name]
         with graph.inserting_before(min(placeholder.users)):
