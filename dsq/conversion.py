@@ -135,7 +135,7 @@ def _change(model: nn.Module, config: DSQConfig) -> tuple[int, int]:
         change(model, bound_forwards)
     else:  # the policy bounds a forward
         change(model, partial(_add_stash, q1=None if layers else config.at(0).q1))
-    change(model, partial(_set, name=_ROOT, value=config.stash))
+    change(model, partial(_set_attribute, name=_ROOT, value=config.stash))
     return skipped_values
 
 
@@ -342,12 +342,14 @@ def _adapters(model: nn.Module) -> set[nn.Module]:
 def _switch_off_fused_path(module: nn.Module) -> None:
     """Let ``module``, whose class stays, call its linear layers instead of reading their weights."""
     if isinstance(module, nn.TransformerEncoderLayer):
-        change(module, partial(_set, name="activation_relu_or_gelu", value=0))  # excludes its fused evaluation path
+        change(
+            module, partial(_set_attribute, name="activation_relu_or_gelu", value=0)
+        )  # excludes its fused evaluation path
     elif isinstance(module, nn.TransformerEncoder):
-        change(module, partial(_set, name="use_nested_tensor", value=False))  # nested tensors need that path
+        change(module, partial(_set_attribute, name="use_nested_tensor", value=False))  # nested tensors need that path
     elif getattr(module, "skip_embed_dim_check", None) is False:
         # otherwise fairseq's attention passes its weights to PyTorch's function
-        change(module, partial(_set, name="skip_embed_dim_check", value=True))
+        change(module, partial(_set_attribute, name="skip_embed_dim_check", value=True))
 
 
 # ---- changes beside the classes of layers, which can be undone
@@ -358,14 +360,18 @@ def change(module: nn.Module, do: Change) -> None:
     vars(module).setdefault(_UNDO, []).append(do(module))
 
 
-def _set(module: nn.Module, name: str, value: Any) -> Change:
-    undo = partial(_set, name=name, value=vars(module)[name]) if name in vars(module) else partial(_delete, name=name)
+def _set_attribute(module: nn.Module, name: str, value: Any) -> Change:
+    undo = (
+        partial(_set_attribute, name=name, value=vars(module)[name])
+        if name in vars(module)
+        else partial(_delete_attribute, name=name)
+    )
     vars(module)[name] = value
     return undo
 
 
-def _delete(module: nn.Module, name: str) -> Change:
-    return partial(_set, name=name, value=vars(module).pop(name))
+def _delete_attribute(module: nn.Module, name: str) -> Change:
+    return partial(_set_attribute, name=name, value=vars(module).pop(name))
 
 
 def _set_attention(model: Any, name: str) -> Change:

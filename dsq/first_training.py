@@ -103,7 +103,7 @@ class FirstTraining:
         """Set layers to the first of the decided levels."""
         self.config = config
         for layer in layers:
-            _set(self, layer)
+            _set_level(self, layer)
         take = self._take()
         if take is not None:
             take(config)
@@ -132,7 +132,7 @@ class FirstTraining:
         if self._opener is not None:
             self._opener = None
             for layer in self.layers():
-                _set(self, layer)
+                _set_level(self, layer)
 
 
 def forget(layers: Iterable[Any], but: Callable[[FirstTraining], bool] = lambda hook: False) -> None:
@@ -165,10 +165,10 @@ def _decide(hook: FirstTraining, layer: nn.Module) -> None:
 def _follow(hook: FirstTraining, layer: Any) -> None:
     """Set a layer to the level that was decided, which it may revise."""
     hook.revise(layer)
-    _set(hook, layer)
+    _set_level(hook, layer)
 
 
-def _set(hook: FirstTraining, layer: Any) -> None:
+def _set_level(hook: FirstTraining, layer: Any) -> None:
     if hook.config is not None:
         layer.quantizers = hook.config.at(0)
     # a graph has guards on the hooks that it was traced with

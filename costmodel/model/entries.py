@@ -19,7 +19,7 @@ from dsq.costmodel.model.operations import (
     Group,
     Operation,
     Pointwise,
-    SavedTensor,
+    TracedTensor,
     Workload,
 )
 from dsq.costmodel.model.traffic import layout_bytes, shape_of, tensors_of, widths_of
@@ -358,7 +358,7 @@ def _saved(
             yield tensor
 
 
-def _unknown(op: Operation, trace: SavedTensor) -> Stored:
+def _unknown(op: Operation, trace: TracedTensor) -> Stored:
     """Return a saved tensor for which the operation's ledger has no role. One number a row is never packed."""
     one_a_row = isinstance(op, Pointwise) and trace.values <= op.rows
     width = op.container if isinstance(op, Pointwise) and op.container else "a"

@@ -26,8 +26,8 @@ _LAYER_NAMES: dict[str, list[str]] = read_toml(Path(__file__).with_name("layer_n
 
 
 @dataclass(frozen=True)
-class SavedTensor:
-    """A tensor that autograd saved for an operation when it was traced."""
+class TracedTensor:
+    """A tensor that autograd saved for an operation while `dsq.workload.trace` ran the model."""
 
     role: str  #: its name in the operation's ledger ("x", "w", "y", "mask"); empty: a tensor that the ledger has not
     tensor: str  #: name of its storage: operations that save one storage save it once
@@ -66,7 +66,7 @@ class Gemm:
     transposed: bool = False  #: the weight is stored (in, out), as transformers' Conv1D has it
     score_bytes: int = 0  #: bytes a score that a fused kernel of this attention makes for a while; see _SCORE_BYTES
     x_values: int = 0  #: values of x as stored, where rows overlap (a convolution) or it is a part; 0: M * K
-    saves: tuple[SavedTensor, ...] | None = None  #: saved tensors as traced; None: those of the ledger
+    saves: tuple[TracedTensor, ...] | None = None  #: saved tensors as traced; None: those of the ledger
 
     @property
     def macs(self) -> int:
@@ -120,7 +120,7 @@ class Pointwise:
     backward: bool = True  #: there is one: it trains, or something before it does
     #: width that its tensors have in place of the container's: "state" (fp32), "r" (the residual stream's)
     container: str = ""
-    saves: tuple[SavedTensor, ...] | None = None  #: saved tensors as traced; None: those of the ledger
+    saves: tuple[TracedTensor, ...] | None = None  #: saved tensors as traced; None: those of the ledger
 
     @property
     def trains(self) -> bool:
@@ -340,12 +340,12 @@ def _softmax_follows(operations: tuple[Operation, ...]) -> bool:
     return next((op.kind == "softmax" for op in operations if isinstance(op, Gemm) or op.kind == "softmax"), False)
 
 
-def _saved_result(context: Gemm, following: tuple[Operation, ...]) -> SavedTensor:
+def _saved_result(context: Gemm, following: tuple[Operation, ...]) -> TracedTensor:
     """Return the result that fused attention saves: the tensor that the next layer of a trace saves as its input."""
     values = context.batch * context.M * context.N
     layer = next((op for op in following if isinstance(op, Gemm) and op.weight), None)
     inputs = [saved for saved in (layer.saves or () if layer else ()) if saved.role == "x" and saved.values == values]
-    return replace(inputs[0], role="y") if inputs else SavedTensor("y", f"{context.name} y", values, 0)
+    return replace(inputs[0], role="y") if inputs else TracedTensor("y", f"{context.name} y", values, 0)
 
 
 def _module(op: Operation) -> str:

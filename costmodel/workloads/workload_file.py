@@ -5,14 +5,14 @@
     {"op": "pointwise", "name": "...", "kind": "norm", "rows": 4096, "width": 512, ...}]}   fields of
     operations.Pointwise
 
-saves, of either, is a list of [role, tensor, values, bits]: fields of operations.SavedTensor.
+saves, of either, is a list of [role, tensor, values, bits]: fields of operations.TracedTensor.
 """
 
 from dataclasses import MISSING, fields
 from typing import Any
 
 from dsq.costmodel.model.ledger import POINTWISE
-from dsq.costmodel.model.operations import CLASSES, Gemm, Operation, Pointwise, SavedTensor, Workload
+from dsq.costmodel.model.operations import CLASSES, Gemm, Operation, Pointwise, TracedTensor, Workload
 
 VERSION = 1
 MAX_SIZE = 2**48
@@ -66,11 +66,11 @@ def _operation(entry: Any, label: str) -> Operation:
     return _OPERATIONS[op](**values)
 
 
-def _saves(tensors: Any, label: str) -> tuple[SavedTensor, ...]:
+def _saves(tensors: Any, label: str) -> tuple[TracedTensor, ...]:
     if not isinstance(tensors, list) or not all(isinstance(saved, list) and len(saved) == 4 for saved in tensors):
         raise ValueError(f"{label} must be a list of [role, tensor, values, bits], not {tensors!r}")
     return tuple(
-        SavedTensor(
+        TracedTensor(
             _value(role, str, f"{label}.role"),
             _value(tensor, str, f"{label}.tensor"),
             _value(values, int, f"{label}.values"),

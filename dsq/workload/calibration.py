@@ -231,12 +231,12 @@ def passes(device: torch.device) -> list[dict[str, Any]]:
                     duration = times[kind, "forward"][-1] if kind in COPYING else backward_seconds(forward(), leaves)
                     times.setdefault((kind, "backward"), []).append(duration)
             counts = [rows * width for rows, width in sizes]
-            tables += [_pass(kind, bits, phase, counts, durations) for (kind, phase), durations in times.items()]
+            tables += [_pass_table(kind, bits, phase, counts, durations) for (kind, phase), durations in times.items()]
         adam = [_adam_seconds(device, count) for count in ADAM_SIZES]
-        tables.append(_pass("adam", bits, "update", ADAM_SIZES, adam))
+        tables.append(_pass_table("adam", bits, "update", ADAM_SIZES, adam))
     packing, counts = [_packing_seconds(device, *size) for size in SIZES], [rows * width for rows, width in SIZES]
     for index, phase in enumerate(("forward", "backward")):
-        tables.append(_pass("pack", STASH_BITS, phase, counts, [durations[index] for durations in packing]))
+        tables.append(_pass_table("pack", STASH_BITS, phase, counts, [durations[index] for durations in packing]))
     return tables
 
 
@@ -327,7 +327,7 @@ def _adam_seconds(device: torch.device, count: int) -> float:
     return seconds(torch.optim.Adam([parameter], fused=True).step)
 
 
-def _pass(kind: str, bits: int, phase: str, counts: Sequence[int], durations: Sequence[float]) -> dict[str, Any]:
+def _pass_table(kind: str, bits: int, phase: str, counts: Sequence[int], durations: Sequence[float]) -> dict[str, Any]:
     per_value = max((durations[1] - durations[0]) / (counts[1] - counts[0]), 0.0)
     per_call = max(durations[0] - per_value * counts[0], 0.0)
     entry = {"kind": kind, "bits": bits, "phase": phase}

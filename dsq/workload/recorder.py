@@ -198,7 +198,7 @@ class Recorder(TorchDispatchMode):
         if record:
             record(self, self._call(func), args, out)
         if saved and len(self.operations) == count:
-            _pass("elementwise")(self, self._call(func), args, out)
+            _record_pass("elementwise")(self, self._call(func), args, out)
         self._attach(saved, self._latest)
         if len(self.operations) > count:
             results = out if isinstance(out, (tuple, list)) else (out,)
@@ -305,7 +305,7 @@ def _fused_attention(recorder: Recorder, name: str, args: Any, out: Any) -> None
             del entry["saves"]
 
 
-def _pass(kind: str, cls: str = "other", saves: str = "", result: str = "", owned: bool = False) -> RecordOp:
+def _record_pass(kind: str, cls: str = "other", saves: str = "", result: str = "", owned: bool = False) -> RecordOp:
     """Return what records a pass of a kind; ``saves`` and ``result``: the ledger's names of its input and its output,
     where it saves them."""
 
@@ -340,20 +340,20 @@ def _sum(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
     """x + f(x), both activations of one shape; a bias or a mask is no residual."""
     a, b = args[:2]
     if isinstance(b, Tensor) and a.shape == b.shape and a.dim() > 1 and b.requires_grad:
-        _pass("residual")(recorder, name, args, out)
+        _record_pass("residual")(recorder, name, args, out)
 
 
 def _times(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
     """A product of two activations; dropout's mask is none, and recorded where it is drawn."""
     a, b = args[:2]
     if isinstance(b, Tensor) and a.shape == b.shape and a.requires_grad and b.requires_grad:
-        _pass("product")(recorder, name, args, out)
+        _record_pass("product")(recorder, name, args, out)
         recorder.set_roles(recorder.operations[-1], {"a": a, "b": b})
 
 
 def _dropout(recorder: Recorder, name: str, args: Any, out: Any) -> None:
     """A GPU's own operator, of x; elsewhere the mask, which is drawn into a tensor like x."""
-    _pass("dropout")(recorder, name, args, args[0])
+    _record_pass("dropout")(recorder, name, args, args[0])
     mask = out[1] if isinstance(out, tuple) else args[0]
     recorder.set_roles(recorder.operations[-1], {"mask": mask}, owned=True)
 
@@ -367,15 +367,15 @@ OPERATIONS: dict[Any, RecordOp] = {
         getattr(aten, f"_scaled_dot_product_{kind}"): _fused_attention
         for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
     },
-    **dict.fromkeys((aten._softmax, aten._safe_softmax), _pass("softmax", "attention", result="y")),
-    aten.masked_fill: _pass("scale", "attention"),
+    **dict.fromkeys((aten._softmax, aten._safe_softmax), _record_pass("softmax", "attention", result="y")),
+    aten.masked_fill: _record_pass("scale", "attention"),
     **dict.fromkeys((aten.native_dropout, aten.bernoulli_), _dropout),
-    aten._log_softmax: _pass("loss", result="log p", owned=True),
+    aten._log_softmax: _record_pass("loss", result="log p", owned=True),
     **dict.fromkeys((aten.native_layer_norm, aten._fused_rms_norm), _norm),
     aten.embedding: _embedding,
     aten.add: _sum,
     aten.mul: _times,
-    aten.relu: _pass("relu", result="y"),
-    **dict.fromkeys((aten.gelu, aten.silu, aten.leaky_relu), _pass("activation", saves="x")),
-    **dict.fromkeys((aten.tanh, aten.sigmoid), _pass("activation", result="x")),
+    aten.relu: _record_pass("relu", result="y"),
+    **dict.fromkeys((aten.gelu, aten.silu, aten.leaky_relu), _record_pass("activation", saves="x")),
+    **dict.fromkeys((aten.tanh, aten.sigmoid), _record_pass("activation", result="x")),
 }
