@@ -6,10 +6,12 @@
                db = sum of dy over tokens
 
 Shape suffixes: T tokens (all leading dimensions), K in-features, N out-features. Blocks run along the contraction axis
-of the product that consumes the tensor: K for y, N for dx, T for dw. The backward quantizes the weight anew, which
-still exists then: no bytes in the stash, and so Qw has more bits than the paper's Q1 (quantizers.MIN_WEIGHT_BITS).
+of the product that consumes the tensor: K for y, N for dx, T for dw. The weight still exists in the backward, which
+quantizes it there. It takes no bytes of the stash, so Qw may have more bits than the paper's Q1: max(q1, min(q0, 5)) by
+default (DSQConfig.min_weight_bits).
 
-Quantizers (quantizers.py) name the three products; ops/linear_passes.py plans and runs them; dsq.kernels computes.
+A call goes linear -> _Linear.forward -> ops/linear_passes.py. Quantizers (quantizers.py) hold the formats of the three
+products as LinearMatMuls. linear_passes makes a plan of them for the shapes and dtypes, and runs it by dsq.kernels.
 """
 
 from typing import Any
@@ -89,6 +91,13 @@ def layer_linear(layer: Quantized, x: Tensor, weight: Tensor, bias: Tensor | Non
 
 
 class _Linear(torch.autograd.Function):
+    """The linear layer of a training forward.
+
+    If x needs a gradient, it saves w_NK itself. If w needs one, it saves Q1(x) as codes and scales (uint8), or x as it
+    is where q1 does not quantize. Layers that read one x in one forward save the codes of the first of them, at no
+    further bytes (ops/shared_inputs.py). ``seed`` is an int, or None where nothing is rounded stochastically.
+    """
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, w_NK: Tensor, bias: Tensor | None, matmuls: LinearMatMuls, seed: Any) -> Tensor:
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
@@ -96,7 +105,7 @@ class _Linear(torch.autograd.Function):
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
         plan = ctx.plan = linear_passes.plan_of(matmuls, x, w_NK, bias, seed is not None)
         ctx.seed = seed
-        # a compiler, which sees products, removes duplicate packing by itself
+        # without direct calls a compiler sees each product, and removes duplicate packing by itself
         may_share = (
             needs_dw and plan.direct_calls is not None and plan.x_for_dw.packs and not plan.x_for_dw.is_of_one_call
         )
@@ -120,7 +129,7 @@ class _Linear(torch.autograd.Function):
             once = "dsq.functional.linear is differentiable once: create_graph=True is not supported"
             raise RuntimeError(f"{once}; skip the layers by DSQConfig(exclude=...) or dsq.unconvert(model)")
         if ctx.shared_inputs is not None:
-            ctx.shared_inputs.open = False
+            ctx.shared_inputs.open = False  # the forward is over: no later layer may find its codes
         w_NK, x, codes, scales = ctx.saved_tensors
         saved_x = x if codes is None else Codes(codes, scales, ctx.plan.x_shape_TK)
         dx, dw_NK = linear_passes.backward(ctx.plan, dy, w_NK, saved_x, ctx.seed)

@@ -1,5 +1,14 @@
 """Memory of each operation of a training step under a policy of dsq.stash: the tensors saved for the backward, and
-those that exist for a while. Each term is a function whose docstring is its equation."""
+those that exist for a while. Each term is a function whose docstring is its equation.
+
+All sizes are bytes of one micro-batch on one device. memory.py sums them over time, devices and ZeRO's shards. Take
+y = x w in codes of 4.5 bits, x of M K values, in a container of 16 bits:
+
+    Stored       (ledger.toml) x exists, is saved, is coded as "linear"; without a size
+    SizedTensor  x of this operation: values M K, nbytes 2 M K, saved_nbytes 0.5625 M K
+    OpBytes      this operation alone: x and its other saved tensors, its temporary tensors, its weight's gradient
+    LedgerEntry  the operation in its place in the step: x counts in `saved` only if no operation before saves it
+"""
 
 import re
 from collections import defaultdict
@@ -46,8 +55,8 @@ class SizedTensor:
     stored: Stored
     category: Category
     values: float
-    nbytes: float  #: bytes
-    saved_nbytes: float  #: as the policy saves it
+    nbytes: float  #: as it exists while it is computed with
+    saved_nbytes: float  #: as the policy saves it; 0: the backward recomputes it
     is_input: bool = False  #: a product's input, which operations name by their field `input`
     trace: int | None = None  #: its index in the operation's `saves`; None: the ledger has it
 
@@ -123,7 +132,13 @@ def by_policy(workload: Workload, policy: CostedPolicy | None) -> Workload:
 def entries_of(
     workload: Workload, setup: Setup, policy: CostedPolicy | None = None, recompute: bool = False
 ) -> tuple[LedgerEntry, ...]:
-    """Return an entry for each operation of a step, in order."""
+    """Return an entry for each operation of a step, in order.
+
+    Args:
+        setup: the formats of operands, and the container's width.
+        policy: how saved tensors are packed; None: they are saved as PyTorch saves them.
+        recompute: whether a layer saves its inputs alone, and the backward runs its forward again.
+    """
     widths, workload = widths_of(setup), by_policy(workload, policy)
     by_index = dict[int, OpBytes]()
     for group in workload.groups:
@@ -164,7 +179,8 @@ def _layer_inputs(op: Operation, layer: str, op_bytes: OpBytes, unrounded: bool)
 
 
 def recomputed_inputs(workload: Workload, policy: CostedPolicy) -> frozenset[str]:
-    """Return the names of the inputs of products that a policy recomputes from what the operation before saves."""
+    """Return the names of the inputs of products that a policy recomputes from what the operation before saves, as the
+    input of fc2 from that of a GELU: the kinds of RECOMPUTED in ledger.toml."""
     makers = dict[str, str]()
     names, latest_kind, kind = set(), "", ""
     for op in workload.operations:

@@ -29,7 +29,7 @@ BEFORE, AFTER, BATCH = "before", "after", "batch"  # an earlier operation's y; a
 #: the gradient that a product of the backward makes -> the field of the operation that says whether it does
 FOR_GRADIENT = {"dx": "x_grad", "dw": "w_grad"}
 
-#: how a policy of dsq.stash keeps a tensor: in codes, with the bits that it gives to a word of What; in a bit a value;
+#: how a policy of dsq.stash keeps a tensor: in codes, with the bits that it gives to the role; in a bit a value;
 #: not at all, since the backward recomputes it; as it is
 Coded = Role | Literal["bit", "recomputed", ""]
 

@@ -1,8 +1,9 @@
-"""The passes of a linear layer: one plan for a layer's formats, shapes and dtypes, made once, serves both passes.
+"""The two passes of a linear layer, forward and backward.
 
-A pass is one call of the backend where it has one for the plan, else product by product. Compilers, dispatch modes and
-special tensors see products, which are registered operators (ops/products.py). Shape suffixes as in dsq.linear: T
-tokens, K in-features, N out-features.
+Both follow a plan, which is made once for a layer's formats, shapes and dtypes. A pass is one call of the backend if
+the backend has such a call for the plan (DirectCalls), for example one that packs x while it multiplies. Otherwise it
+runs product by product. Compilers, dispatch modes and special tensors always see products, which are registered
+operators (ops/products.py). Shape suffixes as in dsq.linear: T tokens, K in-features, N out-features.
 """
 
 from dataclasses import dataclass

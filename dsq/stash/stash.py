@@ -35,13 +35,20 @@ _NBYTES = attrgetter("nbytes")
 
 
 class Stash:
-    """The saved tensors of one forward of a model under a policy. An operation asks it for a form of a tensor x:
+    """The saved tensors of one forward of a model under a policy.
 
-    code(x, role)        that of x, of new codes if x has none
-    exact(x), copy(x)    x as it is, or in memory of its own
-    find(x)              the form that x has already; a view of a recomputed tensor gets one
-    find_recomputed(x)   the same, if x is recomputed without codes of its own
-    find_input(key, x)   for a quantized linear layer: codes that another layer made of x, else the form that x has
+    A rule asks it in the forward for a form of each tensor x that its backward reads, and hands all forms to ``save``
+    (saving.py). Forms are cached by the memory of x and its version, so that a tensor which several operations save, or
+    views of it, is coded once:
+
+    code(x, role)          the form that x has, else new codes
+    code_repaired(y, ...)  codes whose decoded values a function corrects, as the rows of a softmax
+    exact(x), copy(x)      x as it is, or in memory of its own, because its owner may overwrite it
+    bitmask(x, ...)        a bit a value: whether it lies between two limits
+    register_recomputed    no bytes: note that a result is a function of saved forms
+    find(x)                the form that x has already, or None; a view of a recomputed tensor gets one
+    find_recomputed(x)     the same, if x is recomputed without codes of its own
+    find_input(key, x)     for a quantized linear layer: codes that another layer made of x, else the form that x has
     """
 
     def __init__(self, codec: Codec) -> None:

@@ -10,12 +10,16 @@ PyTorch's own signature behind the stash of the forward, and an autograd functio
 2.  A tensor that can be recomputed, value by value, from saved ones is not saved. A norm saves x^, from which the input
     of the linear layer behind it is recomputed; an activation saves its input, from which its result is.
 
+In the table x is the operation's input and x^ = (x - mean) / deviation. "Saved" tensors are in codes, but for weights,
+integers and tensors of up to 256 values (Stash.code). "Recomputed" is the tensor that a later operation, which would
+save it too, recomputes from them. "More bits" are EXTRA_BITS of dsq/stash_bits.py.
+
     operation                             saved                                     recomputed
     linear, dsq.functional.linear, addmm  x                                         -; layers that read one x share it
     matmul, mm, bmm, @, einsum of two     both operands
     grouped_mm                            x
     convolution                           x
-    softmax                               roots of its result, in more bits         rows that sum to 1
+    softmax                               square roots of its result, in more bits  rows that sum to 1
     fused attention                       q, k, v, in more bits                     its result, its sums
     layer, RMS, batch, group norm, and    x^, and 1 / deviation exact               its result
         instance norm; F.normalize
@@ -28,14 +32,14 @@ PyTorch's own signature behind the stash of the forward, and an autograd functio
     ReLU, leaky, ReLU6, hardtanh, clamp   a bit a value                             its result, if x is saved
     PReLU                                 a bit a value, and x for its weight's     its result
     dropout                               a bit a value                             its result, if x is saved
-    max-pool; average pool, padding       places in 16 or 32 bits; nothing
+    max-pool; average pool, padding       indices of maxima, 16 or 32 bits; none
     index_select, x[index]                the index                                 its result, if x is saved
     index_add, gather                     the index, not what is added or read
     norm, by 2, of a saved tensor         nothing                                   its result
 
-EXTRA_BITS of dsq/stash_bits.py says which tensors get more bits. These have no rule, by evidence: losses and
-log-softmax (the gradient is most sensitive to them: GACT, section 6.1), operations that divide or compare (amax, log),
-sin and cos of large arguments. docs/extending.md shows how to add a rule.
+These have no rule, by evidence: losses and log-softmax (the gradient is most sensitive to them: GACT, section 6.1),
+operations that divide or compare (amax, log), sin and cos of large arguments. docs/extending.md shows how to add a
+rule.
 """
 
 from collections.abc import Callable
