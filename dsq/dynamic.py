@@ -41,10 +41,22 @@ from dsq.stash.interception import RulePolicy
 _KEYS = {"config", "scheduler"}
 _MAX_RECORDS_WITHOUT_CALL = 100  #: after which a model that is not called any more is warned of
 _MAX_UPDATES_BEFORE_VALIDATION = 1000  #: after which a missing validation is warned of
-_LOADED = "_dsq_loaded"  #: attribute of a model whose state dict was loaded after its DynamicPrecision was created
+_FORGOTTEN = (
+    "a state dict was loaded into the model, and none into its DynamicPrecision, which begins anew; to resume, "
+    'call dynamic.load_state_dict(saved["dsq"]); load pretrained weights before DynamicPrecision'
+)
 #: the DynamicPrecisions of a model since its conversion
 _SCHEDULES: weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet["DynamicPrecision"]] = weakref.WeakKeyDictionary()
 _LOG = logging.getLogger("dsq")
+
+
+class WeightsLoaded:
+    """A hook of ``load_state_dict``, that of a model, which notes that it ran; pickled with the model."""
+
+    loaded = False
+
+    def __call__(self, model: nn.Module, keys: object) -> None:
+        self.loaded = True
 
 
 class DynamicPrecision:
@@ -78,8 +90,8 @@ class DynamicPrecision:
                 before._first = None
         _convert(model, self.config)
         _SCHEDULES.setdefault(model, weakref.WeakSet()).add(self)
-        model.__dict__.pop(_LOADED, None)
-        self._hook = model.register_load_state_dict_post_hook(_note_loaded)
+        self._weights = WeightsLoaded()
+        self._hook = model.register_load_state_dict_post_hook(self._weights)
         self._total_updates = total_updates
         self.scheduler = self.config.scheduler(total_updates)
         set_level(model, self.config, 0)
@@ -103,20 +115,14 @@ class DynamicPrecision:
         succession, came without a call of the model, in which alone ``stash="all"`` packs; if the model was
         unconverted; and if its state dict was loaded without that of this object.
         """
-        scheduler, before = self.scheduler, self.scheduler.updates
-        if self.model.__dict__.pop(_LOADED, False) and before == 0:
-            text = (
-                "a state dict was loaded into the model, and none into its DynamicPrecision, which begins anew; to "
-                'resume, call dynamic.load_state_dict(saved["dsq"]); load pretrained weights before DynamicPrecision'
-            )
-            warnings.warn(text, stacklevel=2)
-        self._hook.remove()
-        if text := self._loss_of_effect():
-            warnings.warn(text, stacklevel=2)
+        for text in (self._forgotten_state(), self._loss_of_effect()):
+            if text:
+                warnings.warn(text, stacklevel=2)
         if self._first and self.config.undecided:  # no layer saw a forward with gradients
             FirstTraining(take=self._take, config=self.config).decide(converted(self.model).values())
         elif self._first:
             self._first.close()
+        scheduler, before = self.scheduler, self.scheduler.updates
         rose = self._set_level(scheduler.record(updates, tokens))
         validated = scheduler.level > 0 or scheduler.validations_without_improvement > 0
         waits = self.config.follows_validation and not validated and not math.isfinite(scheduler.best)
@@ -202,8 +208,8 @@ class DynamicPrecision:
         scheduler = config.scheduler(self._total_updates)
         scheduler.load_state_dict(state["scheduler"])
         check_conversion(self.model, config, "the state's config")
-        self.model.__dict__.pop(_LOADED, None)
         self._hook.remove()
+        self._weights.loaded = False
         present, ignored = self.config.as_dict(), ("levels",) if self.config.undecided else ()
         self.config, self.scheduler = config, scheduler
         set_level(self.model, config, scheduler.level)
@@ -216,6 +222,11 @@ class DynamicPrecision:
         if other:
             text = f"the run goes on with the config of its state: {', '.join(other)}, not with what was given now"
             warnings.warn(text, stacklevel=2)
+
+    def _forgotten_state(self) -> str:
+        """Return a warning, at the first update, if weights were loaded since this object began; else ""."""
+        self._hook.remove()
+        return _FORGOTTEN if self._weights.loaded and self.scheduler.updates == 0 else ""
 
     def _loss_of_effect(self) -> str:
         """Return a warning, once, if the conversion ended or the policy of ``stash="all"`` sees no forward; else "".
@@ -272,10 +283,6 @@ def _refuse_second(model: nn.Module, config: DSQConfig) -> None:
         if differing := ", ".join(f"{name}={first[name]!r}" for name in first if first[name] != second[name]):
             text = f"config must be that of the DynamicPrecision which the model has, with {differing}"
             raise ValueError(f"{text}; or call dsq.unconvert(model) first")
-
-
-def _note_loaded(model: nn.Module, _: object) -> None:
-    model.__dict__[_LOADED] = True
 
 
 def stash_mib(model: nn.Module) -> dict[str, float]:
