@@ -25,9 +25,9 @@ def same(found: list[Tensor | None], expected: list[Tensor | None]) -> bool:
     return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
 
 
-def gradient(model: nn.Module, *inputs: Tensor) -> Tensor:
+def gradient(model: nn.Module, *inputs: Tensor, run: Callable[..., Any] | None = None) -> Tensor:
     """The gradient of all parameters, in one vector."""
-    step(model, *inputs)
+    step(model, *inputs, run=run)
     return all_gradients(model)
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import dsq
 from analysis.models import encoder
 from dsq.stash import apply, measure
-from tests.dsq.gradients import all_gradients, error
+from tests.dsq.gradients import error, gradient
 
 
 class Broken(nn.Module):
@@ -30,7 +30,7 @@ def eager_attention(x):
     return F.scaled_dot_product_attention(x, x, x)
 
 
-class SelfAttention(nn.Module):
+class ResidualAttention(nn.Module):
     def __init__(self):
         super().__init__()
         self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
@@ -52,16 +52,11 @@ class Stack(nn.Module):
 
 MODELS = {
     "fused attention": lambda: Stack(encoder(1, 32, 4, 64, sdpa=True)[:1]),
-    "torch's attention": lambda: Stack([SelfAttention()]),
+    "torch's attention": lambda: Stack([ResidualAttention()]),
     "two layers": lambda: Stack([nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))]),
     "graph breaks": lambda: Stack([Broken()]),
 }
 X = torch.randn(4, 24, 32, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch.compiler.reset()
 
 
 def made(name):
@@ -69,18 +64,8 @@ def made(name):
     return MODELS[name]()
 
 
-def loss(model, x=X):
-    return model(x).square().mean()
-
-
-def gradient(model, x=X):
-    model.zero_grad()
-    loss(model, x).backward()
-    return all_gradients(model)
-
-
 def stash_bytes(model):
-    return measure(lambda: loss(model)).nbytes
+    return measure(lambda: model(X).square().mean()).nbytes
 
 
 def compile_blocks(model):
@@ -111,24 +96,24 @@ ORDERS = {
 @pytest.mark.parametrize("name", ["fused attention", "torch's attention"])
 def test_a_graph_without_the_partitioner_is_exact_and_one_warning_names_the_call(name, order):
     model = made(name)
-    exact = gradient(made(name))
+    exact = gradient(made(name), X)
     controller, compiled = ORDERS[order](model)
     run = controller.model if compiled is None else compiled
     with pytest.warns(UserWarning, match=r"call dsq\.compile\(model\) in place of torch\.compile"):
-        assert error(gradient(run), exact) < 1e-6
+        assert error(gradient(run, X), exact) < 1e-6
     torch.compiler.reset()
     with warnings.catch_warnings(action="error", category=UserWarning):
-        assert error(gradient(run), exact) < 1e-6
+        assert error(gradient(run, X), exact) < 1e-6
     assert "graphs save tensors exact: they were compiled without dsq.compile" in str(controller.report())
     controller.remove()
-    assert error(gradient(model), exact) < 1e-6
+    assert error(gradient(model, X), exact) < 1e-6
 
 
 def test_a_backend_that_takes_no_partitioner_is_exact_and_the_report_says_so():
     model = made("fused attention")
     controller = apply(model, "bfp")
     dsq.compile(model, backend="aot_eager")
-    assert error(gradient(model), gradient(made("fused attention"))) < 1e-6
+    assert error(gradient(model, X), gradient(made("fused attention"), X)) < 1e-6
     assert "or the backend saves tensors exact" in str(dsq.report(model, X))
     assert "no graph was cut here" in str(controller.report())
 
@@ -138,8 +123,8 @@ def test_between_the_graphs_of_a_block_tensors_are_packed():
     apply(compile_blocks(model), "bfp")
     with pytest.warns(UserWarning, match="dsq.compile"):
         assert stash_bytes(model) < stash_bytes(exact)
-    assert 0 < error(gradient(model), gradient(exact)) < 0.05
-    assert torch.equal(gradient(copy.deepcopy(model)), gradient(packed_in_eager_mode("graph breaks")))
+    assert 0 < error(gradient(model, X), gradient(exact, X)) < 0.05
+    assert torch.equal(gradient(copy.deepcopy(model), X), gradient(packed_in_eager_mode("graph breaks"), X))
 
 
 def packed_in_eager_mode(name):
