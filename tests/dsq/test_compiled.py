@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import dsq
-from tests.dsq.gradients import error
+from tests.dsq.gradients import error, same, step
 
 CONFIG = dsq.DSQConfig(levels=("[4,4,4,16]", "[16,4,4,16]"), stash="linears")
 STOCHASTIC = dsq.DSQConfig(levels="[4,4,4,16]", rounding="stochastic", stash="linears")
@@ -32,26 +32,16 @@ def block(config=CONFIG):
     return dsq.convert(SharedInput(), config)
 
 
-def gradients(function, net, x):
-    """The result and the gradients of a step, which goes on in the stream of random numbers."""
-    net.zero_grad()
-    y = function(x)
-    y.square().sum().backward()
-    return [y, *(p.grad for p in net.parameters())]
-
-
 @pytest.mark.parametrize(("stash", "most"), [("linears", 0), ("all", 0.1)])  # a graph makes nothing again of codes
-def test_compiled_in_one_graph_and_once_more_for_a_level(stash, most):
+def test_compiled_in_one_graph_and_once_more_for_a_level(stash, most, fresh_compiler):
     config = dsq.DSQConfig("[4,4,4,8] [8,8,8,8]", stash=stash)
     eager, net = (block(config) for _ in range(2))
-    torch._dynamo.reset()
-    counters.clear()
     compiled = torch.compile(net, backend="aot_eager", fullgraph=True, dynamic=True)
     for level, length in ((0, 16), (0, 48), (1, 48)):
         for model in (eager, net):
             dsq.set_level(model, config, level)
-        x = torch.randn(2, length, 32)
-        pairs = zip(gradients(compiled, net, x), gradients(eager, eager, x), strict=True)
+        x = torch.randn(2, length, 32, requires_grad=True)
+        pairs = zip(step(net, x, run=compiled), step(eager, x), strict=True)
         assert all(torch.equal(*pair) if most == 0 else error(*pair) < most for pair in pairs)
     if stash == "linears":  # once for q, k and v, which read one input, and for out
         saved = compiled(x).grad_fn.saved_tensors
@@ -60,28 +50,20 @@ def test_compiled_in_one_graph_and_once_more_for_a_level(stash, most):
     assert not counters["graph_break"]
 
 
-@pytest.fixture
-def one_process():
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
-
-
 @pytest.mark.parametrize("stash", ["linears", "all"])
-def test_blocks_compiled_before_fully_shard_follow_a_level(one_process, stash):
+def test_blocks_compiled_before_fully_shard_follow_a_level(one_process, fresh_compiler, stash):
     config = dsq.DSQConfig(levels="[4,4,4,16] [16,6,4,16]", stash=stash)
     plain = nn.Sequential(SharedInput(), SharedInput())
     net, eager = (dsq.convert(copy.deepcopy(plain), config) for _ in range(2))
-    torch._dynamo.reset()
     for name, inner in list(net.named_children()):
         net.register_module(name, torch.compile(inner, backend="aot_eager", fullgraph=True))
         fully_shard(net[int(name)], mesh=init_device_mesh("cpu", (1,)))
     for level in (0, 1):
         dsq.set_level(net, config, level)
         dsq.set_level(eager, config, level)
-        x = torch.randn(2, 32, 32)
-        for ours, exact in zip(gradients(net, net, x), gradients(eager, eager, x), strict=True):
-            assert error(getattr(ours, "to_local", lambda ours=ours: ours)(), exact) < 1e-5 + 0.1 * (stash == "all")
+        x = torch.randn(2, 32, 32, requires_grad=True)
+        for ours, exact in zip(step(net, x), step(eager, x), strict=True):
+            assert error(getattr(ours, "to_local", lambda ours=ours: ours)(), exact) < 1e-5 + 0.15 * (stash == "all")
 
 
 @pytest.mark.parametrize("config", [CONFIG, STOCHASTIC], ids=["nearest", "stochastic"])
@@ -101,15 +83,11 @@ def test_an_exported_graph_gives_the_forward_draws_anew_and_refuses_the_backward
         torch.export.export(net, (x,), strict=False)
 
 
-def test_stochastic_rounding_in_one_graph_draws_what_eager_mode_draws():
+def test_stochastic_rounding_in_one_graph_draws_what_eager_mode_draws(fresh_compiler):
     net = dsq.convert(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), STOCHASTIC)
-    x, found = torch.randn(2, 16, 32), []
-    torch._dynamo.reset()
-    for function in (torch.compile(net, backend="aot_eager", fullgraph=True), net):
-        torch.manual_seed(1)
-        found.append(gradients(function, net, x) + gradients(function, net, x))
-    assert all(map(torch.equal, *found))
-    assert not torch.equal(found[0][0], found[0][5])
+    x, compiled = torch.randn(2, 16, 32), torch.compile(net, backend="aot_eager", fullgraph=True)
+    assert same(step(net, x, run=compiled), step(net, x))
+    assert not torch.equal(compiled(x), compiled(x))
 
 
 def loss_of_weights(net, x):

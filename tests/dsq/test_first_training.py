@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
@@ -119,8 +119,7 @@ def test_the_decision_is_final_after_the_first_update(recorded):
     assert modes(model) == {"simulation"}
 
 
-def test_a_compiled_model_whose_first_layer_is_outside_of_autocast_is_warned_of():
-    torch.compiler.reset()
+def test_a_compiled_model_whose_first_layer_is_outside_of_autocast_is_warned_of(fresh_compiler):
     dynamic = dsq.DynamicPrecision(Stem(), stash="linears")
     with pytest.warns(UserWarning, match=r'write dsq.DynamicPrecision\(model, "\[-,4,-,-\]"\)'):
         step(torch.compile(dynamic.model, backend="aot_eager"))
@@ -140,9 +139,7 @@ def test_who_names_levels_or_how_products_are_made_gets_them(options):
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_a_compiler_traces_one_graph_in_which_the_levels_are_decided(inside):
-    torch.compiler.reset()
-    counters.clear()
+def test_a_compiler_traces_one_graph_in_which_the_levels_are_decided(inside, fresh_compiler):
     dynamic = dsq.DynamicPrecision(Model(inside), stash="linears")
     run = torch.compile(dynamic.model, backend="aot_eager", fullgraph=True)
     for _ in range(3):
@@ -248,16 +245,12 @@ def test_copies_made_before_follow_the_decision_unless_they_were_set_to_a_level(
     assert modes(other) == {"simulation"}
 
 
-def test_processes_with_unlike_devices_agree_on_the_first_ones_answer(monkeypatch):
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        for multiplies in (True, False):
-            monkeypatch.setattr(first_training, "multiplies_bfloat16", lambda device, answer=multiplies: answer)
-            dynamic = dsq.DynamicPrecision(Model())
-            step(dynamic.model)
-            assert levels(dynamic) == [SAVING]
-    finally:
-        distributed.destroy_process_group()
+def test_processes_with_unlike_devices_agree_on_the_first_ones_answer(monkeypatch, one_process):
+    for multiplies in (True, False):
+        monkeypatch.setattr(first_training, "multiplies_bfloat16", lambda device, answer=multiplies: answer)
+        dynamic = dsq.DynamicPrecision(Model())
+        step(dynamic.model)
+        assert levels(dynamic) == [SAVING]
 
 
 def test_a_model_without_products_saves():

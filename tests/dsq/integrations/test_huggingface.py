@@ -49,9 +49,7 @@ def test_one_line_packs_the_whole_stash_and_a_saved_model_comes_back(tmp_path):
         restore(gpt(2))
 
 
-def test_torch_compile_is_made_again_once_a_level(tmp_path):
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
+def test_torch_compile_is_made_again_once_a_level(tmp_path, fresh_compiler):
     runs = []
     for options in ({"torch_compile": True, "torch_compile_backend": "aot_eager"}, {}):
         callback = PrecisionCallback("[8,4,4,8] [8,5,5,8]", rise_at=2)

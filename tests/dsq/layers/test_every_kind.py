@@ -59,8 +59,7 @@ def test_products_are_quantized_and_a_layer_is_copied_and_pickled(kind):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in (*ROUTED, "grouped")])  # counts break a graph
-def test_compiled_in_one_graph(kind):
+def test_compiled_in_one_graph(kind, fresh_compiler):
     net, inputs = dsq.convert(made(kind), CONFIG), KINDS[kind][1]()
-    torch._dynamo.reset()
     compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(step(net, *inputs, run=compiled), step(net, *inputs), rtol=1e-3, atol=1e-3)

@@ -84,14 +84,12 @@ def test_each_expert_is_the_linear_layers_of_its_tokens():
     assert not found[-1][3].any()
 
 
-def test_compiled_in_one_graph_for_any_counts_of_tokens():
+def test_compiled_in_one_graph_for_any_counts_of_tokens(fresh_compiler):
     net = dsq.convert(made("mixtral"), dsq.DSQConfig("[4,4,4,16]", stash="all"))
     x, chosen, weights = batch()
-    torch._dynamo.reset()
     with torch._dynamo.config.patch(capture_scalar_outputs=True, error_on_recompile=True):
         compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
         for routes in (chosen.contiguous(), 3 - chosen):
             (y, *found), (same_y, *exact) = (step(net, x, routes, weights, run=run) for run in (compiled, net))
             assert torch.equal(y, same_y)
             assert all(g is None or error(ours, g) < 0.1 for ours, g in zip(found, exact, strict=True))
-    torch._dynamo.reset()

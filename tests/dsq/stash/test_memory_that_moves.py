@@ -153,13 +153,6 @@ def by_a_collective(h):
         torch.distributed.scatter(h, [torch.ones_like(h)], 0)
 
 
-@pytest.fixture
-def one_process():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("write", [by_data, by_numpy, by_a_collective])
 def test_an_activation_written_before_it_is_read_is_not_made_again(write):
