@@ -287,20 +287,6 @@ def test_a_stash_alone_is_packed_where_the_products_are_left_as_they_are(autocas
     assert sum(t.nbytes for t in saved if t.dtype == torch.uint8) == codes + scales + of_tensor
 
 
-BYTES = ("mxfp8", 8.25), ("mxfp6", 6.25), ("mxfp4", 4.25), ("nvfp4", 4.5), ("mx6", 6), ("mxint8", 8.25)
-
-
-@pytest.mark.parametrize(("fmt", "bits"), BYTES)
-def test_the_stash_has_the_format_s_own_bytes(fmt, bits):
-    layer, x = (
-        dsq.convert(nn.Linear(64, 32), dsq.DSQConfig(f"[- - | - - | - {fmt}]", stash="linears")),
-        torch.randn(128, 64),
-    )
-    _, saved = saving(layer, x)
-    codes = sum(t.nbytes for t in saved if t.dtype == torch.uint8)
-    assert codes - 4 * (fmt == "nvfp4") == 128 * 64 * bits / 8
-
-
 def test_a_model_trains_with_its_whole_stash_packed_beside_a_recipe():
     net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64), nn.LayerNorm(64))
     x = torch.randn(128, 64)

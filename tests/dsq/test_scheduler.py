@@ -61,13 +61,6 @@ def test_a_loss_that_is_not_finite_is_warned_of_and_no_improvement():
         assert scheduler.step(-math.inf)
 
 
-def test_a_threshold_is_a_share_of_the_best_whatever_its_sign():
-    scheduler = dsq.PrecisionScheduler(LEVELS, patience=5, threshold=0.1)
-    for loss, best in ((-1.0, -1.0), (-1.05, -1.0), (-1.2, -1.2)):
-        scheduler.step(loss)
-        assert scheduler.state_dict()["best"] == best
-
-
 def test_a_state_takes_the_validations_without_improvement_along():
     scheduler, resumed = (dsq.PrecisionScheduler(LEVELS, patience=3) for _ in range(2))
     for _ in range(3):
