@@ -82,12 +82,13 @@ class ConversionReport:
         return asdict(self) | {"gradient": self.gradient and self.gradient.as_dict()}
 
     def __str__(self) -> str:
+        share_of = "packed" if self.mode == "saving" else "quantized"  # the operands, or the products
         rows = [
-            {"pass": name, "GFLOP": flops.total / 1e9, "quantized": flops.share, "others": _others(flops)}
+            {"pass": name, "GFLOP": flops.total / 1e9, share_of: flops.share, "others": _others(flops)}
             for name, flops in (("forward", self.forward), ("backward", self.backward))
             if flops is not None
         ]
-        lines = [table(rows, {"pass": "", "GFLOP": ".3f", "quantized": ".1%", "others": ""})]
+        lines = [table(rows, {"pass": "", "GFLOP": ".3f", share_of: ".1%", "others": ""})]
         if self.stash_bytes is not None and self.unconverted_stash_bytes:
             share = self.stash_bytes / self.unconverted_stash_bytes
             before, after = self.unconverted_stash_bytes / 2**20, self.stash_bytes / 2**20

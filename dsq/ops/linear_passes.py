@@ -28,6 +28,7 @@ from dsq.kernels.backend import (
 from dsq.kernels.dispatch import backend_for, gemm_for, layout_of, may_bypass_dispatcher
 from dsq.ops.checks import check_linear, check_present
 from dsq.ops.products import any_autocast, autocast_dtype, multiply, packed
+from dsq.ops.unquantized_passes import UnquantizedBackward, backward_call, forward_call, leaves_products
 
 _MAX_PLANS = 4096
 
@@ -46,6 +47,7 @@ class DirectCalls:
     forward: ForwardCall | None  #: None, as below, where the backend has no call for these products
     #: by whether dx and dw are needed; made at the first backward
     backward: dict[tuple[bool, bool], BackwardCall | None]
+    of_unquantized: UnquantizedBackward | None = None  #: that of products that PyTorch multiplies
 
 
 class LinearPlan(NamedTuple):
@@ -124,6 +126,8 @@ def backward(
     calls = plan.direct_calls
     if calls is not None and w_NK is not None:
         check_present(w_NK, torch.Size((dy.shape[-1], plan.x_shape_TK[1])))
+    if calls is not None and calls.of_unquantized is not None:
+        return calls.of_unquantized(dy, w_NK, saved_x)
     if calls is not None and not isinstance(saved_x, Tensor) and may_bypass_dispatcher(dy, w_NK):
         if (
             saved_x is not None
@@ -166,12 +170,15 @@ def _new_plan(spec: LinearSpec, stored_as_KN: bool, backend: Backend) -> LinearP
         layout = layout_of(shape_TK, matmuls.x_for_dw.axis)
         saved_shapes = (layout.code_shape(fmt.bits), torch.uint8, fmt.scale_shape(layout), torch.uint8)
     output = stored.matmuls.output
-    if backend.linear is not None and _fusable(backend, stored, output, stored.matmuls.weight_gradient):
+    of_unquantized = None
+    if leaves_products(matmuls) and torch.float64 not in dtypes:
+        call, of_unquantized = forward_call(spec, backend), backward_call(spec, backend)
+        stored_as_KN = False  # PyTorch reads either order
+    elif backend.linear is not None and _fusable(backend, stored, output, stored.matmuls.weight_gradient):
         gemm = gemm_for(output, dtypes.y, output.sizes(shape_TK, stored.w_shape), backend).name
         call = backend.linear.forward(stored, gemm)
-    return LinearPlan(
-        matmuls, matmuls.x_for_dw, dtypes, shape_TK, DirectCalls(backend, stored, stored_as_KN, saved_shapes, call, {})
-    )
+    calls = DirectCalls(backend, stored, stored_as_KN, saved_shapes, call, {}, of_unquantized)
+    return LinearPlan(matmuls, matmuls.x_for_dw, dtypes, shape_TK, calls)
 
 
 def _backward_call(calls: DirectCalls, needs_dx: bool, needs_dw: bool) -> BackwardCall | None:

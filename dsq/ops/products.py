@@ -61,7 +61,7 @@ def _multiply(
 ) -> Tensor:
     _check_operands(matmul, a, b, bias_N)
     batched = max(a.dim(), len(b.shape)) > 2
-    inner = _inner_dtype(matmul, min(a.dtype, dtype, key=lambda dtype: dtype.itemsize))
+    inner = inner_dtype(matmul, a.dtype, dtype)
     unquantized = matmul.a.format is matmul.b.format is None  # as the trainer multiplies
     gemm = TORCH
     if not (batched or unquantized):
@@ -84,8 +84,10 @@ def _multiply(
     return quantize(result, matmul.result, -1, matmul.seed_of_result(seed), dtype)
 
 
-def _inner_dtype(matmul: MatMul, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a product of tensors of ``dtype``: float32 where ``dtype`` would round values of a grid."""
+def inner_dtype(matmul: MatMul, a_dtype: torch.dtype, result_dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the values that are multiplied: the narrower of both dtypes, or float32 where that would
+    round values of a grid."""
+    dtype = a_dtype if a_dtype.itemsize <= result_dtype.itemsize else result_dtype
     if dtype in (torch.float32, torch.float64):
         return dtype
     grids = [fmt for fmt in (matmul.a.format, matmul.b.format) if isinstance(fmt, GridFormat)]

@@ -65,6 +65,12 @@ def test_a_report_counts_quantized_products_names_the_rest_and_changes_nothing()
     assert list(dsq.converted(net)) == ["", "called", "bypassed"]
 
 
+def test_a_report_calls_a_share_packed_where_products_are_not_quantized():
+    for level, title in (("[4,4,4,8]", "quantized"), ("[-,4,-,-]", "packed")):
+        net = dsq.convert(nn.Sequential(nn.Linear(64, 64)), level)
+        assert str(dsq.report(net, torch.randn(8, 64))).splitlines()[0].split() == ["pass", "GFLOP", title, "others"]
+
+
 def test_tokens_positions_and_gains_of_vision_models_are_no_products_that_were_left():
     net = nn.Sequential(nn.Linear(16, 16), nn.Conv1d(16, 1, 3))
     for at, shape in enumerate([(1, 1, 16), (1, 5, 16), (1, 16, 1, 1), (16, 1, 1)]):

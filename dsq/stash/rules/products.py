@@ -95,12 +95,17 @@ class QuantizedLinear(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         w_NK, x, codes, scales = saved(ctx)
         plan = ctx.plan
-        if x is not None:
+        if x is not None and plan.direct_calls.of_unquantized is not None:
+            x_or_codes = x.to(plan.dtypes.y)
+        elif x is not None:
             plan = linear_passes.with_matmuls(plan, _read_wide(plan.matmuls))
             # the product could quantize the values itself, but would hold them until its end: 16 of a GPT's 260 MiB
-            codes, scales = pack(linear_passes.as_rows(x), plan.x_for_dw.quantized_to, plan.x_for_dw.axis)
-            del x
-        dx, dw_NK = linear_passes.backward(plan, dy, w_NK, Codes(codes, scales, plan.x_shape_TK), ctx.seed)
+            packed = pack(linear_passes.as_rows(x), plan.x_for_dw.quantized_to, plan.x_for_dw.axis)
+            x_or_codes = Codes(*packed, plan.x_shape_TK)
+        else:
+            x_or_codes = Codes(codes, scales, plan.x_shape_TK)
+        del x
+        dx, dw_NK = linear_passes.backward(plan, dy, w_NK, x_or_codes, ctx.seed)
         db_N = linear_passes.as_rows(dy).sum(0) if ctx.needs_input_grad[3] else None
         return None, dx, dw_NK, db_N, None, None
 

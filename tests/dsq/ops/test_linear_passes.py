@@ -1,5 +1,6 @@
 """A layer's passes in one call each give what the kernels give one after another."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -28,7 +29,7 @@ def step(quantizers, x, w, b, dy, wanted=(0, 1)):
     return [y, *(t for t in kept if t.dtype == torch.uint8), *gradients]
 
 
-def check_one_call(quantizers, dtypes):
+def check_one_call(quantizers, dtypes, step_by_step=lambda: use_backend(STEP_BY_STEP)):
     generator = torch.Generator().manual_seed(0)
     for (*leading, k), n in [((37, 24), 40), ((1,), 1), ((3, 19, 257), 70), ((0, 24), 3)]:
         shapes = (*leading, k), (n, k), (*leading, n), (n,)
@@ -37,7 +38,7 @@ def check_one_call(quantizers, dtypes):
         )
         for operands in ((x, w, b), (x.mT.contiguous().mT if leading else x, w.t().contiguous().t(), None)):
             found = step(quantizers, *operands, dy)
-            with use_backend(STEP_BY_STEP):
+            with step_by_step():
                 expected = step(quantizers, *operands, dy)
             assert len(found) == len(expected) == (5 if quantizers.q1.packs else 3)
             assert all(map(torch.equal, found, expected))
@@ -75,6 +76,29 @@ def test_one_call_gives_those_bits_in_narrow_dtypes_and_under_autocast(dtypes, p
     quantizers = dsq.DSQConfig(levels=precision, rounding=rounding, **options).at(0)
     with torch.autocast("cpu", dtypes[2], enabled=dtypes[1] != dtypes[2]):
         check_one_call(quantizers, dtypes)
+
+
+@pytest.mark.parametrize("level", ["[-,4,-,-]", "[-,mxfp8,-,-]", "[-,mxfp4~,-,-]"])
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (torch.float32, torch.float32, torch.float32),
+        (torch.float16, torch.float16, torch.float16),
+        (torch.float32, torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.float32, torch.bfloat16),
+    ],
+)
+def test_passes_of_unquantized_products_give_the_bits_of_one_product_after_another(dtypes, level, monkeypatch):
+    @contextmanager
+    def product_by_product():
+        with monkeypatch.context() as patch:
+            patch.setattr(linear_passes, "leaves_products", lambda matmuls: False)
+            patch.setattr(linear_passes, "_plans", {})
+            yield
+
+    monkeypatch.setattr(linear_passes, "_plans", {})
+    with torch.autocast("cpu", dtypes[2], enabled=dtypes[1] != dtypes[2]):
+        check_one_call(dsq.DSQConfig(levels=level).at(0), dtypes, product_by_product)
 
 
 @pytest.mark.parametrize("kernel", ["bfloat16", "integer"])

@@ -1,0 +1,81 @@
+"""The passes of a linear layer whose products PyTorch multiplies as they are: only x is rounded, as it is packed.
+
+One function a pass, as in a narrow layer the overhead of ``multiply``, which serves all products, takes longer than the
+work. Shape suffixes: T tokens, K in-features, N out-features.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dsq.kernels.backend import Backend, Codes, ForwardCall, LinearMatMuls, LinearSpec, check_codes
+from dsq.kernels.dispatch import layout_of, may_bypass_dispatcher, unpack
+from dsq.kernels.reference.backend import REFERENCE
+from dsq.ops.products import inner_dtype
+
+#: (dy (..., N), w (N, K) or None, x or None: packed, or its values) -> dx (..., K) of w, dw (N, K) of x, or None
+UnquantizedBackward = Callable[[Tensor, Tensor | None, Codes | Tensor | None], tuple[Tensor | None, Tensor | None]]
+
+
+def leaves_products(matmuls: LinearMatMuls) -> bool:
+    """Return whether the three products are PyTorch's, and x is packed as it is."""
+    output, dx, dw = matmuls
+    quantized = any(x.format is not None or x.transforms for x in (output.a, output.b, dx.a, dx.b, dw.a))
+    results = any(matmul.result is not None for matmul in matmuls)
+    return not quantized and not results and dw.b.packs and not dw.b.transforms
+
+
+def forward_call(spec: LinearSpec, backend: Backend) -> ForwardCall:
+    """Return the forward of ``spec``, for which ``backend`` packs x."""
+    operand, x_shape_TK = spec.matmuls.x_for_dw, spec.x_shape_TK
+    fmt, layout = operand.quantized_to, layout_of(x_shape_TK, operand.axis)
+    pack = (backend if backend.serves(fmt) else REFERENCE).pack
+    inner = inner_dtype(spec.matmuls.output, spec.dtypes.x, spec.dtypes.y)
+
+    def call(
+        x: Tensor, w_NK: Tensor, bias_N: Tensor | None, seed: int | None, packing: bool
+    ) -> tuple[Tensor, Codes | None]:
+        x_TK = x.reshape(*x_shape_TK)
+        a, b = x_TK.to(inner), w_NK.to(inner).mT
+        with torch._C._DisableAutocast():
+            y = a @ b if bias_N is None else torch.addmm(bias_N.to(inner), a, b)
+        del a, b  # before codes are allocated
+        y = y.to(spec.dtypes.y)
+        if x.dim() != 2:  # autograd does not let a view be changed in place that a Function gives
+            y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], w_NK.shape[0]))
+        if not packing:
+            return y, None
+        return y, Codes(*pack(x_TK.detach().contiguous(), fmt, layout, operand.seed_of(seed)), x_shape_TK)
+
+    return call
+
+
+def backward_call(spec: LinearSpec, backend: Backend) -> UnquantizedBackward:
+    """Return the backward of ``spec``, for which ``backend`` unpacks x."""
+    _, dx_matmul, dw_matmul = spec.matmuls
+    dtypes, operand, x_shape_TK = spec.dtypes, spec.matmuls.x_for_dw, spec.x_shape_TK
+    fmt, layout = operand.quantized_to, layout_of(x_shape_TK, operand.axis)
+    unpack_directly = (backend if backend.serves(fmt) else REFERENCE).unpack
+    dx_inner, dw_inner = inner_dtype(dx_matmul, dtypes.y, dtypes.x), inner_dtype(dw_matmul, dtypes.y, dtypes.w)
+
+    def values(x: Codes | Tensor) -> Tensor:
+        """Return x (T, K) as it is multiplied."""
+        if isinstance(x, Tensor):
+            return x.reshape(*x_shape_TK).to(dw_inner)
+        codes, scales, _ = x
+        if not may_bypass_dispatcher(codes):
+            return unpack(codes, scales, fmt, x_shape_TK, operand.axis, dw_inner)
+        check_codes(codes, scales, fmt, layout)  # saved-tensor hooks may give back anything
+        return unpack_directly(codes.contiguous(), scales.contiguous(), fmt, layout, dw_inner).view(*x_shape_TK)
+
+    def call(dy: Tensor, w_NK: Tensor | None, x: Codes | Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        dy_TN, dx, dw_NK = dy.reshape(x_shape_TK[0], dy.shape[-1]), None, None
+        with torch._C._DisableAutocast():
+            if w_NK is not None:
+                dx = (dy_TN.to(dx_inner) @ w_NK.to(dx_inner)).to(dtypes.x).view(spec.x_shape)
+            if x is not None:
+                dw_NK = (dy_TN.to(dw_inner).mT @ values(x)).to(dtypes.w)
+        return dx, dw_NK
+
+    return call
