@@ -96,6 +96,33 @@ def test_a_module_that_an_option_skipped_is_said_to_be_excluded_whatever_its_cla
     assert reasons["router"].startswith("a router")
 
 
+class Halves(torch.autograd.Function):
+    """As a reversible layer: its forward calls a module on a part of its input."""
+
+    @staticmethod
+    def forward(ctx, x, layer):
+        with torch.no_grad():
+            return layer(x.chunk(2, -1)[0])
+
+    @staticmethod
+    def backward(ctx, dy):
+        return torch.cat([dy, dy], -1), None
+
+
+class Reversible(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.layer = nn.Linear(32, 64), nn.Linear(32, 32)
+
+    def forward(self, x):
+        return Halves.apply(self.first(x), self.layer)
+
+
+def test_modules_that_an_autograd_function_calls_are_counted():
+    report = dsq.report(dsq.convert(Reversible(), stash="linears"), torch.randn(8, 32))
+    assert report.forward.quantized == report.forward.total == 2 * 8 * 32 * (64 + 32)
+
+
 class Wrapper(nn.Module):
     """Passes on what it gets, as those of PEFT, torch.compile, DDP and DataParallel do."""
 
