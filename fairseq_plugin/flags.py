@@ -12,7 +12,7 @@ from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
 from dsq.config import DSQConfig
-from dsq.precision import AUTO, DEFAULT_LEVELS, SAVING_LEVELS
+from dsq.precision import AUTO, DEFAULT_LEVELS, SAVING_LEVELS, parse_levels
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +97,10 @@ def config_of(options: object) -> DSQConfig | None:
 
 def _config(values: dict[str, Any]) -> DSQConfig:
     """Return ``DSQConfig(**values)``, whose errors name the flag instead of the field."""
+    try:
+        parse_levels(values["levels"])
+    except ValueError as error:  # its formats are no --dsq-format
+        raise InputError(f"--dsq-levels: {error}".replace(": levels must", " must", 1)) from None
     try:
         return DSQConfig(**values)
     except ValueError as error:

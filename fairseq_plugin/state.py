@@ -84,7 +84,7 @@ class DSQState(nn.Module):
 
 def check_same(config: dsq.DSQConfig, saved: dict[str, Any]) -> None:
     """Raise InputError if a run with ``config`` cannot resume from a checkpoint whose config is ``saved``."""
-    checkpoint = dsq.DSQConfig.from_dict(saved).as_dict()
+    checkpoint = _config_of(saved).as_dict()
     for name, value in config.as_dict().items():
         if name not in _FREE and value != checkpoint[name]:
             raise InputError(
@@ -133,7 +133,7 @@ def _before_load(
     saved, state = state_dict.get(prefix + KEY), state_of(model)
     if saved is None or (reset() and not inference):
         if saved is not None:
-            logger.info("DSQ ignores the state of a checkpoint of %s: this is a new run", _levels_of(saved))
+            logger.info("DSQ ignores the state of a checkpoint of %s: this is a new run", _levels_of(saved["config"]))
             del state_dict[prefix + KEY]
         if state is not None:
             state_dict[prefix + KEY] = state.get_extra_state()
@@ -141,13 +141,14 @@ def _before_load(
     if state is not None:
         check_same(state.config, saved["config"])
     elif inference:
-        _convert(model, dsq.DSQConfig.from_dict(saved["config"]))
+        _convert(model, _config_of(saved["config"]))
     else:
         raise InputError(
-            f"--dsq-levels is absent, but the checkpoint was trained with {_levels_of(saved)}: give these levels, "
-            "another --save-dir, or --dsq-reset to continue in floating point"
+            f"--dsq-levels is absent, but the checkpoint was trained with {_levels_of(saved['config'])}: give these "
+            "levels, another --save-dir, or --dsq-reset to continue in floating point"
         )
-    logger.info("DSQ goes on from a checkpoint of %s, trained at level %d", _levels_of(saved), saved["trained_level"])
+    levels = _levels_of(saved["config"])
+    logger.info("DSQ goes on from a checkpoint of %s, trained at level %d", levels, saved["trained_level"])
 
 
 def _after_load(model: nn.Module, _: object, inference: bool) -> None:
@@ -156,8 +157,19 @@ def _after_load(model: nn.Module, _: object, inference: bool) -> None:
         dsq.set_level(model, state.config, state.trained_level if inference else state.scheduler.level)
 
 
-def _levels_of(saved: dict[str, Any]) -> str:
-    return f'--dsq-levels "{levels_text(dsq.DSQConfig.from_dict(saved["config"]).levels)}"'
+def _levels_of(config: dict[str, Any]) -> str:
+    """Return the flag that gives the levels of a saved config, which may name formats that are not registered here."""
+    levels = (level if isinstance(level, str) else f"[{','.join(map(str, level))}]" for level in config["levels"])
+    return f'--dsq-levels "{" ".join(levels)}"'
+
+
+def _config_of(saved: dict[str, Any]) -> dsq.DSQConfig:
+    """Return the config of a checkpoint. Raises InputError if this process lacks its formats."""
+    try:
+        return dsq.DSQConfig.from_dict(saved)
+    except ValueError as error:
+        text = "give the --user-dir that registers its formats"
+        raise InputError(f"the checkpoint was trained with {_levels_of(saved)}: {text}; {error}") from error
 
 
 def total_updates(optimization: Any, batches: int) -> int:

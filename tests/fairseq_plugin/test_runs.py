@@ -52,6 +52,18 @@ def test_a_damaged_checkpoint_names_the_last_whole_one(capsys, data: Path, train
     assert said.endswith(f"the newest whole one beside it is {folder / 'checkpoint_1_2.pt'}")
 
 
+def test_a_checkpoint_of_a_format_that_is_not_registered(capsys, data: Path, trained: Path, tmp_path: Path) -> None:
+    state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
+    state["model"]["dsq._extra_state"]["config"]["levels"] = ["fp5_mine", [16, 4, 4, 16]]
+    checkpoints.save(state, str(tmp_path / "checkpoint_last.pt"))
+    said = refusal(capsys, "generate", data, "--path", tmp_path / "checkpoint_last.pt", "--cpu")
+    assert 'trained with --dsq-levels "fp5_mine [16,4,4,16]": give the --user-dir that registers its formats' in said
+    given = [data, *MODEL, "--lr", 0, "--max-update", 4, "--save-dir", tmp_path, "--dsq-levels", LEVELS]
+    assert "give the --user-dir" in refusal(capsys, "train", *given)
+    run("train", *given, "--dsq-reset")
+    assert updates(tmp_path) == [1, 0]
+
+
 def test_a_full_disk(capsys, data: Path, tmp_path: Path) -> None:
     given = [data, *MODEL, "--save-interval-updates", 1, "--save-dir", tmp_path, "--dsq-levels", LEVELS]
     run("train", *given, "--max-update", 1)
@@ -206,6 +218,15 @@ def test_a_fraction_of_epochs_over_several_folders(capsys, data: Path, tmp_path:
 def test_a_flag_without_levels_warns(caplog: pytest.LogCaptureFixture) -> None:
     assert flags.config_of(flags.DSQFlags(dsq_block_size=32)) is None
     assert "without --dsq-levels there is no DSQ: --dsq-block-size does nothing" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("levels", "error"),
+    [("mxfp5", "--dsq-levels: format must be one of"), ("bf16 [4,4,4,4]", "--dsq-levels must be precisions")],
+)
+def test_an_error_of_the_levels_names_their_flag(levels: str, error: str) -> None:
+    with pytest.raises(flags.InputError, match=f"^{error}"):
+        flags.config_of(flags.DSQFlags(dsq_levels=levels))
 
 
 def test_help_documents_every_flag(capsys: pytest.CaptureFixture) -> None:
