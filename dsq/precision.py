@@ -171,8 +171,13 @@ def _is_schedule(text: str) -> bool:
     formats by name are the places of one level."""
     words = _SCHEDULE.findall(text)
     several = any(word.startswith("[") or word in recipes.names() for word in words)
-    several = several or (len(words) != 4 and all(is_level_name(word) for word in words))
+    several = several or (len(words) != 4 and "|" not in text and all(_may_be_name(word) for word in words))
     return several and not text.strip().endswith("all")
+
+
+def _may_be_name(word: str) -> bool:
+    """Return whether a word is the name of a level, perhaps misspelled."""
+    return re.fullmatch(r"[a-zA-Z][\w.:~@^-]*", word) is not None or is_level_name(word)
 
 
 RiseAt = float | str | Iterable[float]

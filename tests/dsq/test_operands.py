@@ -74,6 +74,8 @@ def test_no_operand_s_bits_may_fall():
     ("text", "error"),
     [
         ("nvfp4-nvida", "recipe must be one of .* did you mean 'nvfp4-nvidia'"),
+        ("nvfp4-nvida bf16", "recipe must be one of .* did you mean 'nvfp4-nvidia'"),
+        ("mxfp4 mxpf6 mxfp8", "format must be one of .* got 'mxpf6'; did you mean 'mxfp6'"),
         ("bfq4", "format must be one of .* did you mean 'bfp4'"),
         ("mxfp4:rcel", "rule must be one of floor, ceil, even, rceil, got 'rcel'"),
         ("MXFP4", "format must be one of .* did you mean 'mxfp4'"),
