@@ -30,12 +30,12 @@ SOURCES: dict[str, list[str]] = {
     "api.cpp": [],
     "threads.cpp": [],
     "attention/attention.cpp": [],
-    "codec/affine.cpp": [],
     "codec/codec.cpp": [],
     "codec/dispatch.cpp": [],
-    "codec/masks.cpp": [],
-    "gemm/integer.cpp": [],
+    "gemm/integer/integer.cpp": [],
     "simd/portable.cpp": [],
+    "stash/affine.cpp": [],
+    "stash/masks.cpp": [],
 }
 #: of a kind of machine: a macro for all sources, and sources of its own, whose instructions are chosen at run time: a
 #: wheel runs on any such machine
@@ -45,9 +45,9 @@ X86 = (
         "simd/avx2.cpp": AVX2,
         "simd/avx512.cpp": AVX512,
         "gemm/bfloat16.cpp": [*AVX512, "-mavx512bf16"],
-        "gemm/integer_avx2.cpp": [*AVX2, "-mfma"],
-        "gemm/integer_avxvnni.cpp": [*AVX2, "-mfma", "-mavxvnni"],
-        "gemm/integer_avx512.cpp": [*AVX512, "-mavx512vnni"],
+        "gemm/integer/avx2.cpp": [*AVX2, "-mfma"],
+        "gemm/integer/avxvnni.cpp": [*AVX2, "-mfma", "-mavxvnni"],
+        "gemm/integer/avx512.cpp": [*AVX512, "-mavx512vnni"],
         "attention/avx2.cpp": [*AVX2, "-mfma"],
         "attention/avx512.cpp": AVX512,
         "linear.cpp": [],
@@ -55,7 +55,7 @@ X86 = (
 )
 #: beside X86 on Linux, whose permission AMX needs
 AMX = {"gemm/amx.cpp": [*AVX512, "-mamx-tile", "-mamx-bf16"], "gemm/amx_emulated.cpp": AVX512}
-ARM = "-DDSQ_ARM", {"gemm/integer_neon.cpp": ["-march=armv8.2-a+dotprod"], "linear.cpp": []}
+ARM = "-DDSQ_ARM", {"gemm/integer/neon.cpp": ["-march=armv8.2-a+dotprod"], "linear.cpp": []}
 MACHINES = {"x86_64": X86, "amd64": X86, "aarch64": ARM, "arm64": ARM}
 # a cross build says its platform in _PYTHON_HOST_PLATFORM; a Mac's universal2 gets what every machine has
 platform = sysconfig.get_platform()

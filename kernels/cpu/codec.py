@@ -1,4 +1,4 @@
-"""Quantize, pack and unpack, masks and affine codes by the compiled kernels (src/codec).
+"""Quantize, pack and unpack, masks and affine codes by the compiled kernels (src/codec, src/stash).
 
 Arguments are those of Backend. ``addresses`` (memory.py) checks the memory of inputs; results are newly allocated.
 """

@@ -31,7 +31,7 @@ from dsq.kernels.cpu.codec import SCALES, CodecKernels
 from dsq.kernels.cpu.library import Library, library
 from dsq.kernels.cpu.memory import Arena, addresses, scratch
 
-#: values of a vector in a panel of int16 (src/gemm/integer_packing.h), which a block must divide
+#: values of a vector in a panel of int16 (src/gemm/integer/integer_packing.h), which a block must divide
 _MAX_BLOCK_SIZE = 256
 #: the name of PyTorch's other float32 product
 ONEDNN = "onednn"

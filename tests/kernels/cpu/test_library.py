@@ -90,6 +90,6 @@ def test_every_source_compiles_for_arm(monkeypatch):
     build = runpy.run_path(str(ROOT / "setup.py"))
     sources = [str(HEADER.parent / name) for name in build["SOURCES"]]
     of_sources = {flag for flags in build["SOURCES"].values() for flag in flags}
-    assert "gemm/integer_neon.cpp" in build["SOURCES"]
+    assert "gemm/integer/neon.cpp" in build["SOURCES"]
     command = [str(COMPILER), "-fsyntax-only", "-Wall", "-Werror", *build["FLAGS"], *of_sources, *sources]
     subprocess.run(command, check=True)

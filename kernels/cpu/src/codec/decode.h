@@ -2,7 +2,7 @@
 #pragma once
 
 #include "bits.h"
-#include "signed.h"
+#include "formats/signed.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 // the fast path; the others go through copies padded with zeros, which alter neither a largest value nor a code.
 #pragma once
 
-#include "signed.h"
+#include "formats/signed.h"
 #include "sinks.h"
 
 namespace {

@@ -1,11 +1,11 @@
 // The kernels of one instruction set: a file defines LANES and includes this.
 #pragma once
 
-#include "affine.h"
+#include "../stash/affine.h"
 #include "decode.h"
 #include "encode.h"
-#include "grids.h"
-#include "masks.h"
+#include "formats/grids.h"
+#include "../stash/masks.h"
 
 namespace {
 

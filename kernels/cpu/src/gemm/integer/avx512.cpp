@@ -4,8 +4,8 @@
 // Codes of at most 8 bits multiply as int8, wider ones as int16. Where narrow codes let the blocks of a run share an
 // exponent (shared_exponents.h), one int8 dot product takes the run.
 #define LANES 16
-#include "../threads.h"
-#include "result_tile.h"
+#include "../../threads.h"
+#include "../result_tile.h"
 #include "shared_exponents.h"
 
 namespace {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "packed.h"
-#include "packing.h"
+#include "../packing.h"
 
 namespace {
 

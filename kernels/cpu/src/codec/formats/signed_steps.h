@@ -2,7 +2,7 @@
 // floats, or 0, or NaN.
 #pragma once
 
-#include "../simd/lanes.h"
+#include "../../simd/lanes.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "e4m3.h"
-#include "rounding.h"
+#include "../rounding.h"
 #include "signed_steps.h"
 
 namespace {

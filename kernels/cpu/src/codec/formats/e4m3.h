@@ -1,7 +1,7 @@
 // E4M3 numbers as scales, and their bytes.
 #pragma once
 
-#include "../simd/lanes.h"
+#include "../../simd/lanes.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // The choice of the instructions that multiply packed codes.
-#include "../choice.h"
-#include "gemm.h"
+#include "../../choice.h"
+#include "../gemm.h"
 
 namespace {
 

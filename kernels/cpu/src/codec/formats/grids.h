@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 #include "e4m3.h"
-#include "sinks.h"
+#include "../sinks.h"
 
 namespace {
 

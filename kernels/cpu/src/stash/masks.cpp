@@ -1,5 +1,5 @@
 // Deals the work on masks to threads.
-#include "codec.h"
+#include "../codec/codec.h"
 
 #include "../threads.h"
 

@@ -1,5 +1,5 @@
 // Deals the work on groups with a low and a step of their own to threads.
-#include "codec.h"
+#include "../codec/codec.h"
 
 #include <cmath>
 

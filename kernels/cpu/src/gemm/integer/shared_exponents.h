@@ -2,7 +2,7 @@
 // the blocks of a run brought to one exponent, where the integers have room for that. Both are exact.
 #pragma once
 
-#include "../codec/signed_steps.h"
+#include "../../codec/formats/signed_steps.h"
 #include "integer_packing.h"
 
 namespace {

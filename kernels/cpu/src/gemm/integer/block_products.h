@@ -3,12 +3,12 @@
 // including file defines the dot products.
 #pragma once
 
-#include "../codec/bits.h"
-#include "../codec/rounding.h"
-#include "../codec/signed_steps.h"
-#include "../threads.h"
+#include "../../codec/bits.h"
+#include "../../codec/rounding.h"
+#include "../../codec/formats/signed_steps.h"
+#include "../../threads.h"
 #include "packed.h"
-#include "result_tile.h"
+#include "../result_tile.h"
 
 namespace {
 

@@ -1,8 +1,8 @@
 // Packed codes and scales as the integer GEMMs read them.
 #pragma once
 
-#include "../division.h"
-#include "gemm.h"
+#include "../../division.h"
+#include "../gemm.h"
 
 namespace {
 

@@ -1,8 +1,8 @@
 // Codes on a grid of each group's own, q = clip(floor((x - low) / step + u), 0, 2^bits - 1), and back: q step + low.
 #pragma once
 
-#include "bits.h"
-#include "random.h"
+#include "../codec/bits.h"
+#include "../codec/random.h"
 
 namespace {
 
