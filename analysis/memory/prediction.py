@@ -102,7 +102,7 @@ def _fairseq() -> CheckedModel:
         logits = model(**inputs)[0]
         return nn.functional.cross_entropy(logits.float().flatten(0, 1), inputs["src_tokens"].flatten())
 
-    return CheckedModel(model, loss, build(replace(shapes, head=replace(shapes.head, upcasts=True))))
+    return CheckedModel(model, loss, build(replace(shapes, head=replace(shapes.head, loss="loss of fp32"))))
 
 
 def fairseq(

@@ -42,7 +42,7 @@ class Efficiency:
     #: whether a kernel computes while it moves, and quantizing an operand writes no copy of it in 16 bits
     overlaps: bool = False
     #: rate of experts' products, as a share of a linear layer's: fitted to two trainings of Mixtral, judged by none
-    experts: float = 0.72
+    experts: float = 0.68
     exposed: float = 0.74  #: share of the time of sending that a step waits for, though it computes meanwhile
     launch: float = 8 * MICRO  #: least seconds of a kernel: PyTorch does not launch one sooner (assumed)
     #: seconds of each hop of a message round a ring, in a node and between two (NVIDIA/nccl, src/graph/tuning.cc: ring,

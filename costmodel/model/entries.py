@@ -40,7 +40,7 @@ Category = IntEnum(
     "Category", ["PARAMETERS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "STASH", "LOGITS", "TEMPORARY"], start=0
 )
 CATEGORIES: tuple[str, ...] = tuple(category.name.lower() for category in Category)
-LOSSES = ("loss", "loss of fp32", "fused loss")
+LOSSES = ("loss", "loss of fp32", "loss of fp32, smoothed", "fused loss")
 #: a saved tensor as the operations that share it name it, whether it is in codes, and its bytes
 Storage = tuple[str, bool, int]
 _match = cache(re.compile(r"^.*?\blayers\.\d+\.").match)

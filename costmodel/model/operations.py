@@ -231,7 +231,7 @@ class Workload:
     def _with_loss(self, kind: str) -> "Workload":
         # a cap of the logits is in the loss's kernel
         whole = replace(self, operations=tuple(op for op in self.operations if op.name != "logits.cap"))
-        return whole.changed(lambda op: op.kind in ("loss", "loss of fp32"), kind=kind)
+        return whole.changed(lambda op: op.kind.startswith("loss"), kind=kind)
 
     def on_cpu(self) -> "Workload":
         """The workload as PyTorch runs it on a CPU, where a dropout keeps a mask of floats."""

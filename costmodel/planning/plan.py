@@ -417,7 +417,11 @@ class Plan:
                 any(row.fits_chunked and not row.fits for row in rows),
                 "fits, chunked loss: with --chunked-loss, or a fused kernel of cross-entropy.",
             ),
-            (True, f"memory: tensors, without fragmentation, workspaces and {left_out}."),
+            (
+                True,
+                f"memory: allocated tensors, without fragmentation, workspaces and {left_out}; PyTorch's allocator "
+                "reserves more (docs/cost-model.md).",
+            ),
             (
                 "fp16" in units and "bf16" not in units,
                 "its units take no bf16: read fp16 with a scaled loss, at the same size and time.",

@@ -140,7 +140,7 @@ class _Config:
             return Head("classes", count, bias=not lm, dense=family.kind == "encoder")
         options |= {"outputs": self.size("vocab_size"), "tied": self.flag("tie_word_embeddings", family.tied)}
         masked = {"bias": True, "dense": True, "norm": True} if family.kind == "encoder" else {}
-        return Head("lm", **masked | options, upcasts=family.kind == "decoder")
+        return Head("lm", **masked | options, loss="loss of fp32" if family.kind == "decoder" else "loss")
 
     def rows(self, table: str, family: Family) -> int:
         if table == "positions":

@@ -112,7 +112,7 @@ class Head:
     tied: bool = False  #: the projection is the embedding table
     dense: bool = False  #: a layer and an activation come before it (a pooler, or the transform of a masked LM)
     norm: bool = False  #: a norm comes after that layer
-    upcasts: bool = False  #: logits become fp32 before the loss, whatever the model's type
+    loss: str = "loss"  #: its kind of pass (ledger.POINTWISE): "loss of fp32" has fp32 logits, whatever passes
 
 
 @dataclass(frozen=True)

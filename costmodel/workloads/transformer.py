@@ -167,7 +167,7 @@ def _head(head: Head, d: int, tokens: int, sequences: int) -> list[Operation]:
         name, read = "output_projection", 0 if head.dense else whole
         options: dict[str, Any] = {"bias": head.bias, "tied": head.tied, "input": f"{name}.x", "x_values": read}
         ops.append(Gemm(name, rows, d, head.outputs, quantized=not head.tied, **options))
-        ops.append(Pointwise("loss", "loss of fp32" if head.upcasts else "loss", rows, head.outputs))
+        ops.append(Pointwise("loss", head.loss, rows, head.outputs))
     return ops
 
 
