@@ -55,29 +55,29 @@ def shares(name: str, **options: Any) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dsq.convert(model, dsq.DSQConfig(levels=dsq.parse_levels("[4,4,4,16]"), **options))
-    found = dsq.report(model, **inputs)
-    assert found.backward is not None
-    skipped = sum(entry.parameters for entry in found.skipped)
+    report = dsq.report(model, **inputs)
+    assert report.backward is not None
+    skipped = sum(entry.parameters for entry in report.skipped)
     return {
         "model": name,
-        "forward": found.forward.share,
-        "backward": found.backward.share,
+        "forward": report.forward.share,
+        "backward": report.backward.share,
         "others": ", ".join(
-            f"{op} {n / found.forward.total:.1%}" for op, n in found.forward.floating_point.items() if n
+            f"{op} {n / report.forward.total:.1%}" for op, n in report.forward.floating_point.items() if n
         ),
-        "uncalled": len(found.uncalled),
+        "uncalled": len(report.uncalled),
         "skipped parameters": skipped,
-        "stash": (found.stash_bytes or 0) / (found.unconverted_stash_bytes or 1),
+        "stash": (report.stash_bytes or 0) / (report.unconverted_stash_bytes or 1),
     }
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m analysis.conversion_shares", description=__doc__)
     parser.add_argument("--attention", action="store_true", help="quantize attention's two products too")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
 
     def work() -> None:
-        rows = [shares(name, attention=given.attention) for name in MODELS]
+        rows = [shares(name, attention=arguments.attention) for name in MODELS]
         columns = {"model": "", "forward": ".1%", "backward": ".1%", "others": "", "uncalled": ""}
         print(table(rows, columns | {"skipped parameters": "", "stash": ".0%"}, markdown=True))
 

@@ -25,4 +25,4 @@ def written(page: str, kinds: Mapping[str, Callable[..., str]]) -> str:
             raise ValueError(f"table: {words}: {error}") from None
         return kinds[kind](*given)
 
-    return _TABLE.sub(lambda found: f"{found[1]}\n{table(found['words'])}\n\n{found[3]}", page)
+    return _TABLE.sub(lambda match: f"{match[1]}\n{table(match['words'])}\n\n{match[3]}", page)

@@ -52,8 +52,8 @@ EXEMPT = {ROOT / "costmodel/cli/commands.toml"}
 )
 def test_code(folder):
     files = [path for path in CODE if path.parent == folder and path not in EXEMPT]
-    found = {path.name: banned(path.read_text(encoding="utf-8")) for path in files}
-    assert {name: words for name, words in found.items() if words} == {}
+    results = {path.name: banned(path.read_text(encoding="utf-8")) for path in files}
+    assert {name: words for name, words in results.items() if words} == {}
 
 
 def test_variables_are_named_by_nouns():

@@ -48,13 +48,15 @@ def run(options: argparse.Namespace) -> None:
         return process.run(options)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for race in RACES[part](options.rounds):
         print(f"{race.title}: ratios to {race.baseline}\n{table(race.rows, SHOWN)}\n", flush=True)
         if not race.trusted:
             print(f"{TOO_NOISY}\n", flush=True)
-        found += [{"race": race.title, **row, "baseline": race.baseline, "trusted": race.trusted} for row in race.rows]
-    write_text(out / f"{part}.csv", as_csv(found))
+        results += [
+            {"race": race.title, **row, "baseline": race.baseline, "trusted": race.trusted} for row in race.rows
+        ]
+    write_text(out / f"{part}.csv", as_csv(results))
     print(f"written: {out / part}.csv")
 
 

@@ -140,8 +140,8 @@ def measured(case: ProcessCase) -> dict[str, float]:
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(f"{case} failed: {done.stderr.strip()[-500:]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    results: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return results
 
 
 def largest(case: ProcessCase, limit: float) -> int:

@@ -189,9 +189,9 @@ def _by_task(evidence: Evidence, *settings: str) -> str:
     records: list[Record] = []
     for task in (task for task in evidence.suite.tasks if evidence.column(task, FP32, "loss")):
         record: dict[str, Any] = {"task": task}
-        for what, found, spec in (("loss", evidence.losses, ".3f"), ("score", evidence.scores, ".2f")):
+        for what, figures, spec in (("loss", evidence.losses, ".3f"), ("score", evidence.scores, ".2f")):
             record[f"{what}: {FP32}"] = f"{fmean(evidence.column(task, FP32, what)):{spec}}"
-            record |= {f"{what}: {name}": found(task, name).text(f"+{spec}") for name in names}
+            record |= {f"{what}: {name}": figures(task, name).text(f"+{spec}") for name in names}
         for name in names:
             shares = [
                 f"{one.mean:.2f}" for one in (evidence.saved(task, name), evidence.time(task, name)) if one.values

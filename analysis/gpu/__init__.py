@@ -44,13 +44,13 @@ class Machine(NamedTuple):
         of a CUDA graph of REPEATS calls."""
         if not self.is_gpu:
             return self.milliseconds(calls)
-        taken = self._medians({name: captured([call] * REPEATS).replay for name, call in calls.items()}, 1)
-        return {name: time / REPEATS for name, time in taken.items()}
+        durations = self._medians({name: captured([call] * REPEATS).replay for name, call in calls.items()}, 1)
+        return {name: time / REPEATS for name, time in durations.items()}
 
     def _medians(self, calls: Mapping[str, Call], repeats: int) -> dict[str, float]:
         rounds, warm, clock = (9, 2, gpu_clock) if self.is_gpu else (1, 0, wall_clock)
         seconds = in_turns(calls, rounds, repeats, warm, clock)
-        return {name: 1000 * median(taken) for name, taken in seconds.items()}
+        return {name: 1000 * median(durations) for name, durations in seconds.items()}
 
 
 def captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:

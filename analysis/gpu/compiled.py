@@ -204,8 +204,8 @@ def _read_amd(asm: str) -> Record:
     def number(name: str) -> int:
         return int(re.findall(rf"\.{name}:\s+(\d+)", asm)[0])
 
-    found = {"registers": number("vgpr_count"), "spilled": 4 * number("vgpr_spill_count")}
-    return found | {"flushes": ".amdhsa_float_denorm_mode_32 0" in asm}
+    results = {"registers": number("vgpr_count"), "spilled": 4 * number("vgpr_spill_count")}
+    return results | {"flushes": ".amdhsa_float_denorm_mode_32 0" in asm}
 
 
 def compiled_rows(target: str, wanted: Iterable[KernelCall]) -> Iterator[Record]:

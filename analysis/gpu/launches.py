@@ -56,12 +56,12 @@ class Counted(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func.name().partition("::")[2].partition(".")[0], kwargs or {}
         inputs = args, {name: value for name, value in kwargs.items() if name != "out"}
-        given = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
-        by_mask = "index" in name and any(x.dtype is torch.bool for x in given[1:])
-        if (name in _WAITING or by_mask) and any(x.device == META for x in given):
+        operands = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
+        by_mask = "index" in name and any(x.dtype is torch.bool for x in operands[1:])
+        if (name in _WAITING or by_mask) and any(x.device == META for x in operands):
             self.waits.append(name)
         if name in ("_to_copy", "copy_"):
-            source, target = given[-1].device, torch.device(kwargs.get("device") or given[0].device)
+            source, target = operands[-1].device, torch.device(kwargs.get("device") or operands[0].device)
             # the host need not see when a copy to the device is done
             later = target == META and kwargs.get("non_blocking", len(args) > 2 and args[2])
             self.waits += [f"{name} from {source} to {target}"] * (source != target and not later)
@@ -69,7 +69,7 @@ class Counted(TorchDispatchMode):
         made = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
         viewing = any(it.alias_info is not None and not it.alias_info.is_write for it in func._schema.returns)
         if not viewing and not any(it in name for it in _IDLE):
-            self.note(name, given[1:] if name == "copy_" else given, made)
+            self.note(name, operands[1:] if name == "copy_" else operands, made)
         return out
 
     def note(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:

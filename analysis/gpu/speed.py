@@ -43,13 +43,13 @@ def bandwidth(machine: Machine) -> Iterator[Trial]:
 def _timed(machine: Machine, moved: int, call: Call) -> Record:
     source, target = (torch.empty(moved // 2, dtype=torch.uint8, device=machine.device) for _ in range(2))
     source.random_(0, 256)
-    taken = machine.device_milliseconds({"kernel": call, "copy": partial(target.copy_, source)})
+    durations = machine.device_milliseconds({"kernel": call, "copy": partial(target.copy_, source)})
     return {
         "MB moved": round(moved / 1e6),
-        "us": round(1000 * taken["kernel"], 1),
-        "copy us": round(1000 * taken["copy"], 1),
-        "share of copy": round(taken["copy"] / taken["kernel"], 3),
-        "GB/s": round(moved / taken["kernel"] / 1e6),
+        "us": round(1000 * durations["kernel"], 1),
+        "copy us": round(1000 * durations["copy"], 1),
+        "share of copy": round(durations["copy"] / durations["kernel"], 3),
+        "GB/s": round(moved / durations["kernel"] / 1e6),
     }
 
 
@@ -123,22 +123,22 @@ def multiply(machine: Machine) -> Iterator[Trial]:
 
 
 def _others(x: Tensor, w: Tensor) -> dict[str, Call]:
-    found: dict[str, Call] = {}
+    results: dict[str, Call] = {}
     if torch.cuda.get_device_capability() >= (8, 9):
         one, (a, b) = torch.ones((), device=x.device), (t.to(torch.float8_e4m3fn) for t in (x, w))
-        found["fp8"] = lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16)
+        results["fp8"] = lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16)
     if importlib.util.find_spec("torchao"):
         from torchao.kernel import int_matmul
 
         i, j = (t.clamp(-1, 1).mul(127).to(torch.int8) for t in (x, w))
-        found["torchao int8"] = lambda: int_matmul(i, j.t())
-    return found
+        results["torchao int8"] = lambda: int_matmul(i, j.t())
+    return results
 
 
 def _product(machine: Machine, calls: dict[str, Call], products: int) -> Record:
-    taken = machine.device_milliseconds(calls)
-    row = {"ms": round(taken["product"], 4), "TFLOP/s": round(2 * products / taken["product"] / 1e9, 1)}
-    return row | ({"with quantizing ms": round(taken["all"], 4)} if "all" in taken else {})
+    durations = machine.device_milliseconds(calls)
+    row = {"ms": round(durations["product"], 4), "TFLOP/s": round(2 * products / durations["product"] / 1e9, 1)}
+    return row | ({"with quantizing ms": round(durations["all"], 4)} if "all" in durations else {})
 
 
 def _ours(machine: Machine, gemm: GemmKernel, matmul: MatMul, x: Tensor, w: Tensor) -> Record:

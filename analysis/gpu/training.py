@@ -108,8 +108,8 @@ def measured_step(machine: Machine, setup: str, size: Size) -> Record:
     gc.collect()  # what a trial before kept would count
     with use_backend(TRITON, machine.device.type):
         step = Step(machine, setup, size)
-        taken = machine.milliseconds({"step": step})["step"]
-        row = {"ms": round(taken, 2), "tokens/s": round(1000 * size.batch * size.tokens / taken)}
+        duration = machine.milliseconds({"step": step})["step"]
+        row = {"ms": round(duration, 2), "tokens/s": round(1000 * size.batch * size.tokens / duration)}
         if machine.is_gpu:
             torch.cuda.reset_peak_memory_stats()
             step()
@@ -170,8 +170,8 @@ def _replayed(machine: Machine, name: str) -> Record:
         graph = captured([lambda: losses.append(step())])
         graph.replay()
         first = float(losses[-1])
-        taken = machine.milliseconds({"graph": graph.replay})["graph"]
-        return {"ms": round(taken, 2), "first loss": first, "later loss": float(losses[-1])}
+        duration = machine.milliseconds({"graph": graph.replay})["graph"]
+        return {"ms": round(duration, 2), "first loss": first, "later loss": float(losses[-1])}
 
 
 def two_devices(machine: Machine) -> Iterator[Trial]:

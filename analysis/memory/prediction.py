@@ -179,7 +179,7 @@ ONLY = {
 def held(name: str) -> dict[str, Any]:
     """Bytes that a model holds by each method; in a process that is counted."""
     torch.set_num_threads(1)
-    found = {}
+    results = {}
     for method in METHODS:
         if method.name in ONLY.get(name, [method.name]):
             made = checked_model(name)
@@ -187,8 +187,8 @@ def held(name: str) -> dict[str, Any]:
                 _freeze_linears(made.model)
             attach(made.model, method.setup)
             autocast = torch.autocast("cpu", torch.bfloat16, enabled="autocast" in method.setup)
-            found[method.name] = asdict(step_bytes(autocast(made.loss)))
-    return found
+            results[method.name] = asdict(step_bytes(autocast(made.loss)))
+    return results
 
 
 def _freeze_linears(model: nn.Module) -> None:
@@ -251,11 +251,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(prog="python -m analysis.memory.prediction", description=__doc__)
     parser.add_argument("--measured", type=Path, metavar="FILE", help="measurements to read, or to write if not there")
     parser.add_argument("--held", choices=NAMES, help=argparse.SUPPRESS)  # of the process that is counted
-    given = parser.parse_args(argv)
-    if given.held:
-        print(json.dumps(held(given.held)))
+    arguments = parser.parse_args(argv)
+    if arguments.held:
+        print(json.dumps(held(arguments.held)))
         return 0
-    return guarded(parser.prog, lambda: run(given.measured))
+    return guarded(parser.prog, lambda: run(arguments.measured))
 
 
 if __name__ == "__main__":

@@ -88,18 +88,18 @@ def kept(checkpoint: Path) -> int:
     return stash.measure(lambda: criterion(model, batch)[0]).nbytes
 
 
-def _show_translations(text: Text, found: dict[str, Trained], count: int = 3) -> None:
+def _show_translations(text: Text, results: dict[str, Trained], count: int = 3) -> None:
     print("\nthe first sentences of the test text:")
     for number, (source, target) in enumerate(text.pairs["test"][:count]):
         print(f"  {source}\n    reference  {target}")
-        for name, one in found.items():
+        for name, one in results.items():
             print(f"    {name:9}  {one.translations[number]}")
 
 
-def draw(found: dict[str, Trained], saved_mib: dict[str, float], path: Path) -> None:
+def draw(results: dict[str, Trained], saved_mib: dict[str, float], path: Path) -> None:
     """Write the picture of the two trainings to ``path``: losses on the left, what a step keeps on the right."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), width_ratios=(3, 2))
-    for name, one in found.items():
+    for name, one in results.items():
         called, color = _NAMES[name]
         line = "--" if name == "fp32" else "-"
         shown = f"{called}, BLEU {one.bleu:.1f} at the end"

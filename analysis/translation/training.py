@@ -89,9 +89,9 @@ def _binarize(text: Text, folder: Path) -> None:
         for language in languages:
             lines = (f"{' '.join(words)}\n" for words in bpe.encode(text.side(split, language), out_type=str))
             (pieces / f"{split}.{language}").write_text("".join(lines), encoding="utf-8")
-    given = ["--source-lang", text.source, "--target-lang", text.target, "--joined-dictionary"]
-    given += [f"--{split}pref={pieces / split}" for split in text.pairs]
-    fairseq("preprocess", [*given, "--destdir", str(folder / "binary")], folder / "preprocess.log")
+    flags = ["--source-lang", text.source, "--target-lang", text.target, "--joined-dictionary"]
+    flags += [f"--{split}pref={pieces / split}" for split in text.pairs]
+    fairseq("preprocess", [*flags, "--destdir", str(folder / "binary")], folder / "preprocess.log")
 
 
 def train(text: Text, binary: Path, out: Path, levels: str, flags: Sequence[str], beam: int) -> Trained:

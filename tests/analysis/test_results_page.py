@@ -90,14 +90,14 @@ def test_a_page_keeps_all_but_its_tables(ledger: Path) -> None:
 
 
 def test_the_suites_scores_stand_beside_a_papers(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {
+    results = {
         (task, setting, 1): {"loss": "1", "score": score, "saved_mib": held, "cpu": "a"}
         for task, setting, score, held in (
             *(("gcn-cora", "fp32", "80", "18"), ("gcn-cora", "gact", "79.5", "3")),
             *(("sst2", "fp32", "70", "8"), ("sst2", "mesa", "60", "2")),
         )
     }
-    monkeypatch.setattr(results_page, "_suite", lambda: Evidence(load_suite(), found))
+    monkeypatch.setattr(results_page, "_suite", lambda: Evidence(load_suite(), results))
     head, *below = cells("beside gact gcn-cora,sst2 gact mesa")
     assert head == ["setting", "gcn-cora; paper: GCN, Flickr", "sst2"]
     assert below == [["gact", "-0.50 (6.0x); -0.09 (7.9x)", "-"], ["mesa", "-; -0.17", "-10.00 (4.0x)"]]

@@ -91,12 +91,12 @@ def case(number: int, folder: Path) -> str | None:
         return f"{' '.join(arguments)}: {type(caught).__name__}: {str(caught)[:300]}"
     finally:
         signal.alarm(0)
-    said = error.getvalue()
+    output = error.getvalue()
     if status == 0 and not re.search(r"\b(nan|inf|NaN|Infinity)\b", out.getvalue()):
         return None
-    if status == 2 and said.count("\n") == 1 and len(said) <= 1200:
+    if status == 2 and output.count("\n") == 1 and len(output) <= 1200:
         return None
-    return f"{' '.join(arguments)}: status {status}, {out.getvalue()[-200:]!r}, {said[:300]!r}"
+    return f"{' '.join(arguments)}: status {status}, {out.getvalue()[-200:]!r}, {output[:300]!r}"
 
 
 def _too_long(*_: object) -> None:
@@ -107,15 +107,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1)
     parser.add_argument("--first", type=int, default=0)
-    given = parser.parse_args()
-    end, number, wrong = time.monotonic() + 60 * given.minutes, given.first, 0
-    while number == given.first or time.monotonic() < end:
+    arguments = parser.parse_args()
+    end, number, wrong = time.monotonic() + 60 * arguments.minutes, arguments.first, 0
+    while number == arguments.first or time.monotonic() < end:
         with tempfile.TemporaryDirectory() as folder:
             if fault := case(number, Path(folder)):
                 print(f"case {number}: {fault}", flush=True)
                 wrong += 1
         number += 1
-    print(f"{number - given.first} files, {wrong} answered wrongly")
+    print(f"{number - arguments.first} files, {wrong} answered wrongly")
     return bool(wrong)
 
 

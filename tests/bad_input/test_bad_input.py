@@ -84,9 +84,9 @@ def test_command(
     module = MODULES.get(words[0], words[0])
     monkeypatch.chdir(files)
     monkeypatch.setattr(sys, "argv", words)
-    said = io.StringIO()
+    output = io.StringIO()
     with (
-        contextlib.redirect_stderr(said),
+        contextlib.redirect_stderr(output),
         contextlib.redirect_stdout(io.StringIO()),
         threads(1),
         warnings.catch_warnings(),
@@ -94,7 +94,7 @@ def test_command(
         warnings.simplefilter("ignore")
         with pytest.raises(SystemExit) as exit_:
             runpy.run_module(module, run_name="__main__")
-    lines = [it for it in said.getvalue().splitlines() if it.strip() and " | INFO | " not in it]
+    lines = [it for it in output.getvalue().splitlines() if it.strip() and " | INFO | " not in it]
     assert exit_.value.code == 2
     assert len(lines) == 1
     left = [path.name for path in Path("out").rglob("*") if path.is_file() and path.suffix != ".log"]

@@ -19,9 +19,9 @@ def step(model: nn.Module, *inputs: Tensor, run: Callable[..., Any] | None = Non
     return [y.detach(), *(tensor.grad for tensor in tensors)]
 
 
-def same(found: list[Tensor | None], expected: list[Tensor | None]) -> bool:
+def same(results: list[Tensor | None], expected: list[Tensor | None]) -> bool:
     """Whether no bit differs; None is the same as None alone."""
-    pairs = zip(found, expected, strict=True)
+    pairs = zip(results, expected, strict=True)
     return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
 
 
@@ -43,6 +43,6 @@ def error(got: Tensor, true: Tensor) -> float:
 
 def saving(run: Callable[..., Any], *args: Any) -> tuple[Any, list[Tensor]]:
     """The result of a forward, and each tensor that it saves for its backward."""
-    kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        return run(*args), kept
+    saved_tensors: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved_tensors.append(t) or t, lambda t: t):
+        return run(*args), saved_tensors

@@ -48,10 +48,10 @@ def test_a_layer_of_an_embeddings_weight_is_left_unless_asked(recwarn):
     net = dsq.convert(model(), stash="linears")
     assert list(dsq.converted(net)) == ["1"]
     assert not recwarn.list  # of few parameters converted: it was the default's choice
-    found = dsq.report(net, torch.randint(10, (3,)))
-    assert [(entry.name, entry.parameters) for entry in found.skipped] == [("3", 160)]
-    assert "an embedding's too" in found.skipped[0].reason
-    assert "give tied=True" in str(found)
+    report = dsq.report(net, torch.randint(10, (3,)))
+    assert [(entry.name, entry.parameters) for entry in report.skipped] == [("3", 160)]
+    assert "an embedding's too" in report.skipped[0].reason
+    assert "give tied=True" in str(report)
     untied = model()
     untied[3].weight = nn.Parameter(untied[3].weight.detach().clone())
     assert list(dsq.converted(dsq.convert(untied, stash="linears"))) == ["1", "3"]

@@ -43,22 +43,22 @@ def test_a_report_counts_quantized_products_names_the_rest_and_changes_nothing()
     net = dsq.convert(Odd(), dsq.DSQConfig(levels="[4,4,4,16]", exclude="head", stash="linears"))
     net.called.weight.grad = gradient = torch.ones(64, 64)
     before, state = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
-    found = dsq.report(net, torch.randn(32, 64, generator=torch.Generator().manual_seed(0)))
+    report = dsq.report(net, torch.randn(32, 64, generator=torch.Generator().manual_seed(0)))
     product = 2 * 32 * 64 * 64
-    assert (found.forward.quantized, found.forward.total) == (product, 5 * product)
-    assert (found.backward.quantized, found.backward.total) == (product, 9 * product)  # x needs no gradient
-    assert found.uncalled == ("bypassed",)
-    whys = {entry.name: entry.reason for entry in found.skipped}
+    assert (report.forward.quantized, report.forward.total) == (product, 5 * product)
+    assert (report.backward.quantized, report.backward.total) == (product, 9 * product)  # x needs no gradient
+    assert report.uncalled == ("bypassed",)
+    whys = {entry.name: entry.reason for entry in report.skipped}
     assert set(whys) == {"", "head", "conv"}
     assert "three dimensions" in whys[""]
     assert "convolution" in whys["conv"]
     assert "excluded" in whys["head"]
     # the batch is the caller's and no stash, but its packed form is: codes, scales and that of the tensor
-    assert found.stash_bytes == found.unconverted_stash_bytes + 32 * 64 * 4.5 / 8 + 1
-    text = str(found)
+    assert report.stash_bytes == report.unconverted_stash_bytes + 32 * 64 * 4.5 / 8 + 1
+    text = str(report)
     assert "20.0%" in text
     assert "never called: bypassed" in text
-    assert json.loads(json.dumps(found.as_dict()))["forward"]["quantized"] == product
+    assert json.loads(json.dumps(report.as_dict()))["forward"]["quantized"] == product
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     assert net.called.weight.grad is gradient
     assert torch.equal(torch.get_rng_state(), state)
@@ -153,10 +153,10 @@ def test_a_batch_of_the_forwards_names_is_given_as_keywords():
         assert dsq.workload.trace(wrap(Wrapper(net)), batch)["operations"]
     with pytest.warns(UserWarning, match="of the parameters that are multiplied were converted"):
         dsq.DynamicPrecision(net)
-    found = dsq.report(net, batch)
-    assert found.forward.quantized == dsq.report(Wrapper(net), batch).forward.quantized == 2 * 32 * 64 * 64
+    report = dsq.report(net, batch)
+    assert report.forward.quantized == dsq.report(Wrapper(net), batch).forward.quantized == 2 * 32 * 64 * 64
     assert [it["op"] for it in entry["operations"]].count("gemm") > 0
-    (left,) = found.skipped
+    (left,) = report.skipped
     assert (left.name, left.reason.split(",")[0]) == ("lstm", "its products are inside of one operation of PyTorch's")
     with pytest.raises(AttributeError, match="dict"):  # of another key: it is the first argument, as it stands
         dsq.report(net, {"x": batch["values"]})
@@ -175,9 +175,9 @@ def test_seconds_are_of_the_model_as_it_is_and_as_it_was(monkeypatch):
     for layer in net:
         layer.register_forward_pre_hook(work)
     monkeypatch.setattr("dsq.conversion_report.wall_clock", lambda: now + next(first))
-    found = dsq.report(net, torch.randn(4, 16))
-    assert (found.seconds, found.unconverted_seconds) == (6, 4)
-    assert "4000 ms before, 6000 ms now (1.50 x; equal runs differ by up to 1.00 x)" in str(found)
+    report = dsq.report(net, torch.randn(4, 16))
+    assert (report.seconds, report.unconverted_seconds) == (6, 4)
+    assert "4000 ms before, 6000 ms now (1.50 x; equal runs differ by up to 1.00 x)" in str(report)
 
 
 class Cosine(nn.Module):
@@ -190,9 +190,9 @@ class Cosine(nn.Module):
 def test_operations_that_a_packed_stash_leaves_exact_are_named():
     net = nn.Sequential(nn.Linear(32, 64), Cosine(), nn.Linear(64, 32))
     assert "of it unpacked" not in str(dsq.report(dsq.convert(net, stash="linears"), torch.randn(32, 32)))
-    found = dsq.report(dsq.convert(dsq.unconvert(net), stash="all"), torch.randn(32, 32))
-    assert "of it unpacked, by operations without a rule in dsq/stash/rules: Cos" in str(found)
-    assert found.unpacked_bytes == {"Cos": 4 * 32 * 64}
+    report = dsq.report(dsq.convert(dsq.unconvert(net), stash="all"), torch.randn(32, 32))
+    assert "of it unpacked, by operations without a rule in dsq/stash/rules: Cos" in str(report)
+    assert report.unpacked_bytes == {"Cos": 4 * 32 * 64}
 
 
 def test_blocks_compiled_by_themselves_are_counted_as_eager_ones():
@@ -201,11 +201,11 @@ def test_blocks_compiled_by_themselves_are_counted_as_eager_ones():
     eager = dsq.report(net, x)
     net[0].compile(backend="aot_eager")
     dsq.stash.apply(net, "bfp")
-    found = dsq.report(net, x)
-    assert found.forward == eager.forward
-    assert found.backward.quantized == eager.backward.quantized
-    assert found.backward.floating_point["aten.bmm"] > eager.backward.floating_point["aten.bmm"]
-    assert "graphs save tensors exact" in str(found)
+    report = dsq.report(net, x)
+    assert report.forward == eager.forward
+    assert report.backward.quantized == eager.backward.quantized
+    assert report.backward.floating_point["aten.bmm"] > eager.backward.floating_point["aten.bmm"]
+    assert "graphs save tensors exact" in str(report)
     torch.compiler.reset()
 
 
@@ -217,13 +217,13 @@ def test_a_compiled_model_is_reported_without_a_warning_of_pytorchs():
 @pytest.mark.parametrize(("largest", "unlike"), [(1.0, ()), (1000.0, ("0",))])
 def test_layers_that_read_features_of_unlike_scales_are_named(largest, unlike):
     net = dsq.convert(nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1)), stash="linears")
-    found = dsq.report(net, torch.rand(64, 10) * torch.tensor([1.0] * 9 + [largest]))
-    assert found.mixed_scale == unlike
-    assert ("mixed scale" in str(found)) == bool(unlike)
+    report = dsq.report(net, torch.rand(64, 10) * torch.tensor([1.0] * 9 + [largest]))
+    assert report.mixed_scale == unlike
+    assert ("mixed scale" in str(report)) == bool(unlike)
 
 
 def test_transforms_of_the_stash_are_named():
     net = dsq.convert(nn.Linear(64, 32), levels="[8 8 | 8 8 | mxfp4@r16 mxfp4@r16]", stash="linears")
-    found = dsq.report(net, torch.randn(8, 64))
-    assert found.forward.floating_point == {"dsq.hadamard": 2 * 8 * 64 * 8}  # runs of the 8 tokens there are
-    assert "hadamard 20.0%" in str(found)
+    report = dsq.report(net, torch.randn(8, 64))
+    assert report.forward.floating_point == {"dsq.hadamard": 2 * 8 * 64 * 8}  # runs of the 8 tokens there are
+    assert "hadamard 20.0%" in str(report)

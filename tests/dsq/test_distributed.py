@@ -124,8 +124,8 @@ def tensor_parallel(ranks, kind, level, stash="linears"):
     x = tokens(0, 0, 1).requires_grad_()
     y = model(x)
     y.pow(3).mean().backward()
-    found = [y.detach(), x.grad, *(p.grad for p in model.parameters())]
-    return [it.full_tensor() if isinstance(it, DTensor) else it for it in found]
+    results = [y.detach(), x.grad, *(p.grad for p in model.parameters())]
+    return [it.full_tensor() if isinstance(it, DTensor) else it for it in results]
 
 
 def stash_mib(shard_layers, x):
@@ -179,15 +179,15 @@ def of_blocks(shard):
 
 def policy_gradients(model, called, batch, steps):
     """The gradients of some updates of a model, which may be called through a wrapper."""
-    found = []
+    results = []
     for _ in range(steps):
         model.zero_grad()
         called(batch).pow(3).mean().backward()
-        found.append(all_gradients(model))
+        results.append(all_gradients(model))
         with torch.no_grad():
             for p in model.parameters():
                 p -= 0.05 * p.grad
-    return torch.stack(found)
+    return torch.stack(results)
 
 
 def under_policy(name, rank, ranks):
@@ -209,63 +209,63 @@ def work(rank, folder, ranks):
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks)
     losses = [validation_loss(update, rank) for update in range(UPDATES)]
-    found = {name: train(*engine(name), (rank, ranks), losses) for name in ENGINES}
-    found |= {(kind, level): tensor_parallel(ranks, kind, level) for kind in PLANS for level in LEVELS}
-    found |= {(kind, "stash all"): tensor_parallel(ranks, kind, "[4,4,4,16]", stash="all") for kind in OF_LINEARS}
-    found |= {name: under_policy(name, rank, ranks) for name in dsq.stash.policies()}
+    results = {name: train(*engine(name), (rank, ranks), losses) for name in ENGINES}
+    results |= {(kind, level): tensor_parallel(ranks, kind, level) for kind in PLANS for level in LEVELS}
+    results |= {(kind, "stash all"): tensor_parallel(ranks, kind, "[4,4,4,16]", stash="all") for kind in OF_LINEARS}
+    results |= {name: under_policy(name, rank, ranks) for name in dsq.stash.policies()}
     mesh, share, whole = init_device_mesh("cpu", (ranks,)), tokens(0, rank, ranks), tokens(0, 0, 1)
-    found["stash, MiB"] = [
+    results["stash, MiB"] = [
         stash_mib(*of) for of in ((str, share), (shard, share), (str, whole), (partial(MLP_PLAN, mesh=mesh), whole))
     ]
-    found["sequence"] = sequence_parallel(mesh)
-    found |= {shard.__name__: of_blocks(shard) for shard in (by_fsdp1, by_fsdp2)}
-    torch.save(found, f"{folder}/{rank}.pt")
+    results["sequence"] = sequence_parallel(mesh)
+    results |= {shard.__name__: of_blocks(shard) for shard in (by_fsdp1, by_fsdp2)}
+    torch.save(results, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
-def found(request, tmp_path_factory):
+def results(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     multiprocessing.spawn(partial(work, ranks=request.param), (str(folder),), request.param)
     return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_ranks_train_as_one_process_with_the_whole_batch(found, name):
-    model, ranks = net(), range(len(found))
-    means = [sum(validation_loss(update, rank) for rank in ranks) / len(found) for update in range(UPDATES)]
+def test_ranks_train_as_one_process_with_the_whole_batch(results, name):
+    model, ranks = net(), range(len(results))
+    means = [sum(validation_loss(update, rank) for rank in ranks) / len(results) for update in range(UPDATES)]
     weights, levels = train(model, dsq.DynamicPrecision(model, CONFIG), (0, 1), means)
     assert levels == [0, 1, 1, 1]
-    for rank_weights, rank_levels in (each[name] for each in found):
-        assert torch.equal(rank_weights, found[0][name][0])
+    for rank_weights, rank_levels in (each[name] for each in results):
+        assert torch.equal(rank_weights, results[0][name][0])
         assert rank_levels == levels
         assert error(rank_weights, weights) < 1e-6
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", PLANS)
-def test_tensor_parallel_layers_are_those_of_one_process(found, kind, level):
+def test_tensor_parallel_layers_are_those_of_one_process(results, kind, level):
     exact = tensor_parallel(1, kind, level)
-    for each in found:
+    for each in results:
         assert max(map(error, each[kind, level], exact)) < 1e-6
 
 
 @pytest.mark.parametrize("kind", OF_LINEARS)
-def test_weights_of_tensor_parallel_layers_are_no_activations_to_pack(found, kind):
+def test_weights_of_tensor_parallel_layers_are_no_activations_to_pack(results, kind):
     exact = tensor_parallel(1, kind, "[4,4,4,16]", stash="all")
-    for each in found:  # of one process the norm and the layer share a code
+    for each in results:  # of one process the norm and the layer share a code
         assert max(map(error, each[kind, "stash all"], exact)) < 0.1
 
 
-def test_dtensors_are_stashed_as_they_are_and_a_sharded_norm_whose_weight_is_gone_is_made_again(found):
+def test_dtensors_are_stashed_as_they_are_and_a_sharded_norm_whose_weight_is_gone_is_made_again(results):
     # of plain tensors the layer's input is made again from the norm's code, of DTensors it is packed by itself
-    assert all(error(each["sequence"], sequence_parallel(None)) < 0.2 for each in found)
+    assert all(error(each["sequence"], sequence_parallel(None)) < 0.2 for each in results)
     exact = of_blocks(lambda model: model)
-    assert all(error(each[shard], exact) < 1e-6 for each in found for shard in ("by_fsdp1", "by_fsdp2"))
+    assert all(error(each[shard], exact) < 1e-6 for each in results for shard in ("by_fsdp1", "by_fsdp2"))
 
 
-def test_gathered_and_sharded_weights_are_not_counted_as_stash(found):
-    for of_share, of_fsdp, of_whole, of_shards in (each["stash, MiB"] for each in found):
+def test_gathered_and_sharded_weights_are_not_counted_as_stash(results):
+    for of_share, of_fsdp, of_whole, of_shards in (each["stash, MiB"] for each in results):
         assert of_fsdp == of_share
         assert 0 < of_shards < of_whole
 
@@ -275,10 +275,10 @@ NEAR = {"checkpoint": 1e-5, "selective": 1e-5, "mesa": 0.05, "bfp": 0.3, "gact":
 
 
 @pytest.mark.parametrize("name", NEAR)
-def test_ranks_agree_on_the_mean_gradient_under_a_policy(name, found):
-    gradients = [each[name] for each in found]
+def test_ranks_agree_on_the_mean_gradient_under_a_policy(name, results):
+    gradients = [each[name] for each in results]
     assert all(torch.equal(each, gradients[0]) for each in gradients)
-    exact = torch.stack([policy_gradients(model := small(), model, x, 1)[0] for x in sequences(len(found))]).mean(0)
+    exact = torch.stack([policy_gradients(model := small(), model, x, 1)[0] for x in sequences(len(results))]).mean(0)
     assert error(gradients[0][0], exact) < NEAR[name]
 
 

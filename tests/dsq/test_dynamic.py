@@ -84,10 +84,10 @@ def test_the_gradient_is_checked_every_so_many_updates_and_a_damaged_one_is_warn
         return dynamic.model(X).square().sum()
 
     assert not {"dsq/gradient_error", "dsq/stash_mib"} & dynamic.metrics().keys()
-    found = [dynamic.check(loss, every=3) for _ in range(7) if dynamic.record() or True]
-    assert [check is not None for check in found] == [True, False, False, True, False, False, True]
+    results = [dynamic.check(loss, every=3) for _ in range(7) if dynamic.record() or True]
+    assert [check is not None for check in results] == [True, False, False, True, False, False, True]
     assert len(calls) == 9
-    seen, last = dynamic.metrics(), found[-1]
+    seen, last = dynamic.metrics(), results[-1]
     names = ("dsq/gradient_error", "dsq/gradient_cosine", "dsq/gradient_error_of_stash")
     assert tuple(seen[name] for name in names) == (last.error, last.cosine, last.of_stash)
     with pytest.warns(UserWarning, match="at update 0: gradient"):

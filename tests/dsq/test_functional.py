@@ -50,11 +50,11 @@ def test_bfp_of_more_bits_than_codes_have_quantizes_every_operand_and_saves_x_it
 def test_only_the_wanted_gradients_are_made_and_only_what_they_need_is_kept(needs):
     x, w, b, dy = inputs()
     tensors = [t.detach().requires_grad_(i in needs) for i, t in enumerate((x, w, b))]
-    y, kept = saving(linear, *tensors, "[4,4,4,16]")
+    y, saved_tensors = saving(linear, *tensors, "[4,4,4,16]")
     y.backward(dy)
     full = torch.autograd.grad(linear(x, w, b, "[4,4,4,16]"), (x, w, b), dy)
     assert same([t.grad for t in tensors], [full[i] if i in needs else None for i in range(3)])
-    assert any(t.dtype == torch.uint8 for t in kept) == (1 in needs)
+    assert any(t.dtype == torch.uint8 for t in saved_tensors) == (1 in needs)
 
 
 @pytest.mark.parametrize("levels", ["[4,4,4,8]", "[4,4,4,16]"])
@@ -70,9 +70,9 @@ def test_under_autocast_operands_are_those_of_the_tensors_themselves(levels):
     dx, dw = torch.autograd.grad(y, (x, w), dy.bfloat16())
     exact = linear(x, w, b, levels)
     exact_dx, exact_dw = torch.autograd.grad(exact, (x, w), dy.bfloat16().float())
-    for found, expected in ((y.float(), exact), (dx, exact_dx), (dw, exact_dw)):
-        assert found.dtype == torch.float32
-        error = (found - expected).abs().max() / expected.abs().max()
+    for result, expected in ((y.float(), exact), (dx, exact_dx), (dw, exact_dw)):
+        assert result.dtype == torch.float32
+        error = (result - expected).abs().max() / expected.abs().max()
         assert error < 2**-8 if expected is exact else error < 1e-5  # only y is rounded to bfloat16
     with torch.autocast("cpu", torch.bfloat16):
         assert linear(x.double(), w.double(), None, levels).dtype == torch.float64  # as F.linear

@@ -42,10 +42,10 @@ def compiled(dropout):
 @pytest.mark.parametrize("make", [blocks, exact, compiled])
 def test_an_exact_model_has_its_own_gradient_at_the_same_dropout(make):
     net = make(dropout=0.3)
-    found = compare(net, loss_of(net, X))
-    assert (found.error, found.of_stash, found.grade) == (0, 0, "fine")
-    assert found.cosine == pytest.approx(1, abs=1e-12)
-    assert {p.name for p in found.parameters} == {name for name, _ in net.named_parameters()}
+    check = compare(net, loss_of(net, X))
+    assert (check.error, check.of_stash, check.grade) == (0, 0, "fine")
+    assert check.cosine == pytest.approx(1, abs=1e-12)
+    assert {p.name for p in check.parameters} == {name for name, _ in net.named_parameters()}
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
@@ -55,10 +55,10 @@ def test_eight_bits_are_fine_and_two_are_not(rounding):
     for levels in ("[8,8,8,8]", "[2,2,2,2]"):
         torch.manual_seed(0)
         net = dsq.convert(blocks(), dsq.DSQConfig(levels, rounding=rounding, stash="linears"))
-        found = compare(net, loss_of(net, X))
-        grades[levels] = found.grade
-        assert 0 < found.of_stash < found.error
-        errors = [p.error for p in found.parameters if p.judged]
+        check = compare(net, loss_of(net, X))
+        grades[levels] = check.grade
+        assert 0 < check.of_stash < check.error
+        errors = [p.error for p in check.parameters if p.judged]
         assert errors == sorted(errors, reverse=True)
     assert grades == {"[8,8,8,8]": "fine", "[2,2,2,2]": "broken"}
 
@@ -70,14 +70,14 @@ def test_policies_are_suspended_and_go_on_as_if_nothing_had_been(policy):
         dsq.stash.apply(net, policy)
         before = train(net, steps=2)
         if check:
-            found.append(compare(net, loss_of(net, X)))
+            results.append(compare(net, loss_of(net, X)))
         return before + train(net, steps=2)
 
-    found = []
+    results = []
     assert losses(check=True) == losses(check=False)
     exact = policy in ("selective", "checkpoint")
-    assert found[0].error == found[0].of_stash
-    assert (found[0].error < 1e-6) == exact
+    assert results[0].error == results[0].of_stash
+    assert (results[0].error < 1e-6) == exact
 
 
 def test_nothing_of_the_training_changes():
@@ -97,8 +97,8 @@ def test_nothing_of_the_training_changes():
     quantizers, policies = net.linear.quantizers, dict(dsq.stash.controller.applied(net))
     hooks = list(net._forward_pre_hooks), list(net._forward_hooks)
     state, random = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
-    found = compare(net, loss_of(net, X))
-    assert {p.name for p in found.parameters} == {"linear.weight", "linear.bias", "norm.weight", "norm.bias"}
+    check = compare(net, loss_of(net, X))
+    assert {p.name for p in check.parameters} == {"linear.weight", "linear.bias", "norm.weight", "norm.bias"}
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
     assert net.linear.weight.grad is gradient
@@ -152,20 +152,20 @@ class Changed(nn.Module):
 )
 def test_a_gradient_that_is_wrong_is_condemned(change, words):
     net, x = Changed(change, scale=0.2), torch.randn(64, 512)
-    found = compare(net, lambda: net(x).square().sum())
-    assert found.parameters[0].name == "first"
-    assert re.search(words, found.verdict)
-    assert "\n" not in found.verdict
+    check = compare(net, lambda: net(x).square().sum())
+    assert check.parameters[0].name == "first"
+    assert re.search(words, check.verdict)
+    assert "\n" not in check.verdict
 
 
 def test_a_gradient_that_is_not_finite_anyway_and_a_loss_of_other_data_at_each_call_are_named():
     net = nn.Linear(8, 1)
-    found = compare(net, lambda: (net(torch.ones(2, 8)) * math.inf).sum())
-    assert found.verdict.endswith("is not finite without quantization either")
+    check = compare(net, lambda: (net(torch.ones(2, 8)) * math.inf).sum())
+    assert check.verdict.endswith("is not finite without quantization either")
     net = dsq.convert(blocks(), dsq.DSQConfig("[8,8,8,8]", stash="linears"))
     batches = iter(torch.randn(8, 4, 24, 32))
-    found = compare(net, lambda: loss_of(net, next(batches))())
-    assert re.search(r"^gradient \w+: .*; loss\(\) itself moves it by \S+: let it run the same batch", found.verdict)
+    check = compare(net, lambda: loss_of(net, next(batches))())
+    assert re.search(r"^gradient \w+: .*; loss\(\) itself moves it by \S+: let it run the same batch", check.verdict)
 
 
 def test_a_gradient_that_bfloat16_would_move_as_far_is_told_apart():
@@ -179,10 +179,10 @@ def test_a_gradient_that_bfloat16_would_move_as_far_is_told_apart():
         seen.append(net.packed.item())
         return (net(X) * 1000).sin().sum()
 
-    found = compare(net, loss_of_sines)
+    check = compare(net, loss_of_sines)
     loss.backward()  # of before
     assert seen == [2**24 + 1] * 5
-    assert re.search("^gradient broken: .*; weights rounded to bfloat16 move it by .*: check again", found.verdict)
+    assert re.search("^gradient broken: .*; weights rounded to bfloat16 move it by .*: check again", check.verdict)
     assert torch.equal(net.weight, before)
 
 
@@ -190,8 +190,8 @@ def test_random_numbers_of_numpy_and_python_are_the_same_in_all_runs():
     """transformers draws the masks of wav2vec2 and HuBERT from NumPy."""
     net = exact()
     before = random.getstate(), np.random.get_state()[1].tolist()
-    found = compare(net, lambda: loss_of(net, X * torch.tensor(np.random.rand(24, 1)).float() * random.random())())
-    assert (found.error, found.of_loss) == (0, 0)
+    check = compare(net, lambda: loss_of(net, X * torch.tensor(np.random.rand(24, 1)).float() * random.random())())
+    assert (check.error, check.of_loss) == (0, 0)
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
@@ -211,12 +211,12 @@ def test_parameters_whose_gradient_is_rounding_noise_are_not_judged():
     net = Attention()
     for levels in ("[8,8,8,8]", "[8,4,4,8]"):
         model = dsq.convert(copy.deepcopy(net), dsq.DSQConfig(levels, stash="all"))
-        found = compare(model, loss_of(model, 3 * X))
-        by_name = {p.name: p for p in found.parameters}
+        check = compare(model, loss_of(model, 3 * X))
+        by_name = {p.name: p for p in check.parameters}
         assert by_name["k.bias"].share < 1e-6
         assert by_name["k.bias"].error > 1
         assert not by_name["k.bias"].judged
-        assert found.cosine > 0.9
+        assert check.cosine > 0.9
         assert (by_name["zero"].cosine, by_name["zero"].ratio, by_name["zero"].error) == (1, 1, 0)
         assert "unused" not in by_name
 
@@ -228,10 +228,10 @@ def test_parameters_of_few_values_are_not_judged():
     y = net(x).detach() + torch.randn(256, 1)
     y -= (y - net(x).detach()).mean() - 1e-4
     dsq.convert(net, dsq.DSQConfig(stash="linears"))
-    found = compare(net, lambda: F.mse_loss(net(x), y))
-    assert found.of_stash > 0.06  # a gradient that is noise, as in every model that has trained
-    last = next(p for p in found.parameters if p.name == "2.bias")
-    assert (last.values, last.judged, found.grade) == (1, False, "fine")
+    check = compare(net, lambda: F.mse_loss(net(x), y))
+    assert check.of_stash > 0.06  # a gradient that is noise, as in every model that has trained
+    last = next(p for p in check.parameters if p.name == "2.bias")
+    assert (last.values, last.judged, check.grade) == (1, False, "fine")
     assert last.error > 1
     net[2].bias.register_hook(lambda g: g * math.nan)
     assert compare(net, lambda: F.mse_loss(net(x), y)).grade == "broken"
@@ -239,15 +239,15 @@ def test_parameters_of_few_values_are_not_judged():
 
 def test_report_shows_the_gradient():
     net = dsq.convert(nn.Sequential(blocks(), nn.LayerNorm(32)), dsq.DSQConfig("[8,4,4,8]", stash="linears"))
-    found = dsq.report(net, X)  # the gradient of a plain sum would end at the norm
-    assert 0.01 < found.gradient.error < 0.3
-    text = str(found)
+    report = dsq.report(net, X)  # the gradient of a plain sum would end at the norm
+    assert 0.01 < report.gradient.error < 0.3
+    text = str(report)
     assert text.count("\ngradient fine: error") == 1
     assert sum(", cosine " in line for line in text.splitlines()) == 5
-    plain = json.loads(json.dumps(found.as_dict()))["gradient"]
-    assert plain["verdict"] == found.gradient.verdict
+    plain = json.loads(json.dumps(report.as_dict()))["gradient"]
+    assert plain["verdict"] == report.gradient.verdict
     assert len(plain["parameters"]) == len(list(net.parameters()))
     other = dsq.report(net, X, loss=lambda result: result[..., 0].square().sum())
-    assert other.gradient.error != found.gradient.error
+    assert other.gradient.error != report.gradient.error
     frozen = dsq.report(net.requires_grad_(False), X)
     assert (frozen.gradient, frozen.backward, frozen.stash_bytes) == (None, None, None)

@@ -37,12 +37,12 @@ def test_the_gpt_and_the_vision_transformer_learn_with_a_packed_stash():
     gpt, classifier = shown("char_gpt", steps=30), shown("vit_classifier", steps=40)
     assert gpt["last"] < 0.8 * gpt["first"]
     assert classifier["accuracy"] > 0.5  # chance is 0.25
-    assert all(found["packed_bytes"] < 0.25 * found["fp32_bytes"] for found in (gpt, classifier))
+    assert all(results["packed_bytes"] < 0.25 * results["fp32_bytes"] for results in (gpt, classifier))
 
 
 def test_two_processes_train_as_one():
-    found = shown("distributed")
-    assert found["losses"][-1] < 0.8 * found["losses"][0]
+    results = shown("distributed")
+    assert results["losses"][-1] < 0.8 * results["losses"][0]
     program = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     done = subprocess.run(
         [sys.executable, *program, EXAMPLES / "distributed.py", "--engine", "ddp"],
@@ -50,8 +50,8 @@ def test_two_processes_train_as_one():
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     losses = [float(line.split("loss ")[1].split(",")[0]) for line in done.stdout.splitlines() if "loss" in line]
-    assert losses == pytest.approx(found["losses"], rel=1e-4)
-    assert found["levels"][-1] == 1
+    assert losses == pytest.approx(results["losses"], rel=1e-4)
+    assert results["levels"][-1] == 1
 
 
 def test_fairseq_translates_from_text_to_text():

@@ -85,12 +85,12 @@ def weights(folder: Path) -> dict[str, Any]:
     return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
 
 
-def resume(data: Path, given: Sequence[object], whole: Path, name: str) -> Path:
+def resume(data: Path, flags: Sequence[object], whole: Path, name: str) -> Path:
     """The folder beside ``whole`` of a run that goes on from this checkpoint of it."""
     folder = whole.with_name("resumed")
     folder.mkdir()
     (whole / name).rename(folder / "checkpoint_last.pt")
-    run("train", data, *given, "--save-dir", folder)
+    run("train", data, *flags, "--save-dir", folder)
     return folder
 
 

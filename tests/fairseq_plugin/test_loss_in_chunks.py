@@ -32,8 +32,8 @@ def test_the_sums_and_their_gradients_are_those_of_the_whole(size):
     loss, logged = sums(losses(layer), size, x, target, *parameters)
     assert not logged.requires_grad
     torch.testing.assert_close((loss, logged), (expected.float(), number.float()), check_dtype=False)
-    for found, exact in zip(torch.autograd.grad(2 * loss, (x, *parameters)), wanted, strict=True):
-        torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-6, check_dtype=False)
+    for result, exact in zip(torch.autograd.grad(2 * loss, (x, *parameters)), wanted, strict=True):
+        torch.testing.assert_close(result, exact, rtol=1e-6, atol=1e-6, check_dtype=False)
 
 
 def logged(folder: Path, caplog, *flags: object) -> list[float]:

@@ -47,9 +47,9 @@ def test_a_damaged_checkpoint_names_the_last_whole_one(capsys, data: Path, train
     for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
         (folder / name).write_bytes(damage((folder / name).read_bytes()))
     os.utime(folder / "checkpoint_1_2.pt")
-    said = refusal(capsys, "train", data, *MODEL, "--save-dir", folder, "--dsq-levels", LEVELS)
-    assert f"{folder / 'checkpoint_last.pt'} cannot be read: it is damaged" in said
-    assert said.endswith(f"the newest whole one beside it is {folder / 'checkpoint_1_2.pt'}")
+    output = refusal(capsys, "train", data, *MODEL, "--save-dir", folder, "--dsq-levels", LEVELS)
+    assert f"{folder / 'checkpoint_last.pt'} cannot be read: it is damaged" in output
+    assert output.endswith(f"the newest whole one beside it is {folder / 'checkpoint_1_2.pt'}")
 
 
 def test_a_checkpoint_of_a_format_that_is_not_registered(capsys, data: Path, trained: Path, tmp_path: Path) -> None:
@@ -65,20 +65,20 @@ def test_a_checkpoint_of_a_format_that_is_not_registered(capsys, data: Path, tra
 
 
 def test_a_full_disk(capsys, data: Path, tmp_path: Path) -> None:
-    given = [data, *MODEL, "--save-interval-updates", 1, "--save-dir", tmp_path, "--dsq-levels", LEVELS]
-    run("train", *given, "--max-update", 1)
+    flags = [data, *MODEL, "--save-interval-updates", 1, "--save-dir", tmp_path, "--dsq-levels", LEVELS]
+    run("train", *flags, "--max-update", 1)
     before = contents(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # a checkpoint has more
     try:
-        said = refusal(capsys, "train", *given, "--max-update", 2)
+        output = refusal(capsys, "train", *flags, "--max-update", 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "(the file could not be finished): make room, then give the same command again; it goes on from" in said
+    assert "(the file could not be finished): make room, then give the same command again; it goes on from" in output
     after = contents(tmp_path)
     assert all(after[name] == it for name, it in before.items() if name.endswith(".pt"))
     assert not list(tmp_path.glob("*.tmp"))
-    run("train", *given, "--max-update", 2)
+    run("train", *flags, "--max-update", 2)
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,17 +92,17 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monk
 
 
 def test_a_loss_that_is_not_finite(capsys, data: Path, tmp_path: Path) -> None:
-    given = ["--save-interval-updates", 1, "--max-update", 9, "--lr", 1e30, "--save-dir", tmp_path]
-    said = refusal(capsys, "train", data, *MODEL, *given, "--dsq-levels", LEVELS)
-    assert "the loss or its gradients are not finite: give a lower --lr" in said
+    flags = ["--save-interval-updates", 1, "--max-update", 9, "--lr", 1e30, "--save-dir", tmp_path]
+    output = refusal(capsys, "train", data, *MODEL, *flags, "--dsq-levels", LEVELS)
+    assert "the loss or its gradients are not finite: give a lower --lr" in output
     assert all(map(checkpoints.is_whole, (tmp_path / "crash.pt", tmp_path / "checkpoint_last.pt")))
 
 
 def test_an_interrupted_run_goes_on_and_one_that_ended_is_left_as_it_is(
     capsys, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = [data, *MODEL, "--save-interval-updates", 1, "--max-update", 3, "--save-dir", tmp_path]
-    given += ["--dsq-levels", LEVELS, "--dsq-rise-at", 1]
+    flags = [data, *MODEL, "--save-interval-updates", 1, "--max-update", 3, "--save-dir", tmp_path]
+    flags += ["--dsq-levels", LEVELS, "--dsq-rise-at", 1]
     save = checkpoints.save
 
     def interrupted(state: object, filename: str) -> None:
@@ -112,16 +112,16 @@ def test_an_interrupted_run_goes_on_and_one_that_ended_is_left_as_it_is(
 
     monkeypatch.setattr("fairseq.checkpoint_utils.torch_persistent_save", lambda *a, async_write: interrupted(*a))
     with pytest.raises(SystemExit) as exit_:
-        run("train", *given)
+        run("train", *flags)
     assert exit_.value.code == commands.INTERRUPTED
     assert capsys.readouterr().err.splitlines()[-1] == (
         "dsq-train: stopped; a training goes on from its last checkpoint by the same command"
     )
     monkeypatch.undo()
-    run("train", *given)
+    run("train", *flags)
     assert torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["optimizer_history"][-1]["num_updates"] == 3
     before = contents(tmp_path)
-    run("train", *given)
+    run("train", *flags)
     assert contents(tmp_path) == before
 
 
@@ -168,8 +168,8 @@ def test_an_average_is_of_the_weights_and_interactive_translates_with_it(
     torch.testing.assert_close(mean.pop("encoder.layers.0.fc1.weight"), last.pop("encoder.layers.0.fc1.weight") + 0.5)
     assert all(torch.equal(tensor, mean[name]) for name, tensor in last.items())  # --lr 0
     (tmp_path / "text").write_text("hund sieht katze\n")
-    given = ["--path", tmp_path / "mean.pt", "--input", tmp_path / "text", "--beam", 1, "--max-len-b", 3]
-    run("interactive", data, *given, "-s", "de", "-t", "xx", "--cpu")
+    flags = ["--path", tmp_path / "mean.pt", "--input", tmp_path / "text", "--beam", 1, "--max-len-b", 3]
+    run("interactive", data, *flags, "-s", "de", "-t", "xx", "--cpu")
     assert "\nH-0\t" in capsys.readouterr().out
 
 
@@ -186,32 +186,32 @@ def test_hydra_train_takes_the_flags_and_eval_lm_the_checkpoint(data: Path, tmp_
         *("lr_scheduler=fixed", f"checkpoint.save_dir={tmp_path}/run", "dataset.num_workers=0"),
         *(f"hydra.run.dir={tmp_path}",),
     )
-    said = process.communicate()[0]
-    assert process.returncode == 0, said
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
     (level,) = levels(tmp_path / "run")
     assert (level["precision"], level["updates"]) == ([4, 4, 4, 16], 2)
     caplog.set_level(logging.INFO)
-    given = ["--path", tmp_path / "run" / "checkpoint_best.pt", "--gen-subset", "valid", "--max-tokens", 256]
-    run("eval_lm", tmp_path, *given, "--cpu", "--num-workers", 0, "--no-progress-bar")
+    flags = ["--path", tmp_path / "run" / "checkpoint_best.pt", "--gen-subset", "valid", "--max-tokens", 256]
+    run("eval_lm", tmp_path, *flags, "--cpu", "--num-workers", 0, "--no-progress-bar")
     assert any("DSQ goes on from a checkpoint of" in line for line in caplog.messages)
     assert any("Perplexity: " in line for line in caplog.messages)
 
 
 def test_checkpoint_of_another_architecture(capsys, data: Path, trained: Path) -> None:
     before = contents(trained)
-    given = ["--encoder-ffn-embed-dim", 32, "--save-dir", trained, "--dsq-levels", LEVELS, "--max-update", 3]
-    said = refusal(capsys, "train", data, *MODEL, *given)
-    assert "the checkpoint is of another architecture" in said
-    assert "encoder.layers.0.fc1.weight" in said
+    flags = ["--encoder-ffn-embed-dim", 32, "--save-dir", trained, "--dsq-levels", LEVELS, "--max-update", 3]
+    output = refusal(capsys, "train", data, *MODEL, *flags)
+    assert "the checkpoint is of another architecture" in output
+    assert "encoder.layers.0.fc1.weight" in output
     assert contents(trained) == before
 
 
 def test_a_fraction_of_epochs_over_several_folders(capsys, data: Path, tmp_path: Path) -> None:
     # a run that was resumed in the second folder took the epochs for as long as those of the second
-    given = [f"{data}:{data}", *MODEL, "--dsq-levels", LEVELS, "--dsq-rise-at", 0.5, "--save-dir", tmp_path]
+    flags = [f"{data}:{data}", *MODEL, "--dsq-levels", LEVELS, "--dsq-rise-at", 0.5, "--save-dir", tmp_path]
     expected = "with data in several folders, whose epochs differ, give --max-update"
-    assert expected in refusal(capsys, "train", *given, "--max-epoch", 1)
-    run("train", *given, "--max-epoch", 1, "--max-update", 2, "--disable-validation")
+    assert expected in refusal(capsys, "train", *flags, "--max-epoch", 1)
+    run("train", *flags, "--max-epoch", 1, "--max-update", 2, "--disable-validation")
     assert updates(tmp_path) == [1, 1]
 
 

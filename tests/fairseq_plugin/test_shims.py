@@ -234,8 +234,8 @@ def test_half_precision_trains_on_a_cpu(data: Path, tmp_path: Path, dtype, flags
 def test_the_unmodified_fairseq_train(data: Path, tmp_path: Path) -> None:
     startup.install(tmp_path)
     command = f"import site; site.addsitedir({str(tmp_path)!r}); from fairseq_cli.train import cli_main; cli_main()"
-    given = [data, *MODEL, "--user-dir", ROOT / "fairseq_plugin", "--dsq-levels", LEVELS, "--max-update", 1]
-    words = [sys.executable, "-c", command, *map(str, given), "--save-dir", str(tmp_path / "run")]
+    flags = [data, *MODEL, "--user-dir", ROOT / "fairseq_plugin", "--dsq-levels", LEVELS, "--max-update", 1]
+    words = [sys.executable, "-c", command, *map(str, flags), "--save-dir", str(tmp_path / "run")]
     subprocess.run(words, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     assert (tmp_path / "run" / "dsq_history.json").exists()
     startup.uninstall(tmp_path)

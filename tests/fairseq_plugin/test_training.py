@@ -64,8 +64,8 @@ def test_log_shows_the_cost_to_expect_the_level_and_its_change(trained: Path) ->
 
 def test_a_criterion_that_gives_the_model_more_than_the_batch_has(data: Path, tmp_path: Path) -> None:
     model = ["--arch", "nonautoregressive_transformer", "--task", "translation_lev", "--criterion", "nat_loss"]
-    given = [*MODEL, *model, "--noise", "full_mask", "--max-update", 1, "--disable-validation", "--no-save"]
-    run("train", data, *given, "--save-dir", tmp_path, "--dsq-levels", LEVELS)
+    flags = [*MODEL, *model, "--noise", "full_mask", "--max-update", 1, "--disable-validation", "--no-save"]
+    run("train", data, *flags, "--save-dir", tmp_path, "--dsq-levels", LEVELS)
     assert json.loads((tmp_path / "dsq_workload.json").read_text())["name"] == "NATransformerModel"
 
 
@@ -86,17 +86,17 @@ def test_history(trained: Path) -> None:
 
 def test_the_stash_stands_in_the_log(data: Path, tmp_path: Path, caplog) -> None:
     caplog.set_level(logging.INFO)
-    given = ["--log-format", "json", "--max-update", 2, "--disable-validation", "--no-save", "--save-dir", tmp_path]
-    run("train", data, *MODEL, *given, "--dsq-levels", "[8,4,4,8]", "--dsq-stash", "all")
+    flags = ["--log-format", "json", "--max-update", 2, "--disable-validation", "--no-save", "--save-dir", tmp_path]
+    run("train", data, *MODEL, *flags, "--dsq-levels", "[8,4,4,8]", "--dsq-stash", "all")
     (line,) = [json.loads(line) for line in caplog.messages if "train_dsq_stash_mib" in line]
     assert 0.2 < float(line["train_dsq_stash_mib"]) < 0.3
 
 
 def test_layers_that_run_again_and_a_running_mean_of_the_weights(data: Path, tmp_path: Path) -> None:
-    given = ["--checkpoint-activations", "--update-freq", 2, "--store-ema", "--ema-fp32", "--save-dir", tmp_path]
+    flags = ["--checkpoint-activations", "--update-freq", 2, "--store-ema", "--ema-fp32", "--save-dir", tmp_path]
     for most in (2, 3):
         schedule = "[4,4,4,4] [-,4,-,-]" if most == 2 else "[4,4,4,4]  [-, 4, -, -]"  # widths, then formats
-        run("train", data, *MODEL, *given, "--dsq-levels", schedule, "--dsq-rise-at", 1, "--max-update", most)
+        run("train", data, *MODEL, *flags, "--dsq-levels", schedule, "--dsq-rise-at", 1, "--max-update", most)
     assert [(level["precision"], level["updates"]) for level in levels(tmp_path)] == [([4] * 4, 1), ("[-,4,-,-]", 2)]
     saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     assert saved["model"].keys() - saved["extra_state"]["ema"].keys() == {"dsq._extra_state"}
@@ -105,23 +105,23 @@ def test_layers_that_run_again_and_a_running_mean_of_the_weights(data: Path, tmp
 
 def test_the_level_rises_at_a_fraction_of_a_run_that_epochs_bound(data: Path, tmp_path: Path, caplog) -> None:
     caplog.set_level(logging.INFO)
-    given = [*MODEL, "--max-tokens", 400, "--update-freq", 2, "--max-epoch", 3, "--save-interval-updates", 2,
+    flags = [*MODEL, "--max-tokens", 400, "--update-freq", 2, "--max-epoch", 3, "--save-interval-updates", 2,
              "--disable-validation", "--dsq-levels", LEVELS, "--dsq-rise-at", 0.75]  # fmt: skip
     whole = tmp_path / "whole"
-    run("train", data, *given, "--save-dir", whole)
+    run("train", data, *flags, "--save-dir", whole)
     first, second = updates(whole)
     assert first + second > 6  # an epoch has several
     assert first == math.ceil(0.75 * (first + second))
     (cost,) = [line for line in caplog.messages if line.startswith("DSQ cost to expect")]
     assert len(re.findall(r" 0\.\d+ in all", cost)) == 2
-    resumed = resume(data, given, whole, "checkpoint_1_2.pt")
+    resumed = resume(data, flags, whole, "checkpoint_1_2.pt")
     assert contents(resumed)["dsq_history.json"] == contents(whole)["dsq_history.json"]
 
 
 def test_of_a_run_that_began_without_dsq_fractions_are_of_what_is_left(data: Path, tmp_path: Path) -> None:
-    given = [*MODEL, "--disable-validation", "--save-dir", tmp_path]
-    run("train", data, *given, "--max-update", 3)
-    run("train", data, *given, "--max-update", 7, "--dsq-levels", LEVELS, "--dsq-rise-at", 0.5)
+    flags = [*MODEL, "--disable-validation", "--save-dir", tmp_path]
+    run("train", data, *flags, "--max-update", 3)
+    run("train", data, *flags, "--max-update", 7, "--dsq-levels", LEVELS, "--dsq-rise-at", 0.5)
     assert updates(tmp_path) == [2, 2]
 
 
@@ -139,14 +139,14 @@ commands.train()
 
 
 def test_two_workers(data: Path, tmp_path: Path) -> None:
-    given = [data, *MODEL, "--lr", 0, "--save-interval-updates", 1, "--dsq-patience", 1, "--dsq-levels", LEVELS]
-    given += ["--save-dir", tmp_path]
-    run("train", *given, "--max-update", 1)
+    flags = [data, *MODEL, "--lr", 0, "--save-interval-updates", 1, "--dsq-patience", 1, "--dsq-levels", LEVELS]
+    flags += ["--save-dir", tmp_path]
+    run("train", *flags, "--max-update", 1)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
-    given += ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp", "--max-update", 4]
-    workers = [start("-c", WORKER, *given, RANK=str(rank), **meeting) for rank in range(2)]
+    flags += ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp", "--max-update", 4]
+    workers = [start("-c", WORKER, *flags, RANK=str(rank), **meeting) for rank in range(2)]
     logs = [worker.communicate(timeout=300)[0] for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], "\n".join(logs)
 
@@ -179,5 +179,5 @@ def test_two_workers(data: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_comes_first_ends_a_run_of_ten_batches_an_epoch(max_update, max_epoch, update_freq, skip, expected):
-    given = {"max_update": max_update, "max_epoch": max_epoch, "update_freq": update_freq}
-    assert total_updates(SimpleNamespace(**given, skip_remainder_batch=skip), 10) == expected
+    options = {"max_update": max_update, "max_epoch": max_epoch, "update_freq": update_freq}
+    assert total_updates(SimpleNamespace(**options, skip_remainder_batch=skip), 10) == expected

@@ -30,8 +30,8 @@ def test_the_largest_batch_is_found_by_what_the_process_takes(limit, expected, m
         return {"above MiB": 10.0 * case.batch + 0.01, "process MiB": 300 + 10.0 * case.batch}
 
     monkeypatch.setattr(process, "measured", of_a_known_size)
-    found = largest(ProcessCase("fp32", "usual", "none", 16), limit)
-    assert expected * (1 - process.NEAR) - 1 <= found <= expected
+    results = largest(ProcessCase("fp32", "usual", "none", 16), limit)
+    assert expected * (1 - process.NEAR) - 1 <= results <= expected
     assert len(asked) < 8
 
 

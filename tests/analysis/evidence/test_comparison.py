@@ -20,12 +20,12 @@ SUITE = load_suite()
 
 def rows(losses: dict[tuple[str, str], list[float]]) -> Evidence:
     """Scores are 100 less ten times the losses."""
-    found = {
+    results = {
         (task, setting, seed): {"loss": str(loss), "score": str(100 - 10 * loss)}
         for (task, setting), values in losses.items()
         for seed, loss in enumerate(values, start=1)
     }
-    return Evidence(SUITE, found)
+    return Evidence(SUITE, results)
 
 
 def page(evidence: Evidence) -> str:
@@ -109,8 +109,8 @@ def test_what_dsq_cost_advises_is_supported(setting: str) -> None:
 
 def test_bytes_held_are_a_share_of_fp32s_of_the_same_seed() -> None:
     held = {(FP32, 1): "8", (FP32, 2): "", ("schedule", 1): "2", ("schedule", 2): "2"}
-    found = {("sst2", *run): {"loss": "1", "score": "1", "saved_mib": mib} for run, mib in held.items()}
-    assert Evidence(SUITE, found).saved("sst2", "schedule").values == (0.25,)
+    results = {("sst2", *run): {"loss": "1", "score": "1", "saved_mib": mib} for run, mib in held.items()}
+    assert Evidence(SUITE, results).saved("sst2", "schedule").values == (0.25,)
 
 
 # ---- damage

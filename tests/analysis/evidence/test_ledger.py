@@ -49,8 +49,8 @@ def data(tmp_path: Path) -> Path:
 
 def call(data: Path, *more: str) -> int:
     folder = data.parent
-    given = ["--data", str(data), "--work", str(folder / "work"), "--ledger", str(folder / "ledger.csv")]
-    return command.main(["run", *given, "--tasks", "gcn-cora", "--tier", "3", *more])
+    flags = ["--data", str(data), "--work", str(folder / "work"), "--ledger", str(folder / "ledger.csv")]
+    return command.main(["run", *flags, "--tasks", "gcn-cora", "--tier", "3", *more])
 
 
 def test_a_suite_goes_on_where_it_stopped(trainings: Trainings, data: Path, capsys) -> None:
@@ -118,7 +118,7 @@ def test_a_tasks_rows_take_the_place_of_its_earlier_ones(tmp_path: Path, monkeyp
     path.write_text(as_csv([{"task": task, "setting": "gact", "ms": 1.0} for task in ("sst2", "vit")]))
     pairs = [("sst2", FP32), ("sst2", LEVEL)]
     steps.time_steps(load_suite(), pairs, [], tmp_path, 2, path)
-    found = steps.read_steps(path)
-    assert set(found) == {("vit", "gact"), ("sst2", FP32), ("sst2", LEVEL)}
-    assert found["vit", "gact"] == 1.0
-    assert found["sst2", LEVEL] > 0
+    results = steps.read_steps(path)
+    assert set(results) == {("vit", "gact"), ("sst2", FP32), ("sst2", LEVEL)}
+    assert results["vit", "gact"] == 1.0
+    assert results["sst2", LEVEL] > 0

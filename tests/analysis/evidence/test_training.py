@@ -32,13 +32,13 @@ def small(name: str, updates: int = UPDATES, **sizes: int) -> Task:
 
 def check(task: Task, files: list[Path], work: Path, names: tuple[str, ...] = SETTINGS) -> dict[str, loop.Result]:
     """The settings end near fp32, not on it; a second run gives the same; the packed stash is smaller."""
-    found = {name: problems.run_once(task, SUITE.settings[name], 1, files, work) for name in names}
-    fp32 = found["fp32"]
+    results = {name: problems.run_once(task, SUITE.settings[name], 1, files, work) for name in names}
+    fp32 = results["fp32"]
     assert problems.run_once(task, SUITE.settings["fp32"], 1, files, work) == fp32
-    assert all(math.isclose(one.loss, fp32.loss, rel_tol=0.1) for one in found.values())
-    assert len({one.loss for one in found.values()}) == len(found)
-    assert all(0 <= one.score <= 100 for one in found.values())
-    return found
+    assert all(math.isclose(one.loss, fp32.loss, rel_tol=0.1) for one in results.values())
+    assert len({one.loss for one in results.values()}) == len(results)
+    assert all(0 <= one.score <= 100 for one in results.values())
+    return results
 
 
 def labeled(folder: Path, *lines: str) -> list[Path]:
@@ -53,8 +53,8 @@ def test_language(tmp_path: Path) -> None:
     file = tmp_path / "tiny.txt.xz"
     file.write_bytes(lzma.compress(b"to be or not to be, that is the question.\n" * 60))
     task = small("shakespeare", context=16, width=16, blocks=2, heads=2)
-    found = check(task, [file], tmp_path, (*SETTINGS, "bf16 autocast", "[8,4,4,8] all", "schedule", "checkpoint"))
-    held = {name: one.saved_mib for name, one in found.items()}
+    results = check(task, [file], tmp_path, (*SETTINGS, "bf16 autocast", "[8,4,4,8] all", "schedule", "checkpoint"))
+    held = {name: one.saved_mib for name, one in results.items()}
     assert held["checkpoint"] < held["[8,4,4,8] all"] < held["[8,4,4,8]"] < held["fp32"]
 
 
@@ -112,9 +112,11 @@ def test_images(tmp_path: Path, name: str) -> None:
     if name == "vit":
         check(small(name, width=16, heads=2, blocks=1), files, tmp_path)
     else:  # after so few updates the running means of batch norm say little
-        found = [problems.run_once(small(name, width=8), SUITE.settings["fp32"], 1, files, tmp_path) for _ in range(2)]
-        assert found[0] == found[1]
-        assert math.isfinite(found[0].loss)
+        results = [
+            problems.run_once(small(name, width=8), SUITE.settings["fp32"], 1, files, tmp_path) for _ in range(2)
+        ]
+        assert results[0] == results[1]
+        assert math.isfinite(results[0].loss)
 
 
 class csr_matrix:
@@ -211,11 +213,11 @@ def test_translation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model |= dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim", "encoder_ffn_embed_dim"), 16)
     task = dataclasses.replace(small("multi30k-900", updates=6), sizes={"pairs": 30, "vocab": 30, **model}, batch=60)
     setting = Setting("two levels", "[2,2,2,16] [16,4,4,16]", rise_at=0.5, autocast=True)
-    found = problems.run_once(task, setting, 1, files, tmp_path)
+    results = problems.run_once(task, setting, 1, files, tmp_path)
     ((trained, log, kept),) = seen
-    assert found.loss < math.log(100)
-    assert (found.score, len(trained.translations), trained.valid_losses[-1][0]) == (trained.bleu, 6, 6)
-    assert 0 <= found.score <= 100
+    assert results.loss < math.log(100)
+    assert (results.score, len(trained.translations), trained.valid_losses[-1][0]) == (trained.bleu, 6, 6)
+    assert 0 <= results.score <= 100
     assert "DSQ level 0 [2,2,2,16] -> 1 [16,4,4,16]" in log
     assert 10_000 < kept < 1_000_000  # of a model with the linears' stash packed
     (pieces,) = tmp_path.glob("*/pieces/train.de")
@@ -248,12 +250,12 @@ def test_dsq_train_takes_the_flags_of_the_papers_sizes(task: Task) -> None:
     words = ["data", "--task", "translation", "--arch", "transformer", "--optimizer", "adam"]
     words += ["--criterion", "label_smoothed_cross_entropy", "--dsq-levels", setting.levels]
     words += translations.flags(task, setting, 1)
-    given = options.parse_args_and_arch(options.get_training_parser(), words)
-    config = config_of(given)
+    arguments = options.parse_args_and_arch(options.get_training_parser(), words)
+    config = config_of(arguments)
     assert (config.tied, config.patience, config.format) == (True, 5, "bfp")
-    assert (given.max_update, given.max_epoch, given.max_tokens) == (0, task.flags["max-epoch"], 4096)
-    assert given.decoder_ffn_embed_dim == task.flags["decoder-ffn-embed-dim"]
-    assert not given.cpu
+    assert (arguments.max_update, arguments.max_epoch, arguments.max_tokens) == (0, task.flags["max-epoch"], 4096)
+    assert arguments.decoder_ffn_embed_dim == task.flags["decoder-ffn-embed-dim"]
+    assert not arguments.cpu
 
 
 def test_a_model_without_blocks_cannot_be_checkpointed() -> None:

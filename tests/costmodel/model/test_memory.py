@@ -87,9 +87,9 @@ def test_under_a_policy_a_block_keeps_what_nothing_makes_again():
         Gemm("head", rows, d, d, input="sum"),
     )
     entries = entries_of(Workload("block", block, rows), FP32, POLICIES["bfp 4"])
-    kept = {entry.op.name: sum(entry.saved) for entry in entries}
+    nbytes = {entry.op.name: sum(entry.saved) for entry in entries}
     unit, x, read = rows * d * 6.5 / 8 + rows * 4, rows * 4 * d * 6.5 / 8, rows * d * 4.5 / 8
-    assert kept == {"n": unit, "fc1": 0, "g": x, "fc2": 0, "sum": 0, "head": read}
+    assert nbytes == {"n": unit, "fc1": 0, "g": x, "fc2": 0, "sum": 0, "head": read}
     assert [len(entry.recomputed) for entry in entries] == [0, 1, 0, 1, 0, 0]
 
 

@@ -104,10 +104,10 @@ def test_classes_and_datatypes(mine):
     scores = Gemm("s", 4, 4, 4, cls="attention", weight=False, quantized=False)
     workload = Workload("two", (Gemm("l", 4, 4, 4), scores, Pointwise("n", "norm", 4, 4)), tokens=4)
     assert list(roofs(workload, Precision(8, 8, 8, 16), mine)) == ["attention", "fc", "other"]
-    found = matmuls(workload, Setup(BFP(32), Precision(8, 8, 8, 16)))
-    assert set(rates(found, "fc", mine)) == {"3 x narrow", "narrow"}
-    assert set(rates(found, "attention", mine)) == {"wide"}
-    assert not rates(found, "other", mine)
+    products = matmuls(workload, Setup(BFP(32), Precision(8, 8, 8, 16)))
+    assert set(rates(products, "fc", mine)) == {"3 x narrow", "narrow"}
+    assert set(rates(products, "attention", mine)) == {"wide"}
+    assert not rates(products, "other", mine)
 
 
 def test_measured_hardware_takes_what_was_measured(mine):
@@ -120,9 +120,9 @@ def test_measured_hardware_takes_what_was_measured(mine):
     workload = Workload(
         "two", (Gemm("l", n, n, n), Gemm("m", n, n, n, weights=8), Pointwise("r", "relu", n, n)), tokens=n
     )
-    found = roofs(workload, Precision(32, 32, 32, 32), measured, Identity())
-    assert found["fc"].seconds == pytest.approx(6 * (2 * n**3 / 1e12 + 1e-5) + 3 * (3 + 10) * n * n * 1e-9)
-    assert found["other"].seconds == pytest.approx(2 * (n * n * 2e-9 + 1e-6))
+    costs = roofs(workload, Precision(32, 32, 32, 32), measured, Identity())
+    assert costs["fc"].seconds == pytest.approx(6 * (2 * n**3 / 1e12 + 1e-5) + 3 * (3 + 10) * n * n * 1e-9)
+    assert costs["other"].seconds == pytest.approx(2 * (n * n * 2e-9 + 1e-6))
 
 
 def test_what_a_layer_does_beside_its_product(mine):

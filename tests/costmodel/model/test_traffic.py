@@ -46,11 +46,11 @@ def test_every_tensor_of_a_linear_layer():
 
 def test_neither_floats_nor_layers_that_are_not_converted_pay_for_a_second_copy_of_x():
     float_16 = Setup(Identity(), Precision(16, 16, 16, 16))
-    found = by_tensor(of(Gemm("l", 32, 64, 48)), float_16)
-    assert ("stash", "forward", "write") not in found
-    assert found["x (for dw)", "backward", "read"] == 2 * 32 * 64
+    sizes = by_tensor(of(Gemm("l", 32, 64, 48)), float_16)
+    assert ("stash", "forward", "write") not in sizes
+    assert sizes["x (for dw)", "backward", "read"] == 2 * 32 * 64
     plain = of(Gemm("l", 32, 64, 48, quantized=False))
-    assert found == by_tensor(plain, float_16) == by_tensor(plain)
+    assert sizes == by_tensor(plain, float_16) == by_tensor(plain)
     assert total_stash_bytes(plain, SETUP) == 0
 
 
@@ -68,9 +68,9 @@ def test_floats_stash_what_they_keep():
     """x itself, at the container's width: no codes of q1 are made, nor of more than 16 bits."""
     layer = of(Gemm("l", 32, 64, 48))
     for level in ("[32,32,32,32]", "[8,32,8,8]"):
-        found = by_tensor(layer, Setup(BFP(32), Precision.parse(level)))
-        assert {tensor for tensor, *_ in found} & {"stash", "x (for dw)"} == {"x (for dw)"}
-        assert found["x (for dw)", "backward", "read"] == 4 * 32 * 64
+        sizes = by_tensor(layer, Setup(BFP(32), Precision.parse(level)))
+        assert {tensor for tensor, *_ in sizes} & {"stash", "x (for dw)"} == {"x (for dw)"}
+        assert sizes["x (for dw)", "backward", "read"] == 4 * 32 * 64
     for precision, container, size in (
         (Precision(16, 4, 4, 16), 0, 2),
         (Precision(32, 16, 16, 16), 0, 4),
@@ -111,14 +111,14 @@ def test_pointwise_passes(kind):
 
 def test_arithmetic_counts_each_product_at_its_widths():
     workload = of(Gemm("l", 3, 5, 7))
-    found = matmuls(workload, FIXED)
-    assert [(p.name, p.op.macs, p.first.bits, p.second.bits) for p in found] == [
+    products = matmuls(workload, FIXED)
+    assert [(p.name, p.op.macs, p.first.bits, p.second.bits) for p in products] == [
         ("forward", 105, 8, 8),
         ("dx", 105, 6, 5),
         ("dw", 105, 16, 4),
     ]
     assert [p.second.bits for p in matmuls(workload, replace(FIXED, min_weight_bits=0))] == [8, 4, 4]
-    assert arithmetic_cost(found) == pytest.approx(105 * (64 + 30 + 64) / 1024)
+    assert arithmetic_cost(products) == pytest.approx(105 * (64 + 30 + 64) / 1024)
     assert arithmetic_cost(matmuls(workload, SETUP)) == pytest.approx(
         105 * sum(mac_cost(BFP(a), BFP(b)) for a, b in ((8, 8), (6, 5), (16, 4)))
     )
@@ -127,13 +127,13 @@ def test_arithmetic_counts_each_product_at_its_widths():
 
 def test_both_gradients_of_a_product_of_activations_take_q2():
     """dsq.ops.products: da = Q2(dy) Q1(b)^T, db = Q1(a)^T Q2(dy)."""
-    found = matmuls(of(Gemm("scores", 3, 5, 7, weight=False)), FIXED)
-    assert [(p.name, p.first.bits, p.second.bits) for p in found] == [("forward", 8, 8), ("dx", 6, 4), ("dw", 6, 4)]
+    products = matmuls(of(Gemm("scores", 3, 5, 7, weight=False)), FIXED)
+    assert [(p.name, p.first.bits, p.second.bits) for p in products] == [("forward", 8, 8), ("dx", 6, 4), ("dw", 6, 4)]
 
 
 def test_unquantized_products_multiply_significands():
-    found = matmuls(of(Gemm("l", 1, 1, 1, quantized=False)), SETUP)
-    assert [product.first.multiplier_bits for product in found] == 3 * [11]
+    products = matmuls(of(Gemm("l", 1, 1, 1, quantized=False)), SETUP)
+    assert [product.first.multiplier_bits for product in products] == 3 * [11]
 
 
 def test_a_setup_lays_blocks_along_the_axis_that_is_summed_over():
@@ -143,8 +143,8 @@ def test_a_setup_lays_blocks_along_the_axis_that_is_summed_over():
 def test_a_level_that_names_formats_is_costed_operand_by_operand():
     gemm = Gemm("layer", 128, 64, 32)
     setup = Setup(BFP(32), Precision.parse("[mxfp4 8 | - mxfp8 | nvfp4~ mxfp6]"))
-    found = {it.name: (str(it.first), str(it.second)) for it in matmuls(of(gemm), setup)}
-    assert found == {
+    results = {it.name: (str(it.first), str(it.second)) for it in matmuls(of(gemm), setup)}
+    assert results == {
         "forward": ("mxfp4", "bfp:bits=8,block_size=16"),
         "dx": ("float:bits=16", "mxfp8_e4m3"),
         "dw": ("nvfp4", "mxfp6_e2m3"),

@@ -91,8 +91,8 @@ def test_dram_moves_with_each_width_by_its_tensors_share():
 
 def test_every_expert_s_weight_is_read():
     x, w, y = 32 * 64, 8 * 48 * 64, 32 * 48
-    found = calibrated.dram(Workload("one", (Gemm("experts", 32, 64, 48, weights=8),), 32), STASHING_FIXED)
-    assert found == pytest.approx(((x + w + y + x) * 16 + (2 * x + w + y) * 4) / ((4 * x + 2 * w + 2 * y) * 32))
+    results = calibrated.dram(Workload("one", (Gemm("experts", 32, 64, 48, weights=8),), 32), STASHING_FIXED)
+    assert results == pytest.approx(((x + w + y + x) * 16 + (2 * x + w + y) * 4) / ((4 * x + 2 * w + 2 * y) * 32))
 
 
 def test_arithmetic_is_the_stated_law_at_the_stated_widths(monkeypatch):
@@ -153,8 +153,8 @@ def config(*levels: list[int], rise_at: tuple[float, ...] = ()) -> dict[str, Any
     ],
 )
 def test_levels_are_weighed_by_the_moment_of_the_rise_where_it_is_known(rises, total, arithmetic, dram) -> None:
-    said = predicted(config([2, 2, 2, 16], [16, 4, 4, 16], rise_at=rises), WORKLOAD, total)
-    assert said == f"{LOW}, {arithmetic} in all; {HIGH}, {dram} in all"
+    output = predicted(config([2, 2, 2, 16], [16, 4, 4, 16], rise_at=rises), WORKLOAD, total)
+    assert output == f"{LOW}, {arithmetic} in all; {HIGH}, {dram} in all"
 
 
 def test_one_level_has_no_sum() -> None:

@@ -206,15 +206,15 @@ def test_json_has_the_documented_fields_and_is_what_python_gives(capsys, tmp_pat
     path = small_gpt2(tmp_path)
     command = ["plan", "--workload", path, "--hardware", "a100-40gb", "--devices", "8", "--zero", "3"]
     assert main([*command, "--sequences", "4", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert set(said) == FIELDS
+    output = json.loads(capsys.readouterr().out)
+    assert set(output) == FIELDS
     checkpoints = {"bf16, recompute", "bf16 autocast, recompute", "bf16, selective recompute"}
-    assert {"bf16", "bf16 autocast"} | checkpoints <= {record["method"] for record in said["methods"]}
-    for record in said["methods"]:
+    assert {"bf16", "bf16 autocast"} | checkpoints <= {record["method"] for record in output["methods"]}
+    for record in output["methods"]:
         assert set(record) == METHOD_FIELDS
-        assert record["tokens/s"] == pytest.approx(8 * said["tokens"] / record["step_ms"] * 1e3)
+        assert record["tokens/s"] == pytest.approx(8 * output["tokens"] / record["step_ms"] * 1e3)
         assert record["step_ms_low"] <= record["step_ms"] <= record["step_ms_high"]
-    assert said == costmodel.plan(path, "a100-40gb", devices=8, zero=3, sequences=4).as_dict()
+    assert output == costmodel.plan(path, "a100-40gb", devices=8, zero=3, sequences=4).as_dict()
 
 
 def test_steps_that_python_launches_take_what_an_h100s_host_took():

@@ -50,11 +50,11 @@ def test_what_eight_devices_share_under_zero(zero, method, bytes_):
 
 def test_eight_tensor_parallel_devices_have_an_eighth_each_and_whole_norms_and_sum_two_results_a_layer_and_pass():
     """7/8 of 512 x 5,120 values of 2 bytes, twice each, forward and backward, in 40 layers."""
-    found = row("bf16", "llama-2-13b", "h100", tokens=512, tensor=8)
-    assert found.memory.totals[-1] == pytest.approx(18 * (LLAMA_13 + 7 * 81 * 5120) / 8)
+    cost = row("bf16", "llama-2-13b", "h100", tokens=512, tensor=8)
+    assert cost.memory.totals[-1] == pytest.approx(18 * (LLAMA_13 + 7 * 81 * 5120) / 8)
     sent = 40 * 2 * 2 * 2 * 7 / 8 * 512 * 5120 * 2
-    assert found.sent == pytest.approx(sent)
-    assert found.step.communication == pytest.approx(sent / H100.link)
+    assert cost.sent == pytest.approx(sent)
+    assert cost.step.communication == pytest.approx(sent / H100.link)
 
 
 def test_lora_and_qlora_of_mistral_7b():
@@ -198,9 +198,9 @@ def test_adamw_copies_the_weights_unless_it_is_fused():
     """Full fine-tuning of Mistral-7B took 72.97 GB at 4 and at 8 sequences (fms-acceleration, a100_80gb.csv)."""
     options = {"tokens": 4096, "optimizer": "adam-16bit", "hardware": "a100-80gb", "foreach": True}
     for sequences in (4, 8):
-        found = row("bf16, recompute", "mistral-7b", sequences=sequences, **options).memory
-        assert found.peak == pytest.approx(72.97e9, rel=0.01)
-        assert found.cause == "update"
+        cost = row("bf16, recompute", "mistral-7b", sequences=sequences, **options).memory
+        assert cost.peak == pytest.approx(72.97e9, rel=0.01)
+        assert cost.cause == "update"
     plan = costmodel.plan("qwen2.5-1.5b", "rtx-3090", tokens=64, fit=28e9)
     assert any("give AdamW fused=True" in note for note in plan.notes)
     with pytest.raises(ValueError, match="--foreach is of --optimizer adam"):

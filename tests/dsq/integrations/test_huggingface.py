@@ -62,11 +62,11 @@ def test_torch_compile_is_made_again_once_a_level(tmp_path, fresh_compiler):
 
 
 def test_a_model_that_is_compiled_before_the_callback_sees_it_is_refused(tmp_path):
-    given = arguments(tmp_path, max_steps=1, torch_compile=True, torch_compile_backend="aot_eager")
+    options = arguments(tmp_path, max_steps=1, torch_compile=True, torch_compile_backend="aot_eager")
     whole, linears = PrecisionCallback(), PrecisionCallback("[8,4,4,8]", stash="linears")  # which is traced sooner
     makes = [(whole, lambda: gpt(1)), (linears, lambda: dsq.convert(gpt(1), linears.config))]
     plain, converted = (
-        transformers.Trainer(args=given, model_init=make, train_dataset=ROWS, callbacks=[it]) for it, make in makes
+        transformers.Trainer(args=options, model_init=make, train_dataset=ROWS, callbacks=[it]) for it, make in makes
     )
     with pytest.raises(ValueError, match=r"let model_init return dsq.convert\(model, callback.config\)"):
         plain.train()
@@ -79,10 +79,10 @@ def test_trl_trains_with_the_same_line(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({str(i): i for i in range(64)}, unk_token="0"))
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="1", pad_token="2")
-    given = arguments(tmp_path, trl.SFTConfig, max_steps=2, bf16=False, max_length=16)
+    options = arguments(tmp_path, trl.SFTConfig, max_steps=2, bf16=False, max_length=16)
     model, data = gpt(2), datasets.Dataset.from_dict({"input_ids": IDS.tolist()})
     trainer = trl.SFTTrainer(
-        model, given, train_dataset=data, processing_class=tokenizer, callbacks=[PrecisionCallback()]
+        model, options, train_dataset=data, processing_class=tokenizer, callbacks=[PrecisionCallback()]
     )
     trainer.train()
     assert trainer.state.log_history[0]["dsq/stash_mib"] > 0

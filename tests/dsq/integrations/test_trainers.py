@@ -120,9 +120,9 @@ def same(plain, model, dynamic):
 def test_a_conversion_and_a_rise_are_logged(caplog):
     caplog.set_level(logging.INFO, "dsq")
     plain_loop()
-    said = [record.getMessage() for record in caplog.records]
-    assert any(text.startswith("converted 3 layers to [4,4,4,16], stash='all'") for text in said)
-    assert f"update {HALF}: rose to [-,4,-,16]" in said
+    output = [record.getMessage() for record in caplog.records]
+    assert any(text.startswith("converted 3 layers to [4,4,4,16], stash='all'") for text in output)
+    assert f"update {HALF}: rose to [-,4,-,16]" in output
 
 
 def test_a_plain_loop_resumed_equals_the_unbroken_one(plain):
@@ -190,16 +190,17 @@ def test_tensorboard_has_the_metrics_a_users_evaluations_do_not_count_and_a_seco
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
     _, dynamic, trainer = validated(tmp_path / "run", report_to="tensorboard")
-    found = {}
+    results = {}
     for file in (tmp_path / "events").rglob("events.*"):
         written = events.EventAccumulator(str(file)).Reload()
         for tag in written.Tags()["scalars"]:
-            found[tag] = {event.step: event.value for event in written.Scalars(tag)}
-    assert found["train/dsq/level"] == {2: 0, 4: 0, 6: 1, 8: 1}
+            results[tag] = {event.step: event.value for event in written.Scalars(tag)}
+    assert results["train/dsq/level"] == {2: 0, 4: 0, 6: 1, 8: 1}
     assert (
-        found["train/dsq/validations_without_improvement"][UPDATES] == dynamic.scheduler.validations_without_improvement
+        results["train/dsq/validations_without_improvement"][UPDATES]
+        == dynamic.scheduler.validations_without_improvement
     )
-    assert found["train/dsq/stash_mib"][UPDATES] == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
+    assert results["train/dsq/stash_mib"][UPDATES] == pytest.approx(dynamic.metrics()["dsq/stash_mib"])
     before = dynamic.state_dict()
     trainer.evaluate()
     trainer.evaluate(metric_key_prefix="test")

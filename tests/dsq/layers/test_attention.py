@@ -51,16 +51,16 @@ def test_at_full_width_it_gives_what_the_plain_one_gives(batch_first, need_weigh
         out, weights = net(*given, average_attn_weights=False, **masks)
         out.square().sum().backward()
         results.append([out, x.grad, *(p.grad for p in net.parameters()), *([weights] if need_weights else [])])
-    for expected, found in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for expected, result in zip(*results, strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
     assert ours.state_dict().keys() == plain.state_dict().keys()
 
 
 def test_unbatched_and_averaged_as_the_plain_one():
     plain, ours = pair()
     x = torch.randn(5, 32)
-    for expected, found in zip(plain(x, x, x), ours(x, x, x), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for expected, result in zip(plain(x, x, x), ours(x, x, x), strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_an_excluded_attention_keeps_its_projection_too():

@@ -44,8 +44,8 @@ def test_unconverted_under_a_wrapper_of_its_forward_it_is_the_plain_layer(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_are_quantized_and_a_layer_is_copied_and_pickled(kind):
     net, inputs = dsq.convert(made(kind), CONFIG), KINDS[kind][1]()
-    found = dsq.report(net, *inputs)
-    assert (found.forward.share, found.backward.share, found.skipped) == (1, 1, ())
+    report = dsq.report(net, *inputs)
+    assert (report.forward.share, report.backward.share, report.skipped) == (1, 1, ())
     y = step(net, *inputs)[0]
     for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         assert type(twin) is type(net)

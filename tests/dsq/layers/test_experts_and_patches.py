@@ -61,9 +61,9 @@ def test_tokens_of_other_ranks_experts_give_nothing_and_the_last_products_are_ke
     one = net(x, chosen[:, :1], weights[:, :1])
     assert torch.equal(net(x, here, weights), one)
     # the weights' gradient needs them; putting them back into the order of the tokens needs no values
-    y, kept = saving(net, x, chosen, weights)
+    y, saved_tensors = saving(net, x, chosen, weights)
     assert y.requires_grad
-    assert len({x.untyped_storage()._cdata for x in kept if x.shape == (2 * TOKENS, WIDTH)}) == 1
+    assert len({x.untyped_storage()._cdata for x in saved_tensors if x.shape == (2 * TOKENS, WIDTH)}) == 1
 
 
 @pytest.mark.filterwarnings("ignore:q3 is under 16")

@@ -23,8 +23,8 @@ def test_conv1d_is_a_linear_layer_of_the_transposed_weight(levels):
     dsq.convert(net, config), dsq.convert(linear, config)
     assert repr(net).startswith(f"Conv1D(nf=48, nx=32, precision={levels}")
     x = torch.randn(2, 16, 32, requires_grad=True)
-    *found, dw, db = step(net, x)
-    assert same([*found, dw.t(), db], step(linear, x))
+    *gradients, dw, db = step(net, x)
+    assert same([*gradients, dw.t(), db], step(linear, x))
 
 
 def test_at_8_bits_the_weight_s_gradient_is_not_copied():

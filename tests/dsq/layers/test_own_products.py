@@ -79,9 +79,9 @@ def test_products_with_parameters_are_linear_layers_of_the_same_bits_with_a_pack
     net = dsq.convert(made("linear of a parameter"), config)
     y = dsq.functional.linear(IMAGE, net.a, torch.ones(64), config.at(0))
     y = dsq.functional.linear(y, net.b.t(), None, config.at(0))
-    found, kept = saving(net, IMAGE)
+    found, saved_tensors = saving(net, IMAGE)
     assert torch.equal(found, y)
-    assert sum(t.nbytes for t in kept if t.dtype == torch.uint8) == 96 * (32 + 64) * 4.5 / 8 + 2
+    assert sum(t.nbytes for t in saved_tensors if t.dtype == torch.uint8) == 96 * (32 + 64) * 4.5 / 8 + 2
 
 
 @pytest.mark.parametrize("kind", ["bmm", "grouped"])
@@ -89,11 +89,11 @@ def test_several_small_matrices_multiply_plain_the_report_says_so_and_the_policy
     plain = made(kind)
     net = dsq.convert(copy.deepcopy(plain), CONFIG)
     assert torch.equal(net(IMAGE), plain(IMAGE))
-    found = dsq.report(net, IMAGE)
-    assert (found.forward.quantized, found.small_flops) == (0, found.forward.total)
-    assert "in floating point: 100.0% of the forward" in str(found)
-    assert "bmm:" not in str(found)
-    assert found.skipped == ()  # with more rows they are quantized
+    report = dsq.report(net, IMAGE)
+    assert (report.forward.quantized, report.small_flops) == (0, report.forward.total)
+    assert "in floating point: 100.0% of the forward" in str(report)
+    assert "bmm:" not in str(report)
+    assert report.skipped == ()  # with more rows they are quantized
     before = dsq.stash.measure(lambda: plain(IMAGE.sin()).sum()).nbytes
     packed = dsq.convert(plain, dsq.DSQConfig(levels="[4,4,4,16]", stash="all"))
     assert dsq.stash.measure(lambda: packed(IMAGE.sin()).sum()).nbytes < 0.2 * before

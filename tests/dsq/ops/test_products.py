@@ -38,21 +38,21 @@ def test_forward_and_gradients_are_the_equations():
     q0, q1, q2 = dsq.BFP(8), dsq.BFP(4), dsq.BFP(6)
     a, b = torch.randn(48, 32, requires_grad=True), torch.randn(32, 80, requires_grad=True)
     dy = torch.randn(48, 80)
-    y, kept = saving(matmul_of_activations, a, b, matmuls_at(q0, q1, q2))
+    y, saved_tensors = saving(matmul_of_activations, a, b, matmuls_at(q0, q1, q2))
     y.backward(dy)
     expected = quantized(a, q0, 1) @ quantized(b, q0, 0)
     da = quantized(dy, q2, 1) @ quantized(b, q1, 1).t()
     db = quantized(a, q1, 0).t() @ quantized(dy, q2, 0)
-    for found, exact in ((y, expected), (a.grad, da), (b.grad, db)):
-        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
-    assert sum(x.nbytes for x in kept) == (48 * 32 + 32 * 80) * 4.5 / 8
+    for result, exact in ((y, expected), (a.grad, da), (b.grad, db)):
+        torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=1e-5)
+    assert sum(x.nbytes for x in saved_tensors) == (48 * 32 + 32 * 80) * 4.5 / 8
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 32, 48), (32, 48)])
 def test_an_operand_that_serves_several_matrices_is_stashed_once(shape):
     a, b = torch.randn(2, 3, 16, 32, requires_grad=True), torch.randn(shape, requires_grad=True)
     matmuls = matmuls_at(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6))
-    y, kept = saving(matmul_of_activations, a, b, matmuls)
+    y, saved_tensors = saving(matmul_of_activations, a, b, matmuls)
     dy = torch.randn(y.shape)
     repeated = matmul_of_activations(a, b.expand(2, 3, 32, 48), matmuls)
     assert torch.equal(y, repeated)
@@ -60,7 +60,7 @@ def test_an_operand_that_serves_several_matrices_is_stashed_once(shape):
     expected_da, expected_db = torch.autograd.grad(repeated, (a, b), dy)
     assert torch.equal(da, expected_da)
     torch.testing.assert_close(db, expected_db, rtol=1e-5, atol=1e-5)
-    assert sum(x.nbytes for x in kept) == (a.numel() + b.numel()) * 4.5 / 8
+    assert sum(x.nbytes for x in saved_tensors) == (a.numel() + b.numel()) * 4.5 / 8
 
 
 def test_under_autocast_operands_are_those_of_the_tensors_themselves():
@@ -107,10 +107,10 @@ def test_at_full_width_it_is_pytorch_s(masks, key_heads):
 
 
 def test_a_mask_of_float32_serves_bfloat16():
-    given = [x.detach().bfloat16() for x in inputs()[0]]
-    y = attention(*given, FULL, MASKS["float"]["attn_mask"])[0]
+    operands = [x.detach().bfloat16() for x in inputs()[0]]
+    y = attention(*operands, FULL, MASKS["float"]["attn_mask"])[0]
     assert y.dtype == torch.bfloat16
-    expected = F.scaled_dot_product_attention(*given, MASKS["float"]["attn_mask"].bfloat16())
+    expected = F.scaled_dot_product_attention(*operands, MASKS["float"]["attn_mask"].bfloat16())
     torch.testing.assert_close(y, expected, rtol=0.05, atol=0.05)
 
 
@@ -132,9 +132,9 @@ def test_attention_and_its_gradients_are_two_products_with_a_softmax_between(mas
 
 def saved_bytes(given, **options):
     """Bytes kept of packed operands, and of all else."""
-    _, kept = saving(partial(attention, **options), *given, matmuls_at(*(dsq.BFP(4),) * 3))
-    packed = sum(x.nbytes for x in kept if x.dtype == torch.uint8)
-    return packed, sum(x.nbytes for x in kept) - packed
+    _, saved_tensors = saving(partial(attention, **options), *given, matmuls_at(*(dsq.BFP(4),) * 3))
+    packed = sum(x.nbytes for x in saved_tensors if x.dtype == torch.uint8)
+    return packed, sum(x.nbytes for x in saved_tensors) - packed
 
 
 @pytest.mark.parametrize("key_heads", [4, 2])

@@ -35,7 +35,7 @@ def forward(blocks, x):
 def test_the_backward_sees_each_segment_at_its_rounded_input(blocks):
     x = torch.randn(2, TOKENS, WIDTH, requires_grad=True)
     forward(blocks, x).backward()
-    found = [x.grad, *(p.grad for p in blocks.parameters())]
+    gradients = [x.grad, *(p.grad for p in blocks.parameters())]
 
     blocks.zero_grad()
     torch.manual_seed(1)
@@ -50,7 +50,7 @@ def test_the_backward_sees_each_segment_at_its_rounded_input(blocks):
         block(rounded).backward(dy)
         dy = rounded.grad
     expected = [dy, *(p.grad for p in blocks.parameters())]
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
     with pytest.raises(RuntimeError, match="create_graph=True is not supported"):
         torch.autograd.grad(forward(blocks, x), x, create_graph=True)
 
@@ -131,8 +131,8 @@ def test_a_router_chooses_the_same_experts_when_it_is_recomputed(choose):
     x = torch.randn(512, WIDTH)
     _, _, *expected = step(model, x)
     model[1].segment = model[2].segment = True
-    _, _, *found = step(model, x)
-    assert all(error(*pair) <= 0.02 for pair in zip(found, expected, strict=True))
+    _, _, *gradients = step(model, x)
+    assert all(error(*pair) <= 0.02 for pair in zip(gradients, expected, strict=True))
 
 
 def test_segments_under_hooks_that_unpack_once_leave_their_inputs_there(blocks):
@@ -158,6 +158,6 @@ def test_segments_under_hooks_that_unpack_once_leave_their_inputs_there(blocks):
     _, _, _, *expected = step(model, x, scale)
     for _ in range(2):
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            _, _, _, *found = step(model, x, scale)
+            _, _, _, *gradients = step(model, x, scale)
         assert not held
-        assert all(error(*pair) < 0.05 for pair in zip(found, expected, strict=True))
+        assert all(error(*pair) < 0.05 for pair in zip(gradients, expected, strict=True))

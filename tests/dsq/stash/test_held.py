@@ -101,13 +101,13 @@ def claim(model_name: str, policies: str) -> dict[str, Any]:
 def print_claims(names: list[str]) -> None:
     """Print {"model/policies": claim, or the text of the error that came} as JSON."""
     torch.set_num_threads(1)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in names:
         try:
-            found[name] = claim(*name.split("/"))
+            results[name] = claim(*name.split("/"))
         except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    print(json.dumps(found))
+            results[name] = f"{type(error).__name__}: {error}"
+    print(json.dumps(results))
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(compiler() is None, reason="no C compiler, or no glibc")]

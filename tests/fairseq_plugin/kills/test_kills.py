@@ -135,9 +135,9 @@ def library(tmp_path: Path) -> Path:
 def test_killed_runs_end_as_an_unbroken_one(data: Path, tmp_path: Path, library: Path, first: int, kills: int) -> None:
     arguments = ["-m", __spec__.name, data, tmp_path, first, kills]
     process = start(*arguments, LD_PRELOAD=str(library))
-    said = process.communicate()[0]
-    assert process.returncode == 0, said
-    outcome = json.loads(said.splitlines()[-1])
+    output = process.communicate()[0]
+    assert process.returncode == 0, output
+    outcome = json.loads(output.splitlines()[-1])
     assert list(outcome["outcomes"].values()) == [""] * kills, outcome
     assert outcome["operations"] > 50  # that so many were seen shows that they are counted
 

@@ -135,12 +135,12 @@ def test_outputs_of_which_one_is_made_of_another() -> None:
 
 
 def test_a_step_that_is_measured_has_the_gradient_that_it_would_have_had() -> None:
-    found = []
+    results = []
     for interval in (1, None):
         model = make(Sensitive)
         stash.apply(model, "gact", bits=4, adapt_interval=interval)
-        found.append([gradient(model, rows()) for _ in range(2)])
-    for measured, unmeasured in zip(*found, strict=True):
+        results.append([gradient(model, rows()) for _ in range(2)])
+    for measured, unmeasured in zip(*results, strict=True):
         assert torch.equal(measured, unmeasured)
 
 

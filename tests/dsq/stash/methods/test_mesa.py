@@ -136,5 +136,5 @@ def test_each_tensor_and_each_step_is_rounded_by_its_own_random_numbers() -> Non
     model, x = Of(lambda a, b: F.gelu(a) + F.gelu(b)), torch.randn(64, 64)
     stash.apply(model, "mesa", decay=0.0)
     leaves = [x.clone().requires_grad_() for _ in range(2)]
-    found = [g for _ in range(2) for g in torch.autograd.grad(model(*leaves).sum(), leaves)]
-    assert not any(torch.equal(a, b) for a, b in itertools.combinations(found, 2))
+    gradients = [g for _ in range(2) for g in torch.autograd.grad(model(*leaves).sum(), leaves)]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(gradients, 2))
