@@ -103,8 +103,8 @@ def _question(
 
 
 def predicted(config: Mapping[str, Any], workload: dict[str, Any], total_updates: int = 0) -> str:
-    """The cost of a run before it starts, at each level and in all, in a line: arithmetic and DRAM by the paper's
-    model, fixed-point 32 = 1.
+    """Return the cost of a run before it starts, at each level and in all, in a line: arithmetic and DRAM by the
+    paper's model, fixed-point 32 = 1.
 
     In all: from the first level's to the last's where plateaus decide, or its length is not known.
 

@@ -62,7 +62,8 @@ class Answer:
 
 
 def _narrow(section: Section) -> str:
-    """The section's table, each word of a column's name on a line of its own, columns as wide as what they hold."""
+    """Return the section's table, each word of a column's name on a line of its own, columns as wide as what they
+    hold."""
     import tabulate
 
     def wrapped(cell: object) -> object:

@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _meant(word: str, command: argparse.ArgumentParser) -> str:
-    """The option that an unknown one stands for: that of other programs' spelling, or the one that looks like it."""
+    """Return the option that an unknown one stands for: that of other programs' spelling, or the one that looks like
+    it."""
     options = command._option_string_actions
     spelling = word.partition("=")[0].replace("_", "-")
     for option, spellings in _DESCRIBED["spellings"].items():
@@ -92,7 +93,7 @@ def _examples(examples: Sequence[str]) -> str:
 
 
 def _of_formats(options: Options) -> Options:
-    """The options, with the names of the registry's formats, and those of their sizes."""
+    """Return the options, with the names of the registry's formats, and those of their sizes."""
     sizes = {}
     for field, defaults in all_sizes().items():
         values = ", ".join(f"{default} in {name}" for name, default in defaults.items())

@@ -78,13 +78,13 @@ class Peak:
         return self.holds.get(Identity.name, (0, 0))[0] >= 16
 
     def passes(self, first: Format, second: Format) -> int:
-        """Number of exact passes in which the unit multiplies such operands; 0: it cannot."""
+        """Return the number of exact passes in which the unit multiplies such operands; 0: it cannot."""
         wider, other = sorted((first, second), key=lambda operand: -operand.bits)
         passes = self.parts(wider, 0) * self.parts(other, 1)
         return passes if passes == 1 or self.datasheet_flops else 0
 
     def parts(self, operand: Format, side: int = 0) -> int:
-        """Number of operands of its own into which the unit splits this one, exactly; 0: it cannot.
+        """Return the number of operands of its own into which the unit splits this one, exactly; 0: it cannot.
 
         A code splits into its significand's higher and lower bits, as 15 bits into 8 and 7; a float does not.
         """
@@ -109,7 +109,7 @@ class FusedUnit:
     causal: float  #: share of the time that a causal mask leaves: kernels spare less than the mask does
 
     def seconds(self, flops: float, whole: float, values: float) -> float:
-        """Time of a product of `whole` operations without a mask, of which the mask left `flops`."""
+        """Return the time of a product of `whole` operations without a mask, of which the mask left `flops`."""
         return max(flops, self.causal * whole) / self.flops + values * self.per_value + self.per_call
 
 
@@ -126,7 +126,8 @@ class Rate:
         return self.peak.flops / self.passes
 
     def seconds(self, flops: float, values: float, calls: int) -> float:
-        """Time of `calls` products that have so many operations, and values in operands and results, together."""
+        """Return the time of `calls` products that have so many operations, and values in operands and results,
+        together."""
         return flops / self.flops + values * self.peak.per_value + calls * self.peak.per_call
 
     def __str__(self) -> str:
@@ -175,11 +176,11 @@ class Hardware:
     energy: Energy | None = None  #: None: not stated
 
     def moving(self, nbytes: float) -> float:
-        """Seconds that a step's kernels take to move so many bytes."""
+        """Return the seconds that a step's kernels take to move so many bytes."""
         return nbytes / (self.bandwidth * self.efficiency.memory)
 
     def rate(self, first: Format, second: Format) -> Rate:
-        """The fastest way to multiply two such operands exactly. Raises ValueError where there is none."""
+        """Return the fastest way to multiply two such operands exactly. Raises ValueError where there is none."""
         able = [Rate(peak, passes) for peak in self.peaks if (passes := peak.passes(first, second))]
         if not able:
             wider = max(first, second, key=lambda operand: operand.bits)
@@ -199,12 +200,12 @@ class Hardware:
 
 
 def profile_names() -> list[str]:
-    """The names of the profiles that come with the package."""
+    """Return the names of the profiles that come with the package."""
     return sorted(path.stem for path in _PROFILES.glob("*.toml"))
 
 
 def load_hardware(name: str) -> Hardware:
-    """A named profile, or the TOML file at a path. Raises ValueError that names a missing or mistyped field."""
+    """Return a named profile, or the TOML file at a path. Raises ValueError that names a missing or mistyped field."""
     path = Path(name)
     if path.suffix != ".toml":
         name = completed("hardware", name, profile_names(), ", or a .toml file")
@@ -286,7 +287,7 @@ def _energy(data: dict[str, Any]) -> Energy:
 
 
 def _reached(data: dict[str, Any], measured: str) -> Efficiency:
-    """The shares of the rates that steps reach: [step] states that of the bandwidth."""
+    """Return the shares of the rates that steps reach: [step] states that of the bandwidth."""
     if measured or "step" not in data:
         return MEASURED if measured else Efficiency()
     _field(data, "step.efficiency", object)
@@ -309,7 +310,7 @@ def _peak(entry: Any, label: str, measured: bool) -> Peak:
 
 
 def _terms(data: Any, dotted: str) -> tuple[float, float]:
-    """Seconds a value and a call; 0 where none is stated."""
+    """Return the seconds a value and a call; 0 where none is stated."""
     table = _field(data, dotted, dict)
     per_value, per_call = (
         _number(data, f"{dotted}.{name}", zero=True) if name in table else 0 for name in ("ns_per_value", "us_per_call")
@@ -336,7 +337,8 @@ def _holds(held: dict[str, Any], label: str) -> dict[str, tuple[int, int]]:
 
 
 def _unit_name(name: str) -> str:
-    """What units that multiply a format are called: a family, or a format as levels have it; empty: it is neither."""
+    """Return what units that multiply a format are called: a family, or a format as levels have it; empty: it is
+    neither."""
     try:
         return name if name in (*FORMATS, Identity.name) else parse_format(name).unit_name
     except ValueError:
@@ -356,7 +358,7 @@ def _efficiency(data: dict[str, Any], part: str) -> float:
 
 
 def _source(data: dict[str, Any], part: str) -> str:
-    """Where the figure comes from, and its efficiency."""
+    """Return where the figure comes from, and its efficiency."""
     sources = {name: _field({name: "not stated"} | data[part], name, str) for name in ("source", "efficiency_source")}
     efficiency = f"; efficiency {data[part].get('efficiency')}: {sources['efficiency_source']}"
     return str(sources["source"]) + efficiency * ("efficiency" in data[part])

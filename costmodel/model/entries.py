@@ -246,7 +246,7 @@ def _coded_input_bytes(entering: SizedTensor | None, policy: CostedPolicy | None
 
 
 def _shared_bias_bytes(op: Operation, tensors: list[SizedTensor]) -> float:
-    """Bytes of a bias of scores, which is made once for all layers; masks exist from step to step."""
+    """Return the bytes of a bias of scores, which is made once for all layers; masks exist from step to step."""
     return sum(tensor.saved_nbytes for tensor in tensors if tensor.stored.shape == "bias" or op.kind == "fused bias")
 
 
@@ -266,7 +266,7 @@ def _kernel_bytes(op: Operation) -> float:
 
 
 def _chunk_bytes(op: Operation, tensors: list[SizedTensor]) -> float:
-    """Bytes of all tensors of a loss made in chunks * min(1, CHUNK / rows)."""
+    """Return the bytes of all tensors of a loss made in chunks * min(1, CHUNK / rows)."""
     if not isinstance(op, Pointwise) or op.kind != "chunked loss":
         return 0.0
     return sum(tensor.nbytes for tensor in tensors) * min(1, CHUNK / op.rows)
@@ -321,7 +321,7 @@ def _gradient_bytes(op: Operation) -> float:
 
 
 def _result_bytes(tensors: list[SizedTensor]) -> float:
-    """Bytes of y, and of the logarithms of sums that a fused kernel saves."""
+    """Return the bytes of y, and of the logarithms of sums that a fused kernel saves."""
     return sum(tensor.nbytes for tensor in tensors if tensor.stored.name in ("y", "logsumexp"))
 
 

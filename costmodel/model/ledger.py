@@ -56,7 +56,7 @@ class Stored:
 
 
 def _tensors(table: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Stored, ...]]:
-    """The tensors of each list of a table of ledger.toml."""
+    """Return the tensors of each list of a table of ledger.toml."""
     tables: dict[str, tuple[Stored, ...]] = {}
     for name, entries in table.items():
         tables[name] = ()
@@ -72,7 +72,7 @@ def _tensors(table: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Stored, ...]
 
 
 def of_width(width: str, tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
-    """The tensors at this width in place of the container's; what is fp32 keeps no second copy in fp32."""
+    """Return the tensors at this width in place of the container's; what is fp32 keeps no second copy in fp32."""
     tensors = tuple(stored for stored in tensors if stored.width != "cast" or width == "r")
     return tuple(replace(stored, width=width) if stored.width == "a" else stored for stored in tensors)
 
@@ -90,7 +90,7 @@ POINTWISE |= {name: of_width("r", POINTWISE[name]) for name in ("expert gate", "
 
 
 def under_autocast(gemm: Gemm, tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
-    """The tensors of a layer that casts its weight, and casts its x if x comes in fp32."""
+    """Return the tensors of a layer that casts its weight, and casts its x if x comes in fp32."""
     if gemm.weights > 1:
         tensors = tuple(replace(stored, width="state") if stored.name == "w" else stored for stored in tensors)
         return of_width("r", tensors)
@@ -108,7 +108,7 @@ def under_autocast(gemm: Gemm, tensors: tuple[Stored, ...]) -> tuple[Stored, ...
 
 
 def of_gemm(gemm: Gemm, packs: bool) -> tuple[Stored, ...]:
-    """The tensors of a matrix product; `packs`: its converted layers make codes of x, not a float."""
+    """Return the tensors of a matrix product; `packs`: its converted layers make codes of x, not a float."""
     converted = "converted_" if gemm.quantized and packs else ""
     if gemm.weight:
         return PRODUCTS[f"{converted}linear"] + (PRODUCTS["bias"] if gemm.bias else ())
@@ -118,7 +118,7 @@ def of_gemm(gemm: Gemm, packs: bool) -> tuple[Stored, ...]:
 
 
 def forward_alone(tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
-    """The tensors of an operation without a backward: it saves nothing."""
+    """Return the tensors of an operation without a backward: it saves nothing."""
     return tuple(
         replace(stored, reads=tuple(read for read in stored.reads if read in (FORWARD, UPDATE)), saved=False)
         for stored in tensors

@@ -68,7 +68,7 @@ class Memory:
 
 
 def peak_memory(workload: Workload, method: Method) -> Memory:
-    """The step's memory over time."""
+    """Return the step's memory over time."""
     shards = method.zero == 3 and method.devices > 1
     # FSDP's mixed precision casts all
     run = replace(method, setup=BF16) if shards and method.setup.autocast else method
@@ -92,22 +92,22 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
 
 
 def update_copy(workload: Workload, method: Method) -> float:
-    """Bytes that an update of AdamW adds unless it is fused: a copy of the device's share of a moment."""
+    """Return the bytes that an update of AdamW adds unless it is fused: a copy of the device's share of a moment."""
     return workload.trained * OPTIMIZERS[method.optimizer].foreach / method.shared_by(1)
 
 
 def has_master(method: Method) -> bool:
-    """Whether the weights that are updated are fp32."""
+    """Return whether the weights that are updated are fp32."""
     return OPTIMIZERS[method.optimizer].master or method.setup.container_bits == WIDEST or method.setup.autocast
 
 
 def gradient_bytes(method: Method) -> float:
-    """Bytes of a parameter's gradient: as wide as the weights that are updated."""
+    """Return the bytes of a parameter's gradient: as wide as the weights that are updated."""
     return STATE_BITS / 8 if has_master(method) else 2
 
 
 def _gathered_bytes(workload: Workload, method: Method) -> float:
-    """Bytes of weights that FSDP has gathered: those of no layer, and two layers'."""
+    """Return the bytes of weights that FSDP has gathered: those of no layer, and two layers'."""
     layers = defaultdict[str, float](float)
     for op in workload.operations:
         word = method.base_bits if is_base(op, method) else method.setup.container_bits
@@ -116,9 +116,10 @@ def _gathered_bytes(workload: Workload, method: Method) -> float:
 
 
 def _unscattered_bytes(workload: Workload, method: Method) -> Bytes:
-    """Bytes of gradients that FSDP has not scattered at each operation's backward: those of no layer, which wait for
-    the end, the largest layer's, and its copy as wide as `gradient_bytes`, which is scattered while the backward of the
-    next layer runs (torch/distributed/fsdp/_fully_shard: foreach_reduce and FSDPParamGroup.post_backward)."""
+    """Return the bytes of gradients that FSDP has not scattered at each operation's backward: those of no layer, which
+    wait for the end, the largest layer's, and its copy as wide as `gradient_bytes`, which is scattered while the
+    backward of the next layer runs (torch/distributed/fsdp/_fully_shard: foreach_reduce and
+    FSDPParamGroup.post_backward)."""
     layers = defaultdict[str, float](float)
     waiting, moments = 0.0, []
     for op in reversed(workload.operations):
@@ -133,7 +134,7 @@ def _unscattered_bytes(workload: Workload, method: Method) -> Bytes:
 
 @lru_cache(maxsize=256)
 def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Bytes, Bytes]:
-    """The operations, the bytes of a micro-batch on one device at each moment, and what its forward leaves."""
+    """Return the operations, the bytes of a micro-batch on one device at each moment, and what its forward leaves."""
     entries = entries_of(workload, method.setup, method.stash, method.recompute)
     saved = np.array([entry.saved for entry in entries])
     entering = saved.copy()  # what the forward leaves of each
@@ -166,7 +167,8 @@ def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Bytes, 
 
 
 def _backward_moments(entries: tuple[LedgerEntry, ...], method: Method, gradients: float) -> list[tuple[float, float]]:
-    """Gradients of parameters, and what is there for a while, in each backward, the last operation's first."""
+    """Return the gradients of parameters, and what is there for a while, in each backward, the last operation's
+    first."""
     moments = []
     gradient = waiting = stream = encoder_gradient = 0.0
     stream_bytes = float(widths_of(method.setup)["r"]) / 8
@@ -195,12 +197,12 @@ def saved_bytes(workload: Workload, setup: Setup) -> float:
 
 
 def is_base(op: Operation, method: Method) -> bool:
-    """Whether the operation is a frozen layer whose weight has few bits."""
+    """Return whether the operation is a frozen layer whose weight has few bits."""
     return bool(method.base_bits and isinstance(op, Gemm) and op.weight and not op.w_grad and layer_of(op))
 
 
 def state(workload: Workload, method: Method) -> Bytes:
-    """Bytes that are there all the time, by category."""
+    """Return the bytes that are there all the time, by category."""
     container, word, optimizer = float(method.setup.container_bits), STATE_BITS / 8, OPTIMIZERS[method.optimizer]
     working = container / 8 if container < WIDEST and not method.setup.autocast else 0
     base = sum(op.parameters for op in workload.operations if is_base(op, method))
@@ -215,6 +217,6 @@ def state(workload: Workload, method: Method) -> Bytes:
 
 
 def packed_values(workload: Workload, method: Method) -> tuple[list[float], list[float]]:
-    """Values of each tensor that the method's policy packs, and of each that the backward recomputes."""
+    """Return the values of each tensor that the method's policy packs, and of each that the backward recomputes."""
     entries = entries_of(workload, method.setup, method.stash, method.recompute)
     return [n for entry in entries for n in entry.packed], [n for entry in entries for n in entry.recomputed]

@@ -81,7 +81,7 @@ class Setup:
         return self.format.name if any(spec.format.isdecimal() for spec in self.specs.values()) else ""
 
     def stores_by_name(self, operand: str) -> bool:
-        """Whether the operand is in a format by name, as mxfp4, and not of a family at a width."""
+        """Return whether the operand is in a format by name, as mxfp4, and not of a family at a width."""
         return isinstance(self.operands[operand], GridFormat) or self.specs[operand].format in formats.NAMED
 
     def __str__(self) -> str:
@@ -104,7 +104,8 @@ def format_names() -> tuple[str, ...]:
 
 
 def sizes(name: str) -> dict[str, int]:
-    """The format's numeric fields and their defaults. One without a number (fixed point's binary point) costs nothing.
+    """Return the format's numeric fields and their defaults. One without a number (fixed point's binary point) costs
+    nothing.
 
     Raises ValueError for an unknown name.
     """
@@ -114,14 +115,15 @@ def sizes(name: str) -> dict[str, int]:
 
 
 def all_sizes() -> dict[str, dict[str, int]]:
-    """The numeric fields of all formats, each with its default by the format's name."""
+    """Return the numeric fields of all formats, each with its default by the format's name."""
     by_name = {name: sizes(name) for name in format_names()}
     fields = dict.fromkeys(field for defaults in by_name.values() for field in defaults)
     return {field: {name: of[field] for name, of in by_name.items() if field in of} for field in fields}
 
 
 def template(name: str, described: Mapping[str, Any]) -> Format:
-    """The format with those of its sizes that `described` has; None or absent: the default. Raises ValueError."""
+    """Return the format with those of its sizes that `described` has; None or absent: the default. Raises
+    ValueError."""
     options = {field: described[field] for field in sizes(name) if described.get(field) is not None}
     kind: type[Format] = Identity if name == Identity.name else formats.format_class(name)
     return kind(WIDEST, **options)
@@ -132,8 +134,8 @@ _PREFIXED = re.compile(r"\s*(\w+)\s*:\s*(\[.*|[\d\s,]+)", re.DOTALL)
 
 
 def parse_setups(text: str, described: Mapping[str, Any]) -> list[Setup]:
-    """One setup, or those of a schedule: "[16,4,4,16]", "bfp:[4,4,4,8]", "[4,3,3,8] [8,4,4,8]"; in the format, sizes
-    and container that `described` has, by the options' names. Raises ValueError."""
+    """Return one setup, or those of a schedule: "[16,4,4,16]", "bfp:[4,4,4,8]", "[4,3,3,8] [8,4,4,8]"; in the format,
+    sizes and container that `described` has, by the options' names. Raises ValueError."""
     name, widths = prefixed.groups() if (prefixed := _PREFIXED.fullmatch(text)) else ("", text)
     levels = parse_levels(widths)
     fmt = template(name.lower() or described["format"], described)
@@ -147,7 +149,7 @@ def parse_setups(text: str, described: Mapping[str, Any]) -> list[Setup]:
 
 
 def used_options(text: str, described: Mapping[str, Any]) -> set[str]:
-    """The options that change what a precision costs, of its format's."""
+    """Return the options that change what a precision costs, of its format's."""
     setup = parse_setups(text, described)[-1]
     widths_alone = {"min_weight_bits"} if "|" not in setup.precision.text else set[str]()
     prefix = {"format"} if not _PREFIXED.fullmatch(text) else set[str]()
@@ -171,7 +173,7 @@ class CostedPolicy:
     ratio: float = 1  #: part of the rows of a linear layer's input that are saved
 
     def saved_bytes(self, op: Operation, stored: Stored, size: float, values: float) -> float:
-        """Bytes that the policy saves of one tensor, which has ``size`` bytes and so many values."""
+        """Return the bytes that the policy saves of one tensor, which has ``size`` bytes and so many values."""
         coded = stored.copied if stored.copied and size < values * WIDEST / 8 else stored.coded
         if coded == "bit":  # no policy sees what PyTorch's attention writes out
             return values / 8 if self.masks and op.container != "state" else size
@@ -185,13 +187,14 @@ class CostedPolicy:
         return 0.0 if coded == "recomputed" else min(size, values * self.code_bits(coded) / 8)
 
     def samples(self, op: Gemm) -> bool:
-        """Whether the policy samples rows of the input: of an nn.Linear, which no expert, convolution or Conv1D is."""
+        """Return whether the policy samples rows of the input: of an nn.Linear, which no expert, convolution or Conv1D
+        is."""
         convolution = 0 < op.x_values <= op.M * op.K
         linear = op.weight and op.weights == 1 and not op.transposed and not convolution and (op.quantized or op.tied)
         return linear and self.ratio < 1
 
     def code_bits(self, role: Role) -> float:
-        """Bits of a value that is coded as ``role``, scales included; of a float if nothing is coded."""
+        """Return the bits of a value that is coded as ``role``, scales included; of a float if nothing is coded."""
         if not self.bits:
             return WIDEST
         fmt = self.format
@@ -200,13 +203,13 @@ class CostedPolicy:
 
 @lru_cache(maxsize=1024)
 def value_bits(fmt: Format) -> float:
-    """Bits of a value among many neighbors, its part of the blocks' scales included."""
+    """Return the bits of a value among many neighbors, its part of the blocks' scales included."""
     row = Layout(1, 1, 2**20, along_rows=False)
     return round(8 * fmt.nbytes(row) / row.columns, 3)  # without what is stored once a tensor
 
 
 def packed_in(fmt: Format, name: str = "", **fields: Any) -> CostedPolicy:
-    """The policy "bfp" of dsq.stash in this format; one that does not pack codes nothing."""
+    """Return the policy "bfp" of dsq.stash in this format; one that does not pack codes nothing."""
     return CostedPolicy(name or f"bfp {fmt.bits}", value_bits(fmt) if fmt.packs else 0, fmt, **fields)
 
 
@@ -224,7 +227,7 @@ POLICIES = {policy.name: policy for policy in _COMPARED}
 
 
 def whole_stash(setup: Setup) -> CostedPolicy:
-    """The policy that dsq.DSQConfig(stash="all") runs beside layers of this setup."""
+    """Return the policy that dsq.DSQConfig(stash="all") runs beside layers of this setup."""
     return packed_in(setup.stash.at(max(MIN_BITS, setup.stash.bits)))
 
 
@@ -289,7 +292,7 @@ class Method(Training):
         return self.setup.mode or ("saving" if self.stash and self.stash.bits else "")
 
     def shared_by(self, stage: int) -> int:
-        """Number of devices that share what ZeRO shares from this stage on (1 also the update)."""
+        """Return the number of devices that share what ZeRO shares from this stage on (1 also the update)."""
         return self.devices if self.zero >= stage else 1
 
 

@@ -167,18 +167,18 @@ class Workload:
         return sum(g.macs * g.matmuls for g in self.gemms)
 
     def excluding(self, exclude: str) -> "Workload":
-        """The workload with layers whose name matches the regex left unconverted. Raises ValueError."""
+        """Return the workload with layers whose name matches the regex left unconverted. Raises ValueError."""
         named = layers_named("exclude", exclude)
         return self.changed(lambda op: isinstance(op, Gemm) and named(op.name), quantized=False)
 
     def converting_tied(self) -> "Workload":
-        """The workload of dsq.convert(tied=True), whose tied output projection is converted too."""
+        """Return the workload of dsq.convert(tied=True), whose tied output projection is converted too."""
         return self.changed(lambda op: isinstance(op, Gemm) and op.tied, quantized=True)
 
     def freezing(self, frozen: str) -> "Workload":
-        """The workload with weights and biases of layers whose name matches the regex held as they are: no dw product,
-        nothing saved for it, no update; and no backward at all before the first layer that trains. An embedding and the
-        projection that is tied to it are one weight. Raises ValueError."""
+        """Return the workload with weights and biases of layers whose name matches the regex held as they are: no dw
+        product, nothing saved for it, no update; and no backward at all before the first layer that trains. An
+        embedding and the projection that is tied to it are one weight. Raises ValueError."""
         named, sizes = layers_named("freeze", frozen), {op.K * op.N for op in self.gemms if op.tied}
         layers = {op.name for op in self.operations if named(op.name)}
         tied = {op.name for op in self.operations if getattr(op, "tied", False) or op.parameters in sizes}
@@ -186,8 +186,8 @@ class Workload:
         return self._training([_frozen(op) if op.name in layers else op for op in self.operations])
 
     def adapting(self, rank: int, layers: str, copies: bool = False, dropout: bool = False) -> "Workload":
-        """The workload with LoRA (Hu et al., 2021): all is frozen, and each linear layer whose name matches the regex
-        adds B_NR A_RK x, scaled, to its result. Raises ValueError where no layer matches.
+        """Return the workload with LoRA (Hu et al., 2021): all is frozen, and each linear layer whose name matches the
+        regex adds B_NR A_RK x, scaled, to its result. Raises ValueError where no layer matches.
 
         copies: each adapter keeps a copy of x of its own, as PEFT's do, which are fp32 and cast what they read.
         dropout: each adapter reads what a dropout of its own leaves of x.
@@ -211,7 +211,7 @@ class Workload:
         return self._training(operations)
 
     def _training(self, operations: list[Operation]) -> "Workload":
-        """The operations as a workload whose optimizer updates what trains, and whose backward ends there."""
+        """Return the operations as a workload whose optimizer updates what trains, and whose backward ends there."""
         operations = _from_the_first_that_trains(operations)
         trained = sum(op.parameters for op in operations if op.trains)
         update = [replace(op, rows=trained) for op in operations if isinstance(op, Pointwise) and op.kind == "adam"]
@@ -219,13 +219,13 @@ class Workload:
         return replace(self, operations=(*model, *(update if trained else [])))
 
     def chunking_loss(self) -> "Workload":
-        """The workload with logits made CHUNK tokens at a time, and their gradient at once (Liger-Kernel)."""
+        """Return the workload with logits made CHUNK tokens at a time, and their gradient at once (Liger-Kernel)."""
         return self._with_loss("chunked loss").changed(
             lambda op: isinstance(op, Gemm) and op.name == "output_projection", on_chip="y"
         )
 
     def fusing_loss(self) -> "Workload":
-        """The workload with a loss of one kernel, which saves the logits in their own width (flash-attn's)."""
+        """Return the workload with a loss of one kernel, which saves the logits in their own width (flash-attn's)."""
         return self._with_loss("fused loss")
 
     def _with_loss(self, kind: str) -> "Workload":
@@ -234,11 +234,11 @@ class Workload:
         return whole.changed(lambda op: op.kind.startswith("loss"), kind=kind)
 
     def on_cpu(self) -> "Workload":
-        """The workload as PyTorch runs it on a CPU, where a dropout keeps a mask of floats."""
+        """Return the workload as PyTorch runs it on a CPU, where a dropout keeps a mask of floats."""
         return self.changed(lambda op: op.kind == "dropout", kind=CPU_DROPOUT)
 
     def fusing_attention(self, cpu: bool = False) -> "Workload":
-        """The workload with attention's scores left on chip and recomputed in the backward, as fused kernels do.
+        """Return the workload with attention's scores left on chip and recomputed in the backward, as fused kernels do.
 
         cpu: by PyTorch's kernels for CPUs, which take neither dropout nor a learned bias: with these PyTorch writes
         attention out, in fp32. Its kernels for GPUs, and those of dsq.stash, take both.
@@ -274,7 +274,7 @@ class Workload:
         return replace(self, operations=tuple(operations))
 
     def changed(self, where: Callable[[Operation], bool], **fields: Any) -> "Workload":
-        """The workload with other ``fields`` in each operation for which ``where`` holds."""
+        """Return the workload with other ``fields`` in each operation for which ``where`` holds."""
         return replace(self, operations=tuple(replace(op, **fields) if where(op) else op for op in self.operations))
 
     @cached_property
@@ -318,7 +318,7 @@ def _frozen(op: Operation) -> Operation:
 
 
 def _from_the_first_that_trains(operations: list[Operation]) -> list[Operation]:
-    """The operations; those before the first that trains have no backward."""
+    """Return the operations; those before the first that trains have no backward."""
     trained = (index for index, op in enumerate(operations) if op.trains and (isinstance(op, Gemm) or op.parameters))
     first = next(trained, len(operations))
     start = operations[first : first + 1]
@@ -336,7 +336,7 @@ def _from_the_first_that_trains(operations: list[Operation]) -> list[Operation]:
 
 
 def _softmax_follows(operations: tuple[Operation, ...]) -> bool:
-    """Whether a softmax comes before the next matrix product."""
+    """Return whether a softmax comes before the next matrix product."""
     return next((op.kind == "softmax" for op in operations if isinstance(op, Gemm) or op.kind == "softmax"), False)
 
 

@@ -37,8 +37,8 @@ _OPERAND = {"q0": "x", "q1": "x_for_dw", "q2": "dy_for_dx", "q3": "dy_for_dw"}
 
 
 def stored_bits(fmt: Format, layout: Layout | None = None) -> float:
-    """Bits a value takes in DRAM: ceil((block * m + scale) / 64) * 64 / block where the format has blocks, else m; of a
-    tensor of `layout` its own bytes, for formats that the paper does not know."""
+    """Return the bits a value takes in DRAM: ceil((block * m + scale) / 64) * 64 / block where the format has blocks,
+    else m; of a tensor of `layout` its own bytes, for formats that the paper does not know."""
     if layout:
         return 8 * fmt.nbytes(layout) / (layout.rows * layout.columns)
     if not fmt.block_size:
@@ -58,7 +58,7 @@ def dram(workload: Workload, setup: Setup, buffer: float = 0) -> float:
 
 
 def _bits(gemm: Gemm, setup: Setup, buffer: float) -> float:
-    """Bits that a layer moves."""
+    """Return the bits that a layer moves."""
     size = {"M": -(-gemm.M // gemm.weights), "K": gemm.K, "N": gemm.N}
     layout = Layout(1, size["M"], size["K"], along_rows=False)
     width = {
@@ -75,24 +75,25 @@ def _bits(gemm: Gemm, setup: Setup, buffer: float) -> float:
 
 
 def arithmetic(setup: Setup) -> float:
-    """Cost of a multiply-accumulate, the mean of the three matrix products, relative to a fixed-point 32 x 32 one."""
+    """Return the cost of a multiply-accumulate, the mean of the three matrix products, relative to a fixed-point 32 x
+    32 one."""
     formats = {width: setup.operands[operand] for width, operand in _OPERAND.items()}
     costs = [mac_cost(formats[first], formats[second]) for first, second in MATMULS]
     return sum(costs) / len(costs) / mac_cost(FixedPoint(WIDEST), FixedPoint(WIDEST))
 
 
 def level_costs(workload: Workload, setups: Sequence[Setup], buffer: float = 0) -> list[dict[str, float]]:
-    """The arithmetic and the dram of a step at each level, relative to fixed-point 32."""
+    """Return the arithmetic and the dram of a step at each level, relative to fixed-point 32."""
     return [{"arithmetic": arithmetic(setup), "dram": dram(workload, setup, buffer)} for setup in setups]
 
 
 def shares(rises: Sequence[float]) -> list[float]:
-    """Each level's share of a run whose levels but the first begin at these shares of it."""
+    """Return each level's share of a run whose levels but the first begin at these shares of it."""
     return [after - before for before, after in pairwise((0.0, *rises, 1.0))]
 
 
 def rising_shares(rises: Sequence[float], total_updates: int) -> list[float]:
-    """Each level's share of a run whose rises are shares or updates of it; none where that is not known."""
+    """Return each level's share of a run whose rises are shares or updates of it; none where that is not known."""
     whole_number("total_updates", total_updates, 0)
     if not rises or (rises[-1] >= 1 and not total_updates):
         return []

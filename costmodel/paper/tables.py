@@ -52,9 +52,9 @@ Record = dict[str, Any]
 
 
 def static_rows(table: int) -> list[Record]:
-    """The rows of table 1 or 6, DSQ's aside. fits: the constant of the model that the figure chose, "test" where it
-    chose none, "excluded" where it contradicts the paper; residual: ours - published; off: the residual as a share of
-    what is published."""
+    """Return the rows of table 1 or 6, DSQ's aside. fits: the constant of the model that the figure chose, "test" where
+    it chose none, "excluded" where it contradicts the paper; residual: ours - published; off: the residual as a share
+    of what is published."""
     return [_static(row, row.setup) for row in ROWS if row.table == table and row.setup]
 
 
@@ -98,7 +98,8 @@ def _dsq(row: PublishedRow) -> Iterator[Record]:
 
 
 def best_share(columns: list[tuple[float, float, float]]) -> float:
-    """The share in 0..1 at the second level that minimizes the squared residuals; columns: published, first, second."""
+    """Return the share in 0..1 at the second level that minimizes the squared residuals; columns: published, first,
+    second."""
     best = sum((high - low) * (goal - low) for goal, low, high in columns)
     return min(1.0, max(0.0, best / sum((high - low) ** 2 for _, low, high in columns)))
 

@@ -115,7 +115,7 @@ class Question(Training):
         return Shard(self.tensor, self.pipeline)
 
     def compared(self) -> tuple[Method, ...]:
-        """The methods, each over the devices that are asked for."""
+        """Return the methods, each over the devices that are asked for."""
         methods = self.methods or USUAL
         if self.step.lora is not None and not self.methods:
             base = {NF4_BITS: "QLoRA", 8: "8-bit LoRA", WIDEST: "fp32 LoRA"}.get(self.base_bits, "LoRA")
@@ -127,8 +127,8 @@ class Question(Training):
         return tuple(replace(method, **training) for method in methods)
 
     def stages(self, method: Method, **sizes: Any) -> Stages:
-        """A device's operations of one micro-batch, of the first and the last stage; sizes: in place of the step's. A
-        gelu of several kernels is one of a compiled step, which saves x alone."""
+        """Return a device's operations of one micro-batch, of the first and the last stage; sizes: in place of the
+        step's. A gelu of several kernels is one of a compiled step, which saves x alone."""
         stages = replace(self.step, **sizes).parts(self.shard, copies=" by PEFT" in method.name)
         if not self.compiled:
             return stages
@@ -137,14 +137,14 @@ class Question(Training):
         )
 
     def ask(self) -> "Plan":
-        """The answer. Raises ValueError for what cannot be planned."""
+        """Return the answer. Raises ValueError for what cannot be planned."""
         rows = self.rows()
         if self.step.sized:
             rows = [replace(row, largest_batch=largest(self, row.method)) for row in rows]
         return Plan(self, tuple(rows))
 
     def rows(self) -> "list[MethodCost]":
-        """Each method's cost, without its largest batch. Raises ValueError for what cannot be planned."""
+        """Return each method's cost, without its largest batch. Raises ValueError for what cannot be planned."""
         return [_costed(self, method, self.stages(method)) for method in self.compared()]
 
 
@@ -168,7 +168,7 @@ class MethodCost:
         return self.tokens / self.step.launched
 
     def record(self) -> dict[str, Any]:
-        """The row as JSON has it (docs/cost-model.md, "JSON of a plan")."""
+        """Return the row as JSON has it (docs/cost-model.md, "JSON of a plan")."""
         memory, step = self.memory, self.step
         return {
             **{"method": self.method.name, "mode": self.method.mode},
@@ -362,7 +362,7 @@ class Plan:
         return "no change that dsq-cost knows makes it fit: take a smaller model or larger devices"
 
     def as_dict(self) -> dict[str, Any]:
-        """The plan as JSON has it: answer, workload, hardware, methods, notes."""
+        """Return the plan as JSON has it: answer, workload, hardware, methods, notes."""
         workload, question = self.workload, self.question
         return {
             **{"answer": self.answer, "workload": workload.name},
@@ -442,7 +442,7 @@ class Plan:
 
 
 def _changes(question: Question, largest_batch: int) -> Iterator[tuple[str, Question]]:
-    """Changes that need less memory, the least change first, each with its option."""
+    """Yield the changes that need less memory, the least change first, each with its option."""
     step, hardware = question.step, question.hardware
     most_zero = 3 if question.pipeline == 1 and not question.in_backward else 1
     zeros = range(question.zero + 1, most_zero + 1) if question.devices > 1 else ()
@@ -487,7 +487,8 @@ def _time(seconds: float) -> str:
 def largest(
     question: Question, method: Method, size: str = "sequences", most: int = MAX_SEQUENCES, least: int = 0
 ) -> int:
-    """The most sequences of a device, or tokens of a sequence, whose step fits; ``least``: none above it does."""
+    """Return the most sequences of a device, or tokens of a sequence, whose step fits; ``least``: none above it
+    does."""
     low, high = least, most + 1  # this fits, this does not
     previous, count = 0, least + 1
     memories: dict[int, Memory] = {}
@@ -503,7 +504,7 @@ def largest(
 
 
 def _reaching(budget: float, previous_count: int, previous_memory: Memory, count: int, memory: Memory) -> int:
-    """The size whose peak is the budget if each moment's memory grows in a straight line."""
+    """Return the size whose peak is the budget if each moment's memory grows in a straight line."""
     ends, starts = memory.totals, previous_memory.totals
     if len(ends) != len(starts):  # the fullest stage of a pipeline was another one
         ends, starts = ends.max(keepdims=True), starts.max(keepdims=True)

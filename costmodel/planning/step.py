@@ -58,7 +58,7 @@ class StepTime:
 def step_time(
     workload: Workload, method: Method, hardware: Hardware, micro_batches: int = 1, tensor: int = 1
 ) -> StepTime:
-    """Time of a step of so many batches on each device, whose layers `tensor` devices share."""
+    """Return the time of a step of so many batches on each device, whose layers `tensor` devices share."""
     setup = BF16 if method.zero == 3 and method.setup.autocast else method.setup  # FSDP's mixed precision casts all
     method, workload = replace(method, setup=setup), by_policy(workload, method.stash)
     low, high = RANGES[kind_of(method, hardware, tensor)]
@@ -93,7 +93,7 @@ def step_time(
 
 
 def launching_seconds(workload: Workload, method: Method) -> float:
-    """Least time of a micro-batch that Python launches kernel by kernel.
+    """Return the least time of a micro-batch that Python launches kernel by kernel.
 
     (HOST_PER_LAYER + HOST_PER_CHECKPOINT, if layers recompute) * layers + HOST_PER_LINEAR * converted linear layers
     + HOST_PER_TENSOR * packed and recomputed tensors.
@@ -117,16 +117,16 @@ def kind_of(method: Method, hardware: Hardware, tensor: int = 1) -> str:
 
 
 def offloaded_bytes(workload: Workload, method: Method) -> float:
-    """Bytes of a device's optimizer and master weights in the host's memory."""
+    """Return the bytes of a device's optimizer and master weights in the host's memory."""
     return float((state(workload, replace(method, offload=False)) - state(workload, method)).sum())
 
 
 def sending_seconds(
     workload: Workload, method: Method, hardware: Hardware, micro_batches: int = 1, tensor: int = 1
 ) -> float:
-    """Time of what data-parallel devices send in a step, by itself: rings of all devices, a message a layer. Its bytes
-    take the slower of the link inside a node and the network between nodes; its hops take a latency each. Devices that
-    share a layer lie side by side, each in a ring of its own, and the rings share the network."""
+    """Return the time of what data-parallel devices send in a step, by itself: rings of all devices, a message a layer.
+    Its bytes take the slower of the link inside a node and the network between nodes; its hops take a latency each.
+    Devices that share a layer lie side by side, each in a ring of its own, and the rings share the network."""
     if method.devices == 1:
         return 0.0
     sent = communication_bytes(workload, method, micro_batches)
@@ -146,7 +146,8 @@ def _nodes(devices: int, hardware: Hardware) -> int:
 
 
 def packing_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
-    """Time of packing what the method's policy saves, of unpacking it, and of recomputing what other operations read.
+    """Return the time of packing what the method's policy saves, of unpacking it, and of recomputing what other
+    operations read.
 
     As measured (recomputing takes what unpacking takes), else what their bytes take.
     """
@@ -162,7 +163,8 @@ def packing_seconds(workload: Workload, method: Method, hardware: Hardware) -> f
 
 
 def _packing(stash: CostedPolicy, hardware: Hardware) -> list[Pass]:
-    """Passes of packing and unpacking as `calibrate` measured them; empty: it did not, or the policy does more."""
+    """Return the passes of packing and unpacking as `calibrate` measured them; empty: it did not, or the policy does
+    more."""
     if not (stash.bits and stash.format and stash.ratio == 1):
         return []
     passes = (hardware.passes.get(("pack", _TIMED_BITS, phase)) for phase in (FORWARD, BACKWARD))
@@ -170,13 +172,15 @@ def _packing(stash: CostedPolicy, hardware: Hardware) -> list[Pass]:
 
 
 def _widening_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
-    """Time of making 16-bit weights of those of few bits, in each forward and backward: what their bytes take."""
+    """Return the time of making 16-bit weights of those of few bits, in each forward and backward: what their bytes
+    take."""
     values = sum(op.parameters for op in workload.operations if is_base(op, method))
     return (2 + method.recompute) * hardware.moving(values * (method.base_bits / 8 + 2))
 
 
 def _forward_again(workload: Workload, method: Method, hardware: Hardware, operations: Iterable[Operation]) -> float:
-    """Seconds of the forward of the chosen operations, but for those whose results selective recomputation keeps."""
+    """Return the seconds of the forward of these operations, but for those whose results selective recomputation
+    keeps."""
     results = saved_results(workload) if method.selective else ()
     second = replace(workload, operations=tuple(op for op in operations if op.name not in results))
     moved = [t for t in transfers(second, method.setup) if t.phase == FORWARD]
@@ -185,7 +189,7 @@ def _forward_again(workload: Workload, method: Method, hardware: Hardware, opera
 
 
 def communication_bytes(workload: Workload, method: Method, micro_batches: int = 1) -> float:
-    """Bytes that a device sends in a step (Rajbhandari et al., 2020, section 7).
+    """Return the bytes that a device sends in a step (Rajbhandari et al., 2020, section 7).
 
     Without ZeRO gradients are summed in a ring, 2 (N-1)/N of them. ZeRO-1 and 2 scatter gradients and gather the
     weights that were updated, ZeRO-3 all weights before the forward and before the backward. Under autocast weights
@@ -214,7 +218,7 @@ _ROW_PARALLEL = ("out_proj", "down_proj", "fc2")
 
 
 def sharded_step(stages: Stages, method: Method, shard: Shard, micro_batches: int, hardware: Hardware) -> StepTime:
-    """Time of a step: of the slowest stage."""
+    """Return the time of a step: of the slowest stage."""
     times = (step_time(stage, method, hardware, micro_batches, shard.tensor) for stage in stages)
     slowest = max(times, key=lambda step: step.seconds)
     if shard.devices == 1:
@@ -229,7 +233,8 @@ def sharded_step(stages: Stages, method: Method, shard: Shard, micro_batches: in
 
 
 def sharded_memory(stages: Stages, method: Method, shard: Shard, micro_batches: int) -> Memory:
-    """Memory of the device that holds most: the first stage keeps as many micro-batches as the pipeline is long."""
+    """Return the memory of the device that holds most: the first stage keeps as many micro-batches as the pipeline is
+    long."""
     in_flight = [min(shard.pipeline, micro_batches), 1]
     memories = [
         peak_memory(stage, replace(method, in_flight=count, accumulates=micro_batches > 1))
@@ -239,7 +244,7 @@ def sharded_memory(stages: Stages, method: Method, shard: Shard, micro_batches: 
 
 
 def sent_bytes(stages: Stages, method: Method, shard: Shard, micro_batches: int) -> float:
-    """Bytes that a device sends in a step, among data-parallel ones and inside its model."""
+    """Return the bytes that a device sends in a step, among data-parallel ones and inside its model."""
     inside = (micro_batches * sent_inside(stage, shard, method) for stage in stages)
     return max(
         communication_bytes(stage, method, micro_batches) + inside_bytes
@@ -249,8 +254,9 @@ def sent_bytes(stages: Stages, method: Method, shard: Shard, micro_batches: int)
 
 @lru_cache(maxsize=64)
 def sent_inside(stage: Workload, shard: Shard, method: Method) -> float:
-    """Bytes that a device sends for a micro-batch: sums of activations, 2 (t-1)/t of each in the forward and again in
-    the backward (sequence parallelism scatters and gathers as much), and what passes between stages, both ways."""
+    """Return the bytes that a device sends for a micro-batch: sums of activations, 2 (t-1)/t of each in the forward and
+    again in the backward (sequence parallelism scatters and gathers as much), and what passes between stages, both
+    ways."""
     bits = float(method.setup.container_bits)
     rows = [op for op in stage.gemms if layer_of(op) and op.name.endswith(_ROW_PARALLEL)]
     summed = sum(op.M * op.N for op in rows) * bits / 8

@@ -46,7 +46,7 @@ FAMILIES = _families(_DATA["families"])
 
 
 def transformer_of(data: Any, where: str, name: str = "") -> Transformer:
-    """The transformer that a config.json describes. Raises ValueError that names the file and the field."""
+    """Return the transformer that a config.json describes. Raises ValueError that names the file and the field."""
     if not isinstance(data, dict):
         raise ValueError(f"config {where} must be a JSON object")
     config = _Config({key: value for key, value in data.items() if value is not None}, where)
@@ -88,7 +88,7 @@ class _Config:
         return Transformer(name, self.head(family), **sizes)
 
     def weight_format(self) -> str:
-        """The format in which the weights are stored; empty: 16 or 32 bits."""
+        """Return the format in which the weights are stored; empty: 16 or 32 bits."""
         table = self.table("quantization_config")
         if not table:
             return ""
@@ -96,7 +96,7 @@ class _Config:
         return f"{bits}-bit ({table.get('quant_method', 'unnamed')})"
 
     def stack(self, side: str, family: Family, **overrides: Any) -> Stack:
-        """A stack, with the config's sizes, dropout and activation."""
+        """Return a stack, with the config's sizes, dropout and activation."""
         read: dict[str, Any] = {"causal": side == "decoder", "heads_copied": True} | dict(family.stack)
         read |= {name: self.size(*_FIELDS[name]) for name in ("layers", "d", "heads")}
         defaults = {"ffn": 4 * read["d"], "kv_heads": 0, "head_dim": 0}
@@ -148,13 +148,13 @@ class _Config:
         return self.size("vocab_size") if table == "words" else self.size("type_vocab_size", default=2)
 
     def pictures(self, d: int) -> dict[str, Any]:
-        """Patches of a picture and a class token."""
+        """Return the patches of a picture and a class token."""
         image, size = self.size("image_size", default=224), self.size("patch_size", default=16)
         patches = Patches(self.size("num_channels", default=3), size, (image // size) ** 2)
         return {"patches": patches, "tables": (("positions", patches.count + 1),), "extra_parameters": d}
 
     def sliding(self, side: str) -> dict[str, int]:
-        """The window of all layers but each n-th."""
+        """Return the window of all layers but each n-th."""
         if "sliding_window" not in self.data or side == "encoder" or not self.flag("use_sliding_window", True):
             return {}
         kinds = self.data.get("layer_types") or []
@@ -175,7 +175,7 @@ class _Config:
         return {"experts": MixtureOfExperts(self.size(*names), per_token, width)}
 
     def size(self, *names: str, default: int | None = None) -> int:
-        """The first of these fields that is there, a positive whole number."""
+        """Return the first of these fields that is there, a positive whole number."""
         name = next((name for name in names if name in self.data), None)
         if name is None and default is None:
             raise ValueError(f"config {self.where}: field {names[0]} is missing")

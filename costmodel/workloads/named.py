@@ -30,12 +30,13 @@ def _models() -> dict[str, dict[str, Any]]:
 
 
 def names() -> list[str]:
-    """The names of all workloads that have one."""
+    """Return the names of all workloads that have one."""
     return list(_models())
 
 
 def load_workload(name: str, fused: bool | None = None, cpu: bool = False, **sizes: int) -> Workload:
-    """A workload by name (completed), from a Hugging Face config.json, or from a workload file. Raises ValueError.
+    """Return a workload by name (completed), from a Hugging Face config.json, or from a workload file. Raises
+    ValueError.
 
     fused: attention runs in a fused kernel, where one takes it; None: as the model runs it. cpu: on a CPU, else on a
     GPU. sizes: sequences, source_length, target_length, where they are not the model's.
@@ -57,7 +58,7 @@ def _run(workload: Workload, fused: bool | None, cpu: bool) -> Workload:
 
 
 def load_shapes(name: str, **sizes: int) -> Transformer:
-    """A model by name or from a Hugging Face config.json. Raises ValueError, for a workload file too."""
+    """Return a model by name or from a Hugging Face config.json. Raises ValueError, for a workload file too."""
     loaded = _load(name)
     if isinstance(loaded, Workload):
         raise ValueError(f"workload file {name} states one device's operations, which cannot be cut for more")
@@ -78,7 +79,7 @@ def _load(name: str) -> Transformer | Workload:
 
 
 def _of_models(name: str) -> Transformer:
-    """The model that models.toml states, as its config or as its stacks."""
+    """Return the model that models.toml states, as its config or as its stacks."""
     entry = _models()[name]
     if "config" in entry:
         model = config_json.transformer_of(entry["config"], entry["source"], name)
@@ -139,7 +140,7 @@ class AskedStep:
 
     @lru_cache(maxsize=64)  # noqa: B019 - questions are few
     def build(self, copies: bool = False) -> Workload:
-        """The step. copies: adapters keep copies of their inputs, as PEFT's do. Raises ValueError."""
+        """Return the step. copies: adapters keep copies of their inputs, as PEFT's do. Raises ValueError."""
         adapts = self.lora is not None
         refuse(
             (
@@ -163,7 +164,8 @@ class AskedStep:
 
     @lru_cache(maxsize=64)  # noqa: B019
     def parts(self, shard: Shard, copies: bool = False) -> tuple[Workload, ...]:
-        """A device's part of the step, of the first stage and of the last. Raises ValueError where it cannot be cut."""
+        """Return a device's part of the step, of the first stage and of the last. Raises ValueError where it cannot be
+        cut."""
         whole = self.build(copies)  # which refuses what does nothing; of one stage it may do nothing
         if shard.devices == 1:
             return (whole,)
@@ -190,7 +192,7 @@ class AskedStep:
         return longest if longest > self.positions() > 0 else 0
 
     def stores_scores(self) -> bool:
-        """Whether a fused kernel would take the attention of the step, which runs without one unasked."""
+        """Return whether a fused kernel would take the attention of the step, which runs without one unasked."""
         fused = replace(self, fused_attention=True)
         return not self.eager_attention and fused.build().macs != self.build().macs
 
@@ -230,5 +232,5 @@ class AskedStep:
 
 
 def asked(**options: Any) -> AskedStep:
-    """The step of those options that a step has; others are ignored."""
+    """Return the step of those options that a step has; others are ignored."""
     return replace(AskedStep(), **{name: value for name, value in options.items() if name in vars(AskedStep())})

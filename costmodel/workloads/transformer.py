@@ -14,7 +14,7 @@ _BRANCH = ("activation", "relu", "gelu_new", "quick_gelu", "gate", "expert gate"
 
 
 def build(model: Transformer) -> Workload:
-    """The operations of one training step, its attention unfused (see Workload.fusing_attention)."""
+    """Return the operations of one training step, its attention unfused (see Workload.fusing_attention)."""
     ops: list[Operation] = []
     source_tokens, target_tokens = (model.sequences * n for n in (model.source_length, model.target_length))
     if model.encoder:
@@ -37,7 +37,7 @@ def build(model: Transformer) -> Workload:
 
 
 def _mark_stream(ops: list[Operation]) -> list[Operation]:
-    """The operations, those layers marked whose x is no product's or activation's output."""
+    """Return the operations, those layers marked whose x is no product's or activation's output."""
     branch = {op.name for op in ops if isinstance(op, Gemm) or op.kind in _BRANCH}
     return [
         replace(op, stream=True) if isinstance(op, Gemm) and op.weight and op.input not in branch else op for op in ops
@@ -68,13 +68,13 @@ def _embeddings(stack: Stack, sequences: int, length: int) -> list[Operation]:
 
 
 def _patch_product(patches: Patches, name: str, sequences: int, d: int) -> Gemm:
-    """The product that makes patches of pictures: every pixel is in one patch."""
+    """Return the product that makes patches of pictures: every pixel is in one patch."""
     rows, width = sequences * patches.count, patches.channels * patches.size**2
     return Gemm(f"{name}.patches", rows, width, d, bias=True, input=BATCH, x_grad=False, x_values=rows * width)
 
 
 def _added_to_scores(stack: Stack, model: Transformer, length: int) -> list[Operation]:
-    """Operations that run once for the scores of all layers: a mask, T5's zeros for cross-attention."""
+    """Return the operations that run once for the scores of all layers: a mask, T5's zeros for cross-attention."""
     mask = Pointwise(f"{stack.name}.mask", "mask", model.sequences * length, length, cls="attention")
     zeros = stack.heads * length, model.source_length
     bias = Pointwise(f"{stack.name}.cross_bias", "zero bias", *zeros, cls="attention")
@@ -144,7 +144,7 @@ def _mlp(prefix: str, stack: Stack, tokens: int, source: str) -> list[Operation]
 
 
 def _experts(prefix: str, stack: Stack, experts: MixtureOfExperts, tokens: int, source: str) -> list[Operation]:
-    """A router and experts; rows are gathered by expert."""
+    """Return a router and experts; rows are gathered by expert."""
     name, rows = f"{prefix}.experts", tokens * experts.per_token
     options: dict[str, Any] = {"weights": experts.count}
     return [
@@ -200,7 +200,8 @@ class _Attention:
 
 
 def _attention(attention: _Attention) -> list[Operation]:
-    """The operations of one attention, in order: projections, copies, two products with a materialized softmax."""
+    """Return the operations of one attention, in order: projections, copies, two products with a materialized
+    softmax."""
     stack, prefix = attention.stack, attention.prefix
     sizes = (attention.query_tokens, stack.heads * stack.head_width, stack.d)
     out = attention.linear("out_proj", *sizes, f"{prefix}.context", stack.out_bias)
@@ -218,7 +219,7 @@ def _projections(attention: _Attention) -> list[Operation]:
 
 
 def _on_heads(attention: _Attention) -> list[Operation]:
-    """Norms and rotary positions of queries and keys, and the copies of heads that torch.matmul reads."""
+    """Return the norms and rotary positions of queries and keys, and the copies of heads that torch.matmul reads."""
     stack, width = attention.stack, attention.stack.head_width
     turned = round(stack.rotary * width)
     inputs = ("q", attention.query_tokens * stack.heads), ("k", attention.key_tokens * stack.keys)
@@ -241,7 +242,7 @@ def _on_heads(attention: _Attention) -> list[Operation]:
 
 
 def _head_copy(attention: _Attention, name: str, kind: str, tokens: int) -> list[Operation]:
-    """A copy of every head, where heads are copied."""
+    """Return a copy of every head, where heads are copied."""
     if not attention.stack.heads_copied:
         return []
     stack = attention.stack
@@ -278,7 +279,7 @@ def _products(attention: _Attention) -> list[Operation]:
 
 
 def _pairs(queries: int, keys: int, causal: bool, window: int) -> int:
-    """Pairs of a query and a key that it sees, of one head; 0: all of them."""
+    """Return the pairs of a query and a key that it sees, of one head; 0: all of them."""
     if not causal:
         return 0
     span = min(window or keys, keys)
@@ -309,7 +310,8 @@ class Shard:
 
 
 def stages(model: Transformer, shard: Shard) -> tuple[Workload, ...]:
-    """The operations of a device of the first stage, and of the last. Raises ValueError where it cannot be cut so."""
+    """Return the operations of a device of the first stage, and of the last. Raises ValueError where it cannot be cut
+    so."""
     if shard.pipeline == 1:
         return (_parallel(build(_part(model, shard)), shard),)
     if model.encoder and model.decoder:
@@ -327,7 +329,7 @@ def stages(model: Transformer, shard: Shard) -> tuple[Workload, ...]:
 
 
 def _part(model: Transformer, shard: Shard) -> Transformer:
-    """The model with 1 / tensor of its heads, MLP widths, tables and logits."""
+    """Return the model with 1 / tensor of its heads, MLP widths, tables and logits."""
     encoder, decoder = (stack and _shard_stack(stack, shard.tensor) for stack in (model.encoder, model.decoder))
     head = replace(model.head, outputs=-(-model.head.outputs // shard.tensor))
     return replace(model, head=head, encoder=encoder, decoder=decoder)
@@ -356,7 +358,7 @@ def _divided(stack: Stack, field: str, parts: int) -> int:
 
 
 def _parallel(workload: Workload, shard: Shard) -> Workload:
-    """The workload with the tokens of the residual stream shared out."""
+    """Return the workload with the tokens of the residual stream shared out."""
     if shard.tensor == 1:
         return workload
 

@@ -28,7 +28,7 @@ def is_workload(data: Any) -> bool:
 
 
 def parse(data: dict[str, Any], where: str) -> Workload:
-    """The workload of the JSON data. Raises ValueError that names the operation and the field."""
+    """Return the workload of the JSON data. Raises ValueError that names the operation and the field."""
     try:
         if data["costmodel"] != VERSION:
             raise ValueError(f"costmodel must be {VERSION}, not {data['costmodel']!r}")

@@ -51,7 +51,7 @@ def _measure(device: str | None) -> dict[str, Any]:
 
 
 def toml(data: dict[str, Any]) -> str:
-    """A hardware file's data as its text: values, tables, lists of tables."""
+    """Return a hardware file's data as its text: values, tables, lists of tables."""
     tables = {name: value for name, value in data.items() if isinstance(value, dict | list)}
     parts = ["\n".join(f"{name} = {_value(value)}" for name, value in data.items() if name not in tables)]
     for name, value in tables.items():

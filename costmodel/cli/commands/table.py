@@ -52,7 +52,7 @@ def table(arguments: argparse.Namespace) -> Answer:
 
 
 def _fitted(static: list[Record]) -> str:
-    """The figures that test the model, each named once."""
+    """Return the figures that test the model, each named once."""
     names = {"arith": "arithmetic", "dram": "DRAM"}
     tests = dict.fromkeys(
         f"{names[column]} of {record['setup']}"

@@ -12,7 +12,7 @@ WHITE_BOX: dict[str, Any] = {"boxstyle": "square,pad=0.1", "facecolor": "white",
 
 
 def new_figure(columns: int = 1, size: tuple[float, float] = (9, 6)) -> tuple[Figure, Any]:
-    """A figure of so many inches a column, and its axes: one, or a list of them side by side."""
+    """Return a figure of so many inches a column, and its axes: one, or a list of them side by side."""
     figure = Figure(figsize=(size[0] * columns, size[1]), dpi=150, layout="constrained")
     panels = figure.subplots(1, columns, squeeze=False)[0]
     for axes in panels:

@@ -31,7 +31,7 @@ MARKERS = ("o", "s", "^", "D")
 
 
 def front(rows: tuple[MethodCost, ...]) -> list[MethodCost]:
-    """The rows than which none is both quicker and smaller, the quickest first."""
+    """Return the rows than which none is both quicker and smaller, the quickest first."""
     ahead: list[MethodCost] = []
     for row in sorted(rows, key=lambda row: (row.step.launched, row.memory.peak)):
         if not ahead or row.memory.peak < ahead[-1].memory.peak:
@@ -40,7 +40,7 @@ def front(rows: tuple[MethodCost, ...]) -> list[MethodCost]:
 
 
 def place(row: MethodCost) -> tuple[float, float]:
-    """The row's point: milliseconds, GB."""
+    """Return the row's point: milliseconds, GB."""
     return row.step.launched * 1e3, row.memory.peak / GIGA
 
 
@@ -51,7 +51,7 @@ def bands(row: MethodCost) -> dict[str, list[float]]:
 
 
 def moments(row: MethodCost) -> tuple[list[int], list[str]]:
-    """Where the step's parts begin, and their names."""
+    """Return where the step's parts begin, and their names."""
     return [0, len(row.memory.operations), len(row.memory.totals) - 1], ["forward", "backward", "update"]
 
 
@@ -133,6 +133,6 @@ def draw_page(path: Path, plan: Plan) -> None:
 
 
 def _told(row: MethodCost) -> str:
-    """The fields of the row's record, a line each."""
+    """Return the fields of the row's record, a line each."""
     fields = {name: f"{cell:,.4g}" if isinstance(cell, float) else str(cell) for name, cell in row.record().items()}
     return "<br>".join(f"{name}: {value}" for name, value in fields.items())

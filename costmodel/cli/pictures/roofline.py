@@ -78,7 +78,7 @@ def _label_step(axes: Axes, record: Record, place: tuple[float, float], color: s
 
 
 def _lines(hardware: Hardware) -> list[float]:
-    """The heights of all roofs that are drawn, in TFLOP/s."""
+    """Return the heights of all roofs that are drawn, in TFLOP/s."""
     rates = [
         hardware.vector_flops,
         *(rate for peak in hardware.peaks for rate in (peak.flops, peak.datasheet_flops) if rate),
@@ -87,7 +87,7 @@ def _lines(hardware: Hardware) -> list[float]:
 
 
 def roofs(hardware: Hardware) -> list[tuple[float, str]]:
-    """The rates that are reached, in TFLOP/s, highest first, each with its label; near ones together."""
+    """Return the rates that are reached, in TFLOP/s, highest first, each with its label; near ones together."""
     placed: list[tuple[float, str]] = []
     rates = {peak.datatype: peak.flops / TERA for peak in hardware.peaks} | {"vector": hardware.vector_flops / TERA}
     for name, rate in sorted(rates.items(), key=lambda named: -named[1]):
