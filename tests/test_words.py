@@ -72,6 +72,15 @@ def test_pages(page):
     assert banned(page.read_text(encoding="utf-8")) == []
 
 
+def test_readme_and_docs_are_short():
+    words = 0  # without tables and blocks of code
+    for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")):
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        lines = [line.strip() for line in text.splitlines()]
+        words += sum(len(line.split()) for line in lines if not line.startswith(("|", "<!--", ":::")))
+    assert words <= 9_500, "say less elsewhere: what a table shows, what another page says, why it was made so"
+
+
 @pytest.mark.parametrize("command", ["plan", "estimate", "table", "roofline", "calibrate", "trace"])
 def test_help_of_dsq_cost(command, capsys):
     with pytest.raises(SystemExit):
