@@ -387,8 +387,8 @@ def multiplies(gemm: GemmKernel, product: Product, device: torch.device) -> bool
 
 
 def _is_product(y: Tensor, matmul: MatMul, a: Tensor, b: Tensor, bias: Tensor | None) -> bool:
-    """Whether ``y`` is the product in float64, up to the rounding of sums in float32, one rounding to the dtype of
-    ``y`` and one to the grid of the result."""
+    """Return whether ``y`` is the product in float64, up to the rounding of sums in float32, one rounding to the dtype
+    of ``y`` and one to the grid of the result."""
     operands = operands_for(FLOAT64, matmul, a.float(), b.float(), REFERENCE)
     a_MK, b_KN = (values.double() for values in operands if isinstance(values, Tensor))
     offset = torch.zeros(()) if bias is None else bias.double()

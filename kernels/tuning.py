@@ -152,14 +152,14 @@ def _machine(backend: Backend) -> str:
 
 
 def _file() -> Path:
-    """The file of choices. Raises RuntimeError if the user has no home."""
+    """Return the file of choices. Raises RuntimeError if the user has no home."""
     if dsq_cache := os.environ.get("DSQ_CACHE"):
         return Path(dsq_cache) / "gemms.jsonl"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsq" / "gemms.jsonl"
 
 
 def _saved_choice(gemms: Sequence[GemmKernel], key: str) -> GemmKernel | None:
-    """The choice in the file; None if it has none, or cannot be read."""
+    """Return the choice in the file; None if it has none, or cannot be read."""
     lines: list[bytes] = []
     with suppress(OSError, RuntimeError, ValueError):
         lines = read_bytes(_file(), MAX_BYTES).splitlines()

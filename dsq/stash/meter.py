@@ -35,7 +35,7 @@ class SavedTensor:
 
 @dataclass(frozen=True)
 class StashProfile:
-    """The findings of `measure`."""
+    """The tensors that a forward saves for its backward, as ``measure`` found them."""
 
     tensors: tuple[SavedTensor, ...]  #: largest first
 

@@ -115,7 +115,7 @@ class CpuAttention:
         return gradients
 
     def _serves(self, options: AttentionOptions) -> bool:
-        """Whether these kernels serve PyTorch's operators now, for these options."""
+        """Return whether these kernels serve PyTorch's operators now, for these options."""
         return self._open_contexts > 0 and options.mask is None and not options.dropout
 
     def gradients(
@@ -190,7 +190,7 @@ class CpuAttention:
 
 
 def _supported(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> bool:
-    """Whether the kernels support the arguments. The shift of the exponentials requires a scale above 0."""
+    """Return whether the kernels support the arguments. The shift of the exponentials requires a scale above 0."""
     if not q.dim() == k.dim() == v.dim() == 4:
         return False
     dtypes_match = q.dtype == k.dtype == v.dtype and q.dtype in _DTYPES
@@ -208,7 +208,7 @@ def _repeat_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, Tensor, Tensor]
 
 
 def _mask_and_noise(shape: tuple[int, ...], options: AttentionOptions) -> dict[str, Tensor]:
-    """The mask as numbers to add to the scores, which have this shape, and the noise; each only if given."""
+    """Return the mask as numbers to add to the scores, which have this shape, and the noise; each only if given."""
     tensors = {}
     mask = options.mask
     if mask is not None:

@@ -99,7 +99,7 @@ def _values_at_scale_1(codec: CodecKernels, operand: Operand, x: Codes) -> Tenso
 
 
 def _fits_integers(matmul: MatMul, dtype: torch.dtype) -> bool:
-    """Whether an operand is of a grid, and "integer" multiplies the elements of both."""
+    """Return whether an operand is of a grid, and "integer" multiplies the elements of both."""
     of_integers = _of_integers(matmul)
     return of_integers is not None and wants_exact(matmul, dtype) and fits_integer(of_integers, dtype)
 

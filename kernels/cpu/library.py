@@ -43,7 +43,7 @@ class Library:
         return self.ffi.new(f"{struct} *", fields)
 
     def has_gemm(self, kernel: str) -> bool:
-        """Whether this machine has the instructions of a constant of ``enum GemmKernel``."""
+        """Return whether this machine has the instructions of a constant of ``enum GemmKernel``."""
         return bool(self.c.dsq_has_gemm(getattr(self.c, kernel)))
 
     def fits_with(self, kernel: str, fits: Fits) -> Fits:

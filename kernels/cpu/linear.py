@@ -67,7 +67,7 @@ class CpuLinear:
         return call
 
     def _packing_fields(self, spec: LinearSpec) -> tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]:
-        """The fields of a LinearForwardDesc that pack x, and the shapes of codes and scales."""
+        """Return the fields of a LinearForwardDesc that pack x, and the shapes of codes and scales."""
         x_for_dw = spec.matmuls.x_for_dw
         dtype = spec.dtypes.x
         fmt = x_for_dw.quantized_to

@@ -44,7 +44,7 @@ def addresses(*tensors: Tensor | None, strided: bool = False) -> list[int]:
 
 
 def _extent(x: Tensor) -> int:
-    """The bytes from the first value to the end of the last."""
+    """Return the bytes from the first value to the end of the last."""
     last_offset = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
     return x.itemsize * (last_offset + 1) if x.numel() else 0
 

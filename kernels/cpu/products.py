@@ -49,7 +49,7 @@ def bfloat16_gemm(library: Library, name: str) -> GemmKernel:
 
 
 def with_first_check(gemm: GemmKernel) -> GemmKernel:
-    """Return ``gemm`` with a check before its first use: if a small product differs from the reference's, a warning
+    """Return ``gemm`` with a check before its first use: if a small product differs from the one in float64, a warning
     says so and the kernel fits no product."""
 
     @cache
@@ -66,7 +66,7 @@ def with_first_check(gemm: GemmKernel) -> GemmKernel:
 
 
 def _dot_product_size(block_size: int) -> int:
-    """The number of values of one integer dot product: a block, or 16 if the tensor has one scale (0)."""
+    """Return the number of values of one integer dot product: a block, or 16 if the tensor has one scale (0)."""
     return block_size or 16
 
 
@@ -79,8 +79,8 @@ def _fits_bfloat16(matmul: MatMul, dtype: torch.dtype) -> bool:
 
 
 def fits_integer(matmul: MatMul, dtype: torch.dtype) -> bool:
-    """Whether both operands have equal blocks along the contraction that divide a panel (or one scale each), codes of a
-    width that this machine multiplies, and block sums that fit 32 bits."""
+    """Return whether both operands have equal blocks along the contraction that divide a panel (or one scale each),
+    codes of a width that this machine multiplies, and block sums that fit 32 bits."""
     a, b = matmul.a.format, matmul.b.format
     if not wants_exact(matmul, dtype) or a is None or b is None or not {type(a), type(b)} <= SCALES.keys():
         return False
@@ -130,8 +130,8 @@ def multiply_packed(matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -
 
 
 def _packed_arguments(x: Codes, operand: Operand, axis: int) -> tuple[int, ...]:
-    """The addresses of codes and scales, the kind of scales, the bits of a code, and whether a row of codes has one
-    index of the contraction."""
+    """Return the addresses of codes and scales, the kind of scales, the bits of a code, and whether a row of codes has
+    one index of the contraction."""
     kind = getattr(library().c, SCALES[type(operand.quantized_to)])
     return *addresses(x.codes, x.scales), kind, operand.quantized_to.bits, int(axis == 0)
 
@@ -210,7 +210,8 @@ def _operand(
     arena: Arena,
     stochastic: bool,
 ) -> dict[str, Any]:
-    """The fields of an OperandDesc other than ``across``. ``values``: the dtype that ``gemm`` multiplies, or codes."""
+    """Return the fields of an OperandDesc other than ``across``. ``values``: the dtype that ``gemm`` multiplies, or
+    codes."""
     fmt = operand.quantized_to
     layout = Layout.of(x.shape, operand.axis)
     strides = (x.shape[1], 1)

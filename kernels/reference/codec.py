@@ -132,5 +132,5 @@ def unpack_bits(packed_RB: Tensor, bits: int, columns: int, dtype: torch.dtype) 
 
 
 def _places(count: int, x: Tensor) -> Tensor:
-    """The numbers from 0 to ``count`` - 1, in the dtype and on the device of ``x``."""
+    """Return the numbers from 0 to ``count`` - 1, in the dtype and on the device of ``x``."""
     return torch.arange(count, dtype=x.dtype, device=x.device)

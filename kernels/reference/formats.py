@@ -25,7 +25,7 @@ class Scaling(NamedTuple):
 
 
 def scaling_of(fmt: Format) -> Scaling:
-    """The scaling of the format. Raises TypeError if it has none."""
+    """Return the scaling of the format. Raises TypeError if it has none."""
     if type(fmt) not in SCALINGS:
         raise TypeError(f"format {fmt} has no scaling in kernels/reference/formats.py")
     return SCALINGS[type(fmt)]
@@ -48,7 +48,7 @@ def _block_reduce(x_ORC: Tensor, fmt: Format, layout: Layout, reduce: Callable[[
 
 
 def _block_extremes(x_ORC: Tensor, fmt: Format, layout: Layout) -> tuple[Tensor, Tensor]:
-    """The largest magnitude of every block, and whether a positive value has it."""
+    """Return the largest magnitude of every block, and whether a positive value has it."""
     most = _block_reduce(x_ORC, fmt, layout, lambda values, dim: values.amax(dim))
     least = _block_reduce(x_ORC, fmt, layout, lambda values, dim: values.amin(dim))
     return torch.maximum(most, -least), most >= -least

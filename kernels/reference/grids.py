@@ -42,7 +42,7 @@ def pack(x: Tensor, fmt: GridFormat, layout: Layout, seed: int | None) -> tuple[
 
 
 def unpack(codes: Tensor, scales: Tensor, fmt: GridFormat, layout: Layout, dtype: torch.dtype) -> Tensor:
-    """The values of packed ``codes`` as ``dtype``, shape (outer, rows, columns)."""
+    """Return the values of packed ``codes`` as ``dtype``, shape (outer, rows, columns)."""
     indices = _unpack_codes(codes, fmt.bits, layout.columns)
     t = _blocks(_magnitudes(fmt.grid, codes.device)[indices], fmt, layout)
     return _joined(_values(t, _Scales.of(scales, fmt, layout), fmt), fmt, layout).to(dtype)
@@ -178,7 +178,7 @@ def _fp32(largest: Tensor, fmt: GridFormat) -> _Ruled:
 
 
 def _quotient(dividend: float, divisor: Tensor) -> Tensor:
-    """The quotient rounded once: PyTorch's own of a number multiplies by a rounded reciprocal."""
+    """Return the quotient rounded once: PyTorch's own of a number multiplies by a rounded reciprocal."""
     quotient: Tensor = torch.full_like(divisor, dividend) / divisor
     return quotient
 
@@ -190,7 +190,7 @@ _RULES = {"e8m0": _e8m0, "e4m3": _e4m3, "fp32": _fp32}
 
 
 def _blocks(x: Tensor, fmt: GridFormat, layout: Layout) -> Tensor:
-    """A tensor of this layout as (O, A, r, B, c); short blocks are filled with zeros."""
+    """Return a tensor of this layout as (O, A, r, B, c); short blocks are filled with zeros."""
     shape = outer, rows, columns = fmt.matrix(layout)
     x = x.reshape(outer, columns, rows).mT if layout.along_rows and fmt.block != (0, 0) else x.reshape(shape)
     (height, width), (_, down, across) = fmt.tile(layout), fmt.blocks(layout)
@@ -200,7 +200,7 @@ def _blocks(x: Tensor, fmt: GridFormat, layout: Layout) -> Tensor:
 
 
 def _joined(v: Tensor, fmt: GridFormat, layout: Layout) -> Tensor:
-    """The inverse of ``_blocks``: (outer, rows, columns) of the layout."""
+    """Return the inverse of ``_blocks``: (outer, rows, columns) of the layout."""
     _, rows, columns = fmt.matrix(layout)
     x = v.flatten(3).flatten(1, 2)[:, :rows, :columns]
     if fmt.block == (0, 0):
@@ -212,7 +212,7 @@ def _joined(v: Tensor, fmt: GridFormat, layout: Layout) -> Tensor:
 
 
 def _codes(t: Tensor, grid: Grid) -> Tensor:
-    """The code of each element: the place of its magnitude, and its sign as the highest bit; int32."""
+    """Return the code of each element: the place of its magnitude, and its sign as the highest bit; int32."""
     exponent = _exponent(t).clamp_(min=grid.lowest)
     index = (t.abs() * _power_of_two(grid.digits - exponent)).int() + ((exponent - grid.lowest) << grid.digits)
     return index | (t.signbit().int() << (grid.bits - 1))
@@ -220,7 +220,7 @@ def _codes(t: Tensor, grid: Grid) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _magnitudes(grid: Grid, device: torch.device) -> Tensor:
-    """The value of each code, float32 (2^bits,); codes that stand for none count on along the grid."""
+    """Return the value of each code, float32 (2^bits,); codes that stand for none count on along the grid."""
     index = torch.arange(1 << (grid.bits - 1), device=device)
     binades = ((index >> grid.digits) - 1).clamp_(min=0)
     values = (index - (binades << grid.digits)) * torch.exp2((binades + grid.lowest - grid.digits).double())

@@ -85,7 +85,7 @@ def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dt
 
 
 def _runs(x_N: Tensor, groups: Groups) -> Tensor:
-    """The values of each group, (A, G, B). A short last run is filled up with its last value."""
+    """Return the values of each group, (A, G, B). A short last run is filled up with its last value."""
     missing = -x_N.numel() % (groups.run * groups.number)
     return torch.cat([x_N, x_N[-1:].expand(missing)]).view(-1, groups.number, groups.run)
 

@@ -123,7 +123,8 @@ def _empty_result(x: Tensor, request: Request) -> Any:
 
 
 def _exponents(request: Request) -> tuple[int, int] | None:
-    """The lowest and the highest exponent that the format stores for the whole tensor; None if it stores none."""
+    """Return the lowest and the highest exponent that the format stores for the whole tensor; None if it stores
+    none."""
     fmt = request.fmt
     if isinstance(fmt, FixedPoint):
         static = fmt.static_exponent
@@ -219,7 +220,8 @@ _NO_SECOND_OUTPUT = {f"{name}_2": None if name.endswith("pointer") else 0 for na
 
 
 def _roundings(requests: Sequence[Request], parts: int) -> list[_Rounding]:
-    """The launches for the requests of a tensor. Two that go together are one launch, blocks along rows first."""
+    """Return the launches for the requests of a tensor. Two that go together are one launch, blocks along rows
+    first."""
     placed_requests = list(enumerate(requests))
     if len(requests) == 2 and _go_together(*requests):
         return [_Rounding(sorted(placed_requests, key=lambda placed: not placed[1].layout.along_rows), parts)]
@@ -227,14 +229,14 @@ def _roundings(requests: Sequence[Request], parts: int) -> list[_Rounding]:
 
 
 def _go_together(a: Request, b: Request) -> bool:
-    """Whether a tile of blocks along rows holds the blocks along columns of the other."""
+    """Return whether a tile of blocks along rows holds the blocks along columns of the other."""
     if a.layout.along_rows == b.layout.along_rows or a.stochastic != b.stochastic:
         return False
     return a.layout.outer == b.layout.outer == 1 and 0 not in (a.fmt.block_size, b.fmt.block_size)
 
 
 def _seeds(seed: int | Tensor, device: torch.device) -> tuple[int, Tensor | None]:
-    """A seed as the kernel takes it: a number, or in a CUDA graph a tensor, which each replay draws anew."""
+    """Return a seed as the kernel takes it: a number, or in a CUDA graph a tensor, which each replay draws anew."""
     if isinstance(seed, Tensor):
         return 0, seed
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -254,7 +256,8 @@ def unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: to
 
 @lru_cache(MAX_CACHED_LAUNCHES)
 def _decoder(fmt: Format, layout: Layout, address: int, dtype: torch.dtype) -> tuple[Launch, dict[str, int]]:
-    """A launch that unpacks codes at this address, modulo 4, into ``dtype``, and its arguments that are sizes."""
+    """Return a launch that unpacks codes at this address, modulo 4, into ``dtype``, and its arguments that are
+    sizes."""
     tiling = tiles_for(fmt, layout, counted=False)
     word = word_of(fmt.bits, tiling.row_bits, address)
     exponent_place = prod(fmt.scale_shape(layout)) - 1
@@ -294,8 +297,8 @@ def tiles_for(fmt: Format, layout: Layout, counted: bool) -> Tiling:
 
 
 def _is_flat(fmt: Format, layout: Layout, counted: bool) -> bool:
-    """Whether the tensor may be taken for one long row, as blocks and bytes (and the blocks of random numbers) end with
-    each row: rows of any length then fill the tiles."""
+    """Return whether the tensor may be taken for one long row, as blocks and bytes (and the blocks of random numbers)
+    end with each row: rows of any length then fill the tiles."""
     rows_are_whole = fmt.block_size == 0 or (not layout.along_rows and layout.columns % fmt.block_size == 0)
     return rows_are_whole and layout.columns * fmt.bits % 8 == 0 and (not counted or layout.columns % BLOCK == 0)
 
@@ -347,7 +350,7 @@ def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
 
 @lru_cache(MAX_CACHED_LAUNCHES)
 def _mask_launch(kernel: Any, count: int, dtype: torch.dtype, **options: bool) -> Launch:
-    """The launch for a mask of ``count`` values of ``dtype``."""
+    """Return the launch for a mask of ``count`` values of ``dtype``."""
     return Launch(kernel, -(-count // (8 * MASK["B"])), WIDE=count >= WIDE_NUMEL, **options, **MASK)
 
 

@@ -33,7 +33,7 @@ def _narrow(fmt: Format | None) -> bool:
 
 
 def _two_parts(fmt: Format | None) -> bool:
-    """Whether the significand is that of two bfloat16 values: each holds 8 bits, the second one signed."""
+    """Return whether the significand is that of two bfloat16 values: each holds 8 bits, the second one signed."""
     return fmt is not None and fmt.significand_bits <= 15
 
 

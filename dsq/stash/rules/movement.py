@@ -159,7 +159,7 @@ class Gather(torch.autograd.Function):
 def index_add(
     stash: Stash, input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1, in_place: bool = False
 ) -> Tensor:
-    """torch.index_add: nothing but the index."""
+    """Run torch.index_add, and save the index alone."""
     if in_place and (input._is_view() or (input.is_leaf and input.requires_grad)):
         return input.index_add_(dim, index, source, alpha=alpha)
     if index.dim() == 0 or source.dim() == 0:
