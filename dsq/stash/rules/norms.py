@@ -181,6 +181,7 @@ class BatchNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x_hat, *statistics, weight = saved(ctx)
+        weight = None if weight is None else weight.contiguous()  # the kernel reads no strides
         dx_wanted, *parameters = ctx.needs_input_grad[1:4]
         if ctx.training:
             dx, dw, db = aten.native_batch_norm_backward(
