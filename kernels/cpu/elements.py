@@ -16,7 +16,7 @@ from torch import Tensor
 from dsq.formats import BFP, BIAS, FixedPoint, Format, GridFormat, Layout, SignedNVInt
 from dsq.kernels.backend import Codes, GemmKernel, MatMul, Operand, along_contraction
 from dsq.kernels.cpu.codec import CodecKernels
-from dsq.kernels.cpu.products import bfloat16_gemm, fits_integer, multiply_packed, wants_exact
+from dsq.kernels.cpu.products import INTEGERS, ElementCodes, bfloat16_gemm, fits_integer, multiply_packed, wants_exact
 
 
 def elements_gemm(codec: CodecKernels) -> GemmKernel:
@@ -38,6 +38,7 @@ class _Elements(NamedTuple):
     elements: Any
     power: float = 1.0
     scales: Tensor | None = None  #: float32, one, or one of each vector
+    codes: ElementCodes = INTEGERS  #: what they are in memory
 
 
 def _scaled(y: Tensor, a: _Elements, b: _Elements, bias_N: Tensor | None) -> Tensor:
@@ -133,25 +134,30 @@ def _integer_bits(fmt: GridFormat) -> int:
 def _multiply_integers(matmul: MatMul, a: _Elements, b: _Elements, bias_N: Tensor | None) -> Tensor:
     of_integers = _of_integers(matmul)
     assert of_integers is not None
-    return _scaled(multiply_packed(of_integers, a.elements, b.elements, None), a, b, bias_N)
+    y = multiply_packed(of_integers, a.elements, b.elements, None, a.codes, b.codes)
+    return _scaled(y, a, b, bias_N)
 
 
 def _as_integers(codec: CodecKernels, operand: Operand, x: Codes) -> _Elements:
-    """Return packed elements as the codes of another format, with the scales of their blocks."""
+    """Return packed elements as the GEMM reads them, with the scales of their blocks as those of another format."""
     fmt = operand.quantized_to
     if not isinstance(fmt, GridFormat):
         return _Elements(x)
     layout, bits, unit = Layout.of(x.shape, operand.axis), _integer_bits(fmt), fmt.grid.unit - (fmt.pair > 0)
-    values = _values_at_scale_1(codec, operand, x)
-    codes, one_scale = codec.pack(values, FixedPoint(bits, -unit), layout, None)
+    codes, of_elements = x.codes, ElementCodes(fmt.grid.digits, fmt.bits)
+    if fmt.pair:  # whose elements have no codes of their own
+        values = _values_at_scale_1(codec, operand, x)
+        codes, of_elements = codec.pack(values, FixedPoint(bits, -unit), layout, None)[0], INTEGERS
+    power = unit + bits - 2  # of two, the step of integers of `bits` bits at a scale of 1
     if fmt.scale == "fp32":
-        return _Elements(Codes(codes, one_scale, x.shape), 1.0, _float32_scales(x))
+        one = x.scales.new_tensor([BIAS + power])
+        return _Elements(Codes(codes, one, x.shape), 1.0, _float32_scales(x), of_elements)
     _, tall, long = fmt.blocks(layout)
     of_vectors = x.scales[: tall * long].view(tall, long).repeat_interleave(fmt.tile(layout)[0], 0)
     of_vectors = of_vectors[: x.shape[1 if layout.along_rows else 0]]
     scales = (of_vectors.t() if layout.along_rows else of_vectors).flatten()
     if fmt.scale == "e8m0":
-        return _Elements(Codes(codes, scales, x.shape), 2.0 ** (unit + bits - 2) / fmt.prescale)
+        return _Elements(Codes(codes, scales, x.shape), 2.0**power / fmt.prescale, None, of_elements)
     of_tensor = scales.new_tensor([BIAS + bits + 6 + unit])  # the exponent with which a scale of 1 is a unit's step
     scale_of_tensor = x.scales[tall * long :].clone().view(torch.float32)
-    return _Elements(Codes(codes, torch.cat([scales, of_tensor]), x.shape), 1.0, scale_of_tensor)
+    return _Elements(Codes(codes, torch.cat([scales, of_tensor]), x.shape), 1.0, scale_of_tensor, of_elements)

@@ -115,8 +115,25 @@ def _multiply_bfloat16(kernel: int, _: MatMul, a_MK: Tensor, b_KN: Tensor, bias_
     return _run_gemm(sizes, bias_N, c.dsq_gemm_bfloat16, operands, c.dsq_gemm_bfloat16_scratch(kernel, *sizes))
 
 
-def multiply_packed(matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -> Tensor:
-    """Return ``a b + bias`` of packed operands in float32."""
+class ElementCodes(NamedTuple):
+    """Codes that are no integers: elements of a grid, which multiply as integers in the unit of its finest step."""
+
+    digits: int  #: 0: they are integers
+    bits: int  #: of a code
+
+
+INTEGERS = ElementCodes(0, 0)
+
+
+def multiply_packed(
+    matmul: MatMul,
+    a: Codes,
+    b: Codes,
+    bias_N: Tensor | None,
+    a_elements: ElementCodes = INTEGERS,
+    b_elements: ElementCodes = INTEGERS,
+) -> Tensor:
+    """Return ``a b + bias`` of packed operands in float32. ``a_elements``, ``b_elements``: what the codes are."""
     a_format, b_format = matmul.a.quantized_to, matmul.b.quantized_to
     a_axis, b_axis = matmul.contracted()
     c = library().c
@@ -124,7 +141,9 @@ def multiply_packed(matmul: MatMul, a: Codes, b: Codes, bias_N: Tensor | None) -
     a, b = (x._replace(codes=x.codes.contiguous(), scales=x.scales.contiguous()) for x in (a, b))
     one_scale = a_format.block_size == 0
     block_size = _dot_product_size(a_format.block_size)
-    operands = (*_packed_arguments(a, matmul.a, a_axis), *_packed_arguments(b, matmul.b, b_axis), one_scale, block_size)
+    a_arguments = *_packed_arguments(a, matmul.a, a_axis), *a_elements
+    b_arguments = *_packed_arguments(b, matmul.b, b_axis), *b_elements
+    operands = *a_arguments, *b_arguments, one_scale, block_size
     scratch_size = c.dsq_gemm_integer_scratch(*sizes, a_format.bits, b_format.bits, block_size)
     return _run_gemm(sizes, bias_N, c.dsq_gemm_integer, operands, scratch_size)
 

@@ -157,10 +157,13 @@ void dsq_gemm_bfloat16(int gemm, address a, int64_t a_row_stride, int64_t a_dept
                        int64_t columns, int64_t depth, address scratch, int threads);
 int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, int a_bits, int b_bits, int block_size);
 /* Packed a and b with blocks of `block_size` values along the depth, or one scale each, of `kind` in enum Scales. `block_size` divides 256 and
-   is a multiple of as many codes of the widest bits as 32 bits hold; a dot product over it must fit 32 bits. */
-void dsq_gemm_integer(address a_codes, address a_scales, int a_kind, int a_bits, int a_across, address b_codes,
-                      address b_scales, int b_kind, int b_bits, int b_across, int one_scale, int block_size, address bias,
-                      address c, int64_t rows, int64_t columns, int64_t depth, address scratch, int threads);
+   is a multiple of as many codes of the widest bits as 32 bits hold; a dot product over it must fit 32 bits.
+   `digits` 0: codes are integers of so many `bits`; else elements of a grid with so many digits, in `code_bits` bits, which
+   are multiplied as integers of `bits` bits in the unit of the grid's finest step. */
+void dsq_gemm_integer(address a_codes, address a_scales, int a_kind, int a_bits, int a_across, int a_digits, int a_code_bits,
+                      address b_codes, address b_scales, int b_kind, int b_bits, int b_across, int b_digits, int b_code_bits,
+                      int one_scale, int block_size, address bias, address c, int64_t rows, int64_t columns, int64_t depth,
+                      address scratch, int threads);
 
 /* y = x w^T + bias; x is packed into `codes` and `scales` too, unless codes is 0. */
 void dsq_linear_forward(const LinearForwardDesc* desc, address x, address w, address bias, address y, address codes,

@@ -112,12 +112,13 @@ int64_t dsq_gemm_integer_scratch(int64_t rows, int64_t columns, int64_t depth, i
   return integer_gemm()->scratch({rows, columns, depth}, a_bits, b_bits, block_size);
 }
 
-void dsq_gemm_integer(address a_codes, address a_scales, int a_kind, int a_bits, int a_across, address b_codes,
-                      address b_scales, int b_kind, int b_bits, int b_across, int one_scale, int block_size, address bias,
-                      address c, int64_t rows, int64_t columns, int64_t depth, address scratch, int threads) {
-  integer_gemm()->multiply({At{a_codes}, At{a_scales}, a_kind, a_bits, a_across != 0},
-                           {At{b_codes}, At{b_scales}, b_kind, b_bits, b_across != 0}, one_scale != 0, block_size, At{bias},
-                           {At{c}, FLOAT32, nullptr}, {rows, columns, depth}, At{scratch}, threads);
+void dsq_gemm_integer(address a_codes, address a_scales, int a_kind, int a_bits, int a_across, int a_digits, int a_code_bits,
+                      address b_codes, address b_scales, int b_kind, int b_bits, int b_across, int b_digits, int b_code_bits,
+                      int one_scale, int block_size, address bias, address c, int64_t rows, int64_t columns, int64_t depth,
+                      address scratch, int threads) {
+  integer_gemm()->multiply({At{a_codes}, At{a_scales}, a_kind, a_bits, a_across != 0, a_digits, a_code_bits},
+                           {At{b_codes}, At{b_scales}, b_kind, b_bits, b_across != 0, b_digits, b_code_bits}, one_scale != 0,
+                           block_size, At{bias}, {At{c}, FLOAT32, nullptr}, {rows, columns, depth}, At{scratch}, threads);
 }
 
 void dsq_linear_forward(const LinearForwardDesc* desc, address x, address w, address bias, address y, address codes,

@@ -20,8 +20,11 @@ struct Bfloat16Operand {
 struct PackedOperand {
   const uint8_t *codes, *scales;
   int kind;  // enum Scales
-  int bits;
+  int bits;  // of the integers
   bool across;  // a row of codes holds one index of the contraction, for every vector; else one vector
+  // 0: codes are integers. Else they are elements of a grid with so many digits, a sign and the place of the magnitude
+  // in `code_bits` bits, multiplied as integers in the unit of the finest step.
+  int digits = 0, code_bits = 0;
 };
 
 // Where the sums go, each rounded once to the dtype: rows side by side in memory. `codec`, unless null, quantizes them

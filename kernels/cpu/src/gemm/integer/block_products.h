@@ -48,35 +48,55 @@ INLINE I joined(const I (&code)[4]) {
 
 typedef VECTOR(uint8_t, 4 * LANES) Bytes;
 
+// Reads packed codes as integers.
+struct Integers {
+  const Unpacker unpacker;
+  const int digits, places;
+
+  explicit Integers(const PackedVectors& x)
+      : unpacker(x.code_bits), digits(x.digits), places((1 << (x.code_bits - 1)) - 1) {}
+  INLINE I vector(const uint8_t* from, int v) const {
+    const I code = unpacker.vector(from, v);
+    return digits ? of_element(code) : code;
+  }
+  INLINE I of_element(I code) const {
+    const I place = code & places, binade = place >> digits, sign = code >> 31;
+    const I leading = (binade > 0) & (1 << digits), whole = leading | (place & ((1 << digits) - 1));
+    const I magnitude = whole << (max_of(binade, I{} + 1) - 1);
+    return (magnitude ^ sign) - sign;
+  }
+};
+
 // A tile's codes, plus `more`.
-INLINE void unpack(const Unpacker& unpacker, const uint8_t* from, int more, int8_t (&to)[TILE]) {
+INLINE void unpack(const Integers& integers, const uint8_t* from, int more, int8_t (&to)[TILE]) {
   for (int v = 0; v < VECTORS; v += 4) {
-    const I code[4] = {unpacker.vector(from, v), unpacker.vector(from, v + 1), unpacker.vector(from, v + 2),
-                       unpacker.vector(from, v + 3)};
+    const I code[4] = {integers.vector(from, v), integers.vector(from, v + 1), integers.vector(from, v + 2),
+                       integers.vector(from, v + 3)};
     write(to + v * LANES, (Bytes)narrow_to_bytes(code) + (uint8_t)more);
   }
 }
-INLINE void unpack(const Unpacker& unpacker, const uint8_t* from, int more, int16_t (&to)[TILE]) {
+INLINE void unpack(const Integers& integers, const uint8_t* from, int more, int16_t (&to)[TILE]) {
   for (int v = 0; v < VECTORS; v++)
-    write(to + v * LANES, __builtin_convertvector(unpacker.vector(from, v) + more, I16));
+    write(to + v * LANES, __builtin_convertvector(integers.vector(from, v) + more, I16));
 }
 
 // `steps` codes of every vector, plus `more`; zeros where there is no code.
 template <class Code> void pack_codes(const PackedVectors& x, int64_t vector, int64_t steps, int more, int8_t* panel) {
   constexpr int per_element = STEPS<Code>;
-  const Unpacker unpacker(x.bits);
+  const Integers integers(x);
+  const int bits = x.code_bits;
   const int vectors = least(PANEL, x.vectors - vector);
   const int64_t row_bytes = x.row_bytes();
   memset(panel, 0, (size_t)(steps / per_element * ELEMENTS_SIZE));
   if (x.across) {
-    const uint8_t* row = x.codes + vector / 8 * x.bits;
+    const uint8_t* row = x.codes + vector / 8 * bits;
     for (int64_t k = 0; k < x.depth; k += per_element, panel += ELEMENTS_SIZE) {
       uint8_t few[per_element][2 * PANEL + 16] = {};  // the unpacker reads beyond the codes
       for (int step = 0; step < least(per_element, x.depth - k); step++, row += row_bytes)
-        memcpy(few[step], row, (size_t)ceil_div(vectors * x.bits, 8));
+        memcpy(few[step], row, (size_t)ceil_div(vectors * bits, 8));
       for (int v = 0; v < PANEL / LANES; v++) {
         I code[per_element];
-        for (int step = 0; step < per_element; step++) code[step] = unpacker.vector(few[step], v) + more;
+        for (int step = 0; step < per_element; step++) code[step] = integers.vector(few[step], v) + more;
         write(panel + v * LANES * ELEMENT, joined(code));
       }
     }
@@ -88,8 +108,8 @@ template <class Code> void pack_codes(const PackedVectors& x, int64_t vector, in
       uint8_t few[2 * TILE + 16] = {};
       Code codes[TILE];
       const int count = least(TILE, x.depth - k);
-      memcpy(few, row + k / 8 * x.bits, (size_t)ceil_div(count * x.bits, 8));
-      unpack(unpacker, few, more, codes);
+      memcpy(few, row + k / 8 * bits, (size_t)ceil_div(count * bits, 8));
+      unpack(integers, few, more, codes);
       int8_t* to = panel + k / per_element * ELEMENTS_SIZE + i * ELEMENT;
       for (int e = 0; e < ceil_div(count, per_element); e++)
         memcpy(to + e * ELEMENTS_SIZE, codes + e * per_element, ELEMENT);

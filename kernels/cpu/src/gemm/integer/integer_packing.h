@@ -46,8 +46,19 @@ inline __m512i codes32(const uint8_t* from, int count, int bits) {
   return _mm512_maskz_srav_epi32(first16(count), top, _mm512_set1_epi32(32 - bits));
 }
 
-// 32 codes as 16-bit integers, from a byte's first bit on; zeros after `count` of them.
-inline __m512i codes16(const uint8_t* from, int count, int bits) {
+// The integers that elements of a grid with so many digits are in its finest step.
+inline __m512i integers_of(__m512i elements, int bits, int digits) {
+  const __m512i place = _mm512_and_si512(elements, _mm512_set1_epi16((short)((1 << (bits - 1)) - 1)));
+  const __m512i binade = _mm512_srl_epi16(place, _mm_cvtsi32_si128(digits)), sign = _mm512_srai_epi16(elements, 15);
+  const __m512i last = _mm512_and_si512(place, _mm512_set1_epi16((short)((1 << digits) - 1)));
+  const __m512i leading = _mm512_maskz_set1_epi16(_mm512_test_epi16_mask(binade, binade), (short)(1 << digits));
+  const __m512i shift = _mm512_subs_epu16(binade, _mm512_set1_epi16(1));
+  const __m512i magnitude = _mm512_sllv_epi16(_mm512_or_si512(last, leading), shift);
+  return _mm512_sub_epi16(_mm512_xor_si512(magnitude, sign), sign);
+}
+
+// 32 codes as 16-bit integers, from a byte's first bit on; zeros after `count` of them. `digits`: see PackedOperand.
+inline __m512i codes16(const uint8_t* from, int count, int bits, int digits = 0) {
   const int bytes = (int)ceil_div(least(count, 32) * bits, 8);
   if (bits == 16) return _mm512_maskz_loadu_epi16(first32(count), from);
   __m512i codes;
@@ -66,33 +77,35 @@ inline __m512i codes16(const uint8_t* from, int count, int bits) {
   } else {
     const __m256i low = _mm512_cvtepi32_epi16(codes32(from, count, bits));
     const __m256i high = _mm512_cvtepi32_epi16(codes32(from + 2 * bits, count - 16, bits));
-    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    codes = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
   }
+  if (digits) codes = integers_of(codes, bits, digits);
   return _mm512_maskz_mov_epi16(first32(count), codes);
 }
 
 // 64 codes of at most 8 bits as bytes; zeros after `count` of them.
-inline __m512i codes8(const uint8_t* from, int count, int bits) {
-  if (bits == 8) return _mm512_maskz_loadu_epi8(first64(count), from);
-  if (bits == 4) {
-    // a byte in a lane of two, and its nibbles apart: each looks its code up
+inline __m512i codes8(const uint8_t* from, int count, int bits, int digits = 0) {
+  if (bits == 8 && !digits) return _mm512_maskz_loadu_epi8(first64(count), from);
+  if (bits == 4 && digits <= 1) {
+    // a byte in a lane of two, and its nibbles apart: each looks its code up, an integer or an element of E2M1
     const __m512i lanes = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(first32((count + 1) / 2), from));
     const __m512i nibbles = _mm512_or_si512(lanes, _mm512_slli_epi16(lanes, 4));
-    const __m128i codes = _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+    const __m128i codes = digits ? _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+                                 : _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
     return _mm512_maskz_shuffle_epi8(first64(count), _mm512_broadcast_i32x4(codes),
                                      _mm512_and_si512(nibbles, _mm512_set1_epi8(15)));
   }
-  const __m256i low = _mm512_cvtepi16_epi8(codes16(from, count, bits));
-  const __m256i high = _mm512_cvtepi16_epi8(codes16(from + 4 * bits, count - 32, bits));
+  const __m256i low = _mm512_cvtepi16_epi8(codes16(from, count, bits, digits));
+  const __m256i high = _mm512_cvtepi16_epi8(codes16(from + 4 * bits, count - 32, bits, digits));
   return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
-// 16 elements of a row of codes, from code `first` (a multiple of 32) on; zeros after `count` codes.
-template <bool int8> __m512i elements_of(const uint8_t* row, int64_t first, int count, int bits) {
+// 16 elements of a row of codes of x, from code `first` (a multiple of 32) on; zeros after `count` codes.
+template <bool int8> __m512i elements_of(const IntegerOperand& x, const uint8_t* row, int64_t first, int count) {
   if (count <= 0) return __m512i();
-  const uint8_t* from = row + first / 8 * bits;
-  if constexpr (int8) return codes8(from, count, bits);
-  else return codes16(from, count, bits);
+  const uint8_t* from = row + first / 8 * x.code_bits;
+  if constexpr (int8) return codes8(from, count, x.code_bits, x.digits);
+  else return codes16(from, count, x.code_bits, x.digits);
 }
 
 // 32 vectors' codes at two steps of the depth, as bytes side by side.
@@ -109,8 +122,8 @@ template <bool int8> void pack_b(const IntegerOperand& x, int64_t vector, int64_
   if (x.across) {
     const uint8_t* row = x.codes + k * row_bytes;
     auto codes = [&](int i) {
-      __builtin_prefetch(row + (i + ROWS_AHEAD) * row_bytes + vector / 8 * x.bits);
-      return elements_of<false>(row + i * row_bytes, vector, i < depth ? vectors : 0, x.bits);
+      __builtin_prefetch(row + (i + ROWS_AHEAD) * row_bytes + vector / 8 * x.code_bits);
+      return elements_of<false>(x, row + i * row_bytes, vector, i < depth ? vectors : 0);
     };
     if constexpr (int8)
       pack_steps<PANEL>([&](int i) { return byte_pairs(codes(2 * i), codes(2 * i + 1)); }, (depth + 1) / 2, panel);
@@ -121,8 +134,8 @@ template <bool int8> void pack_b(const IntegerOperand& x, int64_t vector, int64_
         [&](int i, int first) {
           if (i >= vectors) return __m512i();
           const uint8_t* codes = row + i * row_bytes;
-          __builtin_prefetch(codes + PANEL * row_bytes + (k + first * per_element) / 8 * x.bits);  // the next panel's
-          return elements_of<int8>(codes, k + first * per_element, depth - first * per_element, x.bits);
+          __builtin_prefetch(codes + PANEL * row_bytes + (k + first * per_element) / 8 * x.code_bits);  // the next panel's
+          return elements_of<int8>(x, codes, k + first * per_element, depth - first * per_element);
         },
         (int)ceil_div(depth, per_element), panel);
   }
@@ -137,10 +150,10 @@ template <bool int8> void pack_a(const IntegerOperand& x, int64_t vector, int64_
   if (!x.across) {
     const uint8_t* row = x.codes + vector * x.row_bytes();
     for (int i = 0; i < vectors; i++, row += x.row_bytes(), to += VECTOR_ELEMENTS) {
-      const uint8_t* ahead = row + ROWS_AHEAD * x.row_bytes() + k / 8 * x.bits;
-      for (int at = 0; at < ceil_div(depth * x.bits, 8); at += 64) __builtin_prefetch(ahead + at);
+      const uint8_t* ahead = row + ROWS_AHEAD * x.row_bytes() + k / 8 * x.code_bits;
+      for (int at = 0; at < ceil_div(depth * x.code_bits, 8); at += 64) __builtin_prefetch(ahead + at);
       for (int e = 0; e < used; e += 16)
-        _mm512_storeu_si512(to + e, elements_of<int8>(row, k + e * per_element, depth - e * per_element, x.bits));
+        _mm512_storeu_si512(to + e, elements_of<int8>(x, row, k + e * per_element, depth - e * per_element));
     }
     return;
   }
