@@ -121,6 +121,7 @@ def test_the_processor_is_that_of_the_first_core_and_has_a_name_everywhere(monke
         ("x.toml", b"a = " + b"[" * 4000, "is nested too deeply to be read"),
         ("x.toml", b"a = -inf", "is not TOML: numbers must be finite, got -inf"),
         ("x.toml", b"= [", "is not TOML: Invalid statement"),
+        ("x.toml", b"a." * 20_000 + b"a = 1", "is not TOML: line 1 has more than 1,000 dots"),
     ],
 )
 def test_damaged_files(tmp_path: Path, name: str, content: bytes, line: str) -> None:
