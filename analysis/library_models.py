@@ -86,8 +86,8 @@ def fairseq_transformer(
     for index in range(words - len(dictionary)):
         dictionary.add_symbol(str(index))
     sizes = {"layers": layers, "embed_dim": width, "ffn_embed_dim": 4 * width, "attention_heads": heads}
-    both = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
-    args = Namespace(share_decoder_input_output_embed=True, dropout=0.0, **both)
+    sizes_of_sides = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in sizes.items()}
+    args = Namespace(share_decoder_input_output_embed=True, dropout=0.0, **sizes_of_sides)
     base_architecture(args)
     task = Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
     model: nn.Module = TransformerModel.build_model(args, task).train()

@@ -24,7 +24,7 @@ from dsq.command import OneLineParser, guarded
 
 #: names of analysis/models.py
 LEVELS = ("[2,2,2,16]", "[4,3,3,8]", "[8,4,4,8]", "[16,4,4,16]")
-SETUPS = [f"{levels}{more}" for levels in LEVELS for more in ("", " stochastic", " float32", " bfp", " fixed")]
+SETUPS = [f"{levels}{suffix}" for levels in LEVELS for suffix in ("", " stochastic", " float32", " bfp", " fixed")]
 SETUPS += ["bf16 + [8,4,4,8]", "[8,4,4,8] all", "mesa", "gact 4", "checkpoint + gact 4 uniform", "selective + bfp 4"]
 SETUPS += ["wtacrs 0.3", "checkpoint + bfp 4"]
 #: models, and the shapes of their inputs
@@ -46,7 +46,7 @@ def trained(setup: str) -> Iterator[tuple[str, Any]]:
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 loss = model(x).float().square().mean()
             gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-            yield from ((f"{name} {step} {n}", made) for n, made in enumerate((loss, *gradients)))
+            yield from ((f"{name} {step} {n}", tensor) for n, tensor in enumerate((loss, *gradients)))
         yield f"{name} bytes", dsq.stash.measure(partial(model, x)).nbytes
 
 
@@ -58,8 +58,8 @@ def digests() -> None:
     for setup in SETUPS:
         torch.manual_seed(0)
         try:
-            for what, thing in trained(setup):
-                print(f"{setup}\t{what}\t{digest(thing)}")
+            for name, thing in trained(setup):
+                print(f"{setup}\t{name}\t{digest(thing)}")
         except Exception as error:
             print(f"{setup}\terror\t{type(error).__name__}")
 

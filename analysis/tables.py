@@ -16,13 +16,13 @@ def written(page: str, kinds: Mapping[str, Callable[..., str]]) -> str:
     """Return the page with new tables, by ``kinds`` of their words. Raises ValueError for an unknown table."""
 
     def table(words: str) -> str:
-        kind, *given = shlex.split(words)
+        kind, *arguments = shlex.split(words)
         if kind not in kinds:
             raise ValueError(f"table: {words}: accepted are {', '.join(kinds)}")
         try:
-            inspect.signature(kinds[kind]).bind(*given)
+            inspect.signature(kinds[kind]).bind(*arguments)
         except TypeError as error:
             raise ValueError(f"table: {words}: {error}") from None
-        return kinds[kind](*given)
+        return kinds[kind](*arguments)
 
     return _TABLE.sub(lambda match: f"{match[1]}\n{table(match['words'])}\n\n{match[3]}", page)

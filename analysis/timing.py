@@ -101,6 +101,6 @@ def compare(title: str, baseline: tuple[str, Call], contestants: Mapping[str, Ca
 
 
 def _row(contestant: str, seconds: list[float], baseline: list[float]) -> dict[str, Any]:
-    low, ratio, high = quantiles([mine / base for mine, base in zip(seconds, baseline, strict=True)], n=4)
+    low, ratio, high = quantiles([duration / base for duration, base in zip(seconds, baseline, strict=True)], n=4)
     times = {"ms": 1000 * median(seconds), "ratio": ratio, "best/best": min(seconds) / min(baseline)}
     return {"contestant": contestant, **times, "stray": (high - low) / 2 / ratio}

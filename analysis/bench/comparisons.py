@@ -36,10 +36,10 @@ def against_copies(rounds: int) -> Iterator[Comparison]:
     if not sets:
         raise ValueError("the native kernels are not built: python setup.py build_ext --inplace")
     keep_freed_memory()
-    others = BFP(8), SignedNVInt(4), FixedPoint(4)
+    formats = BFP(8), SignedNVInt(4), FixedPoint(4)
     for size in SIZES:
         x = torch.randn(size // COLUMNS, COLUMNS)
-        for isa, fmt in (*((isa, BFP(4)) for isa in sets), *((sets[0], fmt) for fmt in others)):
+        for isa, fmt in (*((isa, BFP(4)) for isa in sets), *((sets[0], fmt) for fmt in formats)):
             title = f"{fmt} by {isa}, {size:,} float32 values, {torch.get_num_threads()} threads"
             yield compare(title, ("clone", x.clone), operations(isa, x, fmt), rounds)
 

@@ -80,9 +80,9 @@ class Evidence:
         ours, theirs = (self.steps.get((task, name)) for name in (setting, FP32))
         return Mean((ours / theirs,) if ours and theirs else ())
 
-    def over_tasks(self, found: Callable[[str], Mean], tasks: Sequence[str] | None = None) -> Mean:
+    def over_tasks(self, mean_of: Callable[[str], Mean], tasks: Sequence[str] | None = None) -> Mean:
         """The means of the tasks (None: all) that have any."""
-        means = (found(task) for task in tasks or self.suite.tasks)
+        means = (mean_of(task) for task in tasks or self.suite.tasks)
         return Mean(tuple(one.mean for one in means if one.values))
 
     def column(self, task: str, setting: str, name: str) -> list[float]:
@@ -189,9 +189,9 @@ def _by_task(evidence: Evidence, *settings: str) -> str:
     records: list[Record] = []
     for task in (task for task in evidence.suite.tasks if evidence.column(task, FP32, "loss")):
         record: dict[str, Any] = {"task": task}
-        for what, figures, spec in (("loss", evidence.losses, ".3f"), ("score", evidence.scores, ".2f")):
-            record[f"{what}: {FP32}"] = f"{fmean(evidence.column(task, FP32, what)):{spec}}"
-            record |= {f"{what}: {name}": figures(task, name).text(f"+{spec}") for name in names}
+        for quantity, figures, spec in (("loss", evidence.losses, ".3f"), ("score", evidence.scores, ".2f")):
+            record[f"{quantity}: {FP32}"] = f"{fmean(evidence.column(task, FP32, quantity)):{spec}}"
+            record |= {f"{quantity}: {name}": figures(task, name).text(f"+{spec}") for name in names}
         for name in names:
             shares = [
                 f"{one.mean:.2f}" for one in (evidence.saved(task, name), evidence.time(task, name)) if one.values

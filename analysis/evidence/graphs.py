@@ -136,8 +136,8 @@ def nodes(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Prob
     else:
         model = GraphModel(graph, width, classes, task.sizes["heads"], task.dropout)
 
-    def predict(chosen: Tensor) -> tuple[Tensor, Tensor]:
-        return model(graph.x)[chosen], graph.y[chosen]
+    def predict(nodes: Tensor) -> tuple[Tensor, Tensor]:
+        return model(graph.x)[nodes], graph.y[nodes]
 
     return Problem(model, predict, repeat(graph.train), [graph.held_out])
 
@@ -197,7 +197,7 @@ def read_planetoid(graph: Path) -> Graph:
     )
     x_NF[order], y_NC[order] = load("tx"), load("ty")
     neighbors = load("graph")
-    pairs = {(a, b) for a, others in neighbors.items() for b in others}
+    pairs = {(a, b) for a, ends in neighbors.items() for b in ends}
     pairs |= {(b, a) for a, b in pairs} | {(node, node) for node in range(len(x_NF))}
     source_E, target_E = torch.tensor(sorted(pairs)).T
     labeled = load("y").shape[0]

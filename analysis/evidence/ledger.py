@@ -66,8 +66,8 @@ def revision() -> str:
         return ""
 
     def git(*words: str) -> str:
-        said = subprocess.run(["git", *words, "--", *CODE], cwd=ROOT, capture_output=True, text=True, check=False)
-        return said.stdout.strip()
+        process = subprocess.run(["git", *words, "--", *CODE], cwd=ROOT, capture_output=True, text=True, check=False)
+        return process.stdout.strip()
 
     changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
     return git("log", "-1", "--format=%h", "--abbrev=12") + changed
@@ -126,8 +126,8 @@ class Session:
                 self.failed.append(run)
                 print(f"FAILED  {run}: {self._log(run)}", flush=True)
                 return
-            found = json.loads(result.read_text(encoding="utf-8"))
-        row = {"task": run.task.name, "setting": run.setting.name, "seed": run.seed, **found}
+            record = json.loads(result.read_text(encoding="utf-8"))
+        row = {"task": run.task.name, "setting": run.setting.name, "seed": run.seed, **record}
         row["seconds"] = round(used.ru_utime + used.ru_stime, 1)
         row.setdefault("peak_mib", round(used.ru_maxrss / 1024, 1))
         row.setdefault("cpu", processor())

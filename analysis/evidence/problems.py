@@ -54,8 +54,8 @@ def steps(task: Task, setting: Setting, seed: int, files: Sequence[Path], work: 
 
 def make(task: Task, seed: int, files: Sequence[Path]) -> Problem:
     """The task's model, its weights drawn from torch's generator, and its batches in the order that ``seed`` gives."""
-    made = {"language": language, "sentences": sentences, "finetuning": finetuning, "images": images}
-    return (made | {"graph": graphs.nodes})[task.kind](task, torch.Generator().manual_seed(seed), files)
+    kinds = {"language": language, "sentences": sentences, "finetuning": finetuning, "images": images}
+    return (kinds | {"graph": graphs.nodes})[task.kind](task, torch.Generator().manual_seed(seed), files)
 
 
 def language(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Problem:
@@ -190,14 +190,14 @@ def finetuning(task: Task, generator: torch.Generator, files: Sequence[Path]) ->
 
     train, dev = samples(tables[0]), sorted(samples(tables[1]), key=lambda one: len(one["input_ids"]))
 
-    def batch(chosen: Sequence[dict[str, Any]]) -> Any:
-        return tokenizer.pad(list(chosen), return_tensors="pt")
+    def batch(rows: Sequence[dict[str, Any]]) -> Any:
+        return tokenizer.pad(list(rows), return_tensors="pt")
 
     def predict(batch: Any) -> tuple[Tensor, Tensor]:
         inputs = {name: values for name, values in batch.items() if name != "labels"}
         return model(**inputs).logits, batch["labels"]
 
-    batches = (batch([train[i] for i in chosen]) for chosen in _shuffled(len(train), task.batch, generator))
+    batches = (batch([train[i] for i in indices]) for indices in _shuffled(len(train), task.batch, generator))
     return Problem(model, predict, batches, [batch(dev[i : i + 64]) for i in range(0, len(dev), 64)])
 
 
@@ -250,7 +250,7 @@ def images(task: Task, generator: torch.Generator, files: Sequence[Path]) -> Pro
     def predict(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return model((batch[0][:, None].float() - 73) / 90), batch[1].long()
 
-    batches = ((x[chosen], y[chosen]) for chosen in _shuffled(len(x), task.batch, generator))
+    batches = ((x[indices], y[indices]) for indices in _shuffled(len(x), task.batch, generator))
     held_out = list(zip(x_held_out.split(JUDGED), y_held_out.split(JUDGED), strict=True))
     return Problem(model, predict, batches, held_out)
 

@@ -51,7 +51,7 @@ def _time_task(
     for name in settings:
         torch.manual_seed(SEEDS[0])
         calls[name] = problems.steps(suite.tasks[task], suite.settings[name], SEEDS[0], files, work)
-    milliseconds = {name: 1000 * median(each) for name, each in in_turns(calls, rounds, 1, _WARM).items()}
+    milliseconds = {name: 1000 * median(durations) for name, durations in in_turns(calls, rounds, 1, _WARM).items()}
     print(task, *(f"{name}: {ms:.1f} ms" for name, ms in milliseconds.items()), sep="; ", flush=True)
     about = {"cpu": processor(), "date": date.today().isoformat(), "torch": version("torch")}
     return [{"task": task, "setting": name, "ms": round(ms, 2), **about} for name, ms in milliseconds.items()]

@@ -89,7 +89,7 @@ def flags(task: Task, setting: Setting, seed: int) -> list[str]:
     return _words(options)
 
 
-def _words(given: Mapping[str, Any]) -> list[str]:
+def _words(options: Mapping[str, Any]) -> list[str]:
     """Flags as words: True stands for a flag without a value, False for none."""
-    pairs = [(f"--{name}", value) for name, value in given.items() if value is not False]
+    pairs = [(f"--{name}", value) for name, value in options.items() if value is not False]
     return [word for name, value in pairs for word in ([name] if value is True else [name, str(value)])]

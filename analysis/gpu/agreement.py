@@ -75,7 +75,7 @@ def _trial(name: str, differences: Callable[[], str], wide: bool = False) -> Tri
 
 
 def _joined(tried: Iterator[tuple[str, str]]) -> str:
-    return "; ".join(f"{what}: {differs}" for what, differs in tried if differs)
+    return "; ".join(f"{name}: {differs}" for name, differs in tried if differs)
 
 
 def _codec(device: torch.device, every: Iterable[CodecCase], wide: bool = False) -> Iterator[Trial]:

@@ -92,9 +92,9 @@ def main(argv: list[str] | None = None) -> int:
         _work(args.part[0], args.out, args.worker, args.trials)
         return 0
     end = time.monotonic() + 60 * args.minutes
-    chosen = [name for name in args.part or PARTS if name != "compiled" or not _missing()]
-    for position, name in enumerate(chosen):  # what a part leaves over goes to those behind it
-        share = PARTS[name].share / sum(PARTS[other].share for other in chosen[position:])
+    parts = [name for name in args.part or PARTS if name != "compiled" or not _missing()]
+    for position, name in enumerate(parts):  # what a part leaves over goes to those behind it
+        share = PARTS[name].share / sum(PARTS[other].share for other in parts[position:])
         done = _run(name, args.out, max(end - time.monotonic(), 0.0) * share, args.trials)
         print(f"{name}: {len(_rows(args.out, name))} rows{'' if done else ', not finished'}", flush=True)
         write_text(args.out / "report.md", report(args.out))
@@ -137,10 +137,10 @@ def _seen_through(name: str, out: Path, worker: int, trials: int | None, end: fl
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            begun = _last(out, name, worker).get("begun")
-            if begun and sum(line.get("begun") == begun for line in _lines(out, name)) > 1:
+            trial = _last(out, name, worker).get("begun")
+            if trial and sum(line.get("begun") == trial for line in _lines(out, name)) > 1:
                 error = "was running, in two calls, when the time of its part was over"
-                _append(out, name, worker, {"name": begun, "error": error})
+                _append(out, name, worker, {"name": trial, "error": error})
             return False
         last = _last(out, name, worker)
         if "begun" in last:
@@ -166,25 +166,25 @@ def _started(name: str, out: Path, worker: int, trials: int | None) -> subproces
 def _work(name: str, out: Path, worker: int, trials: int | None) -> None:
     """The trials of one process that have no row yet."""
     torch.set_num_threads(1 if _workers(name) > 1 else torch.get_num_threads())
-    machine, known, parent = this_machine(), {row["name"] for row in _rows(out, name)}, os.getppid()
+    machine, names, parent = this_machine(), {row["name"] for row in _rows(out, name)}, os.getppid()
     for number, trial in enumerate(resolve_name(f"analysis.gpu.{PARTS[name].trials}")(machine)):
         if trials is not None and number >= trials:
             break
         if os.getppid() != parent:  # which was killed: the next call begins processes of its own
             return
-        if trial.name in known or not _claimed(out, name, number):
+        if trial.name in names or not _claimed(out, name, number):
             continue
         _append(out, name, worker, {"begun": trial.name})
-        begun, row = time.perf_counter(), {"name": trial.name, "machine": machine.name}
+        start, row = time.perf_counter(), {"name": trial.name, "machine": machine.name}
         try:
             _rehearsed_failure(name, number)
             row |= trial.call()
         except Exception as error:  # whatever a row dies of, the next ones are wanted
-            said = str(error).strip().splitlines() or [""]
-            row["error"] = f"{type(error).__name__}: {said[0]}"[:300]
+            lines = str(error).strip().splitlines() or [""]
+            row["error"] = f"{type(error).__name__}: {lines[0]}"[:300]
         if not machine.is_gpu:
             row = {key: value for key, value in row.items() if key not in TIMES}
-        _append(out, name, worker, row | {"seconds": round(time.perf_counter() - begun, 2)})
+        _append(out, name, worker, row | {"seconds": round(time.perf_counter() - start, 2)})
         if "CUDA error" in str(row.get("error")):
             os._exit(1)  # whose context is lost; another process goes on
     _append(out, name, worker, {"done": True})

@@ -175,8 +175,8 @@ def read(kernel: Any) -> Record:
     """Measure one compiled kernel: a thread's registers and spilled bytes, a block's shared memory; for NVIDIA's GPUs
     also the bytes of its widest access to global memory."""
     asm = kernel.asm
-    made = _read_amd(asm["amdgcn"]) if "amdgcn" in asm else _read_nvidia(asm)
-    return {"kernel": kernel.metadata.name, "shared": kernel.metadata.shared, **made}
+    figures = _read_amd(asm["amdgcn"]) if "amdgcn" in asm else _read_nvidia(asm)
+    return {"kernel": kernel.metadata.name, "shared": kernel.metadata.shared, **figures}
 
 
 def _read_nvidia(asm: Any) -> Record:
@@ -188,8 +188,8 @@ def _read_nvidia(asm: Any) -> Record:
         usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def widest(kind: str) -> int:
-        found = re.findall(rf"\b{kind}\.global[a-z0-9_:.]*?(?:\.v(\d))?\.b(\d+)", ptx)
-        return max((int(count or 1) * int(bits) // 8 for count, bits in found), default=0)
+        matches = re.findall(rf"\b{kind}\.global[a-z0-9_:.]*?(?:\.v(\d))?\.b(\d+)", ptx)
+        return max((int(count or 1) * int(bits) // 8 for count, bits in matches), default=0)
 
     return {
         "registers": int(re.findall(r"REG:(\d+)", usage)[0]),
@@ -208,10 +208,10 @@ def _read_amd(asm: str) -> Record:
     return results | {"flushes": ".amdhsa_float_denorm_mode_32 0" in asm}
 
 
-def compiled_rows(target: str, wanted: Iterable[KernelCall]) -> Iterator[Record]:
+def compiled_rows(target: str, calls: Iterable[KernelCall]) -> Iterator[Record]:
     """A row for each kernel that is new, and for each launch that fails."""
     seen: set[str] = set()
-    for launch in wanted:
+    for launch in calls:
         row = {"target": target, "launch": launch.what, "hot": launch.part == "hot"}
         with compiling(target) as kernels:
             try:
@@ -269,14 +269,14 @@ def main(argv: list[str] | None = None) -> int:
                 of_target = [{"target": target, "launch": "all", "error": str(error)}]
         print(f"{target}: {len(of_target)} kernels, {len(faults(of_target))} faults", file=sys.stderr, flush=True)
         rows += of_target
-    found = faults(rows)
-    print(table(summary(rows)), *found, sep="\n")
-    return int(bool(found))
+    errors = faults(rows)
+    print(table(summary(rows)), *errors, sep="\n")
+    return int(bool(errors))
 
 
 def rows_of(target: str, part: str) -> list[Record]:
     """The rows of the launches of a part and of those before it."""
-    within = (it for it in kernel_calls() if PARTS.index(it.part) <= PARTS.index(part))
+    within = (call for call in kernel_calls() if PARTS.index(call.part) <= PARTS.index(part))
     return list(compiled_rows(target, within))
 
 

@@ -66,10 +66,12 @@ class Counted(TorchDispatchMode):
             later = target == META and kwargs.get("non_blocking", len(args) > 2 and args[2])
             self.waits += [f"{name} from {source} to {target}"] * (source != target and not later)
         out = func(*args, **kwargs)
-        made = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        viewing = any(it.alias_info is not None and not it.alias_info.is_write for it in func._schema.returns)
-        if not viewing and not any(it in name for it in _IDLE):
-            self.note(name, operands[1:] if name == "copy_" else operands, made)
+        results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        viewing = any(
+            argument.alias_info is not None and not argument.alias_info.is_write for argument in func._schema.returns
+        )
+        if not viewing and not any(op in name for op in _IDLE):
+            self.note(name, operands[1:] if name == "copy_" else operands, results)
         return out
 
     def note(self, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
@@ -131,10 +133,10 @@ def step(model: nn.Module, shape: tuple[int, ...], plain: bool = False) -> Count
     for _ in range(2):
         model.zero_grad()
         x.grad = None
-        with counted(plain) as found:
+        with counted(plain) as counts:
             y = model(x)
             y.backward(torch.empty_like(y))
-    return found
+    return counts
 
 
 def linear(width: int, levels: str | None) -> nn.Module:
@@ -167,15 +169,15 @@ BLOCK = (8, 1024, 1024)
 
 def counts() -> Iterator[Record]:
     """A row a step: launches and bytes."""
-    for what, make, shape in (("linear", linear, (TOKENS, WIDTH)), ("block, all packed", block, BLOCK)):
+    for name, make, shape in (("linear", linear, (TOKENS, WIDTH)), ("block, all packed", block, BLOCK)):
         for dtype in (torch.float32, torch.bfloat16):
             for levels in (None, LEVELS):
                 found = step(make(shape[-1], levels).to(dtype), shape, levels is None).launches
-                moved = sum(it.moved for it in found)
-                row: dict[str, Any] = {"step": what, "dtype": str(dtype).removeprefix("torch.")}
+                moved = sum(launch.moved for launch in found)
+                row: dict[str, Any] = {"step": name, "dtype": str(dtype).removeprefix("torch.")}
                 row |= {"by": levels or "plain PyTorch", "launches": len(found)}
-                row |= {"in Triton": sum(it.in_triton for it in found), "GB": f"{moved / 1e9:.2f}"}
-                linears = levels and what == "linear"
+                row |= {"in Triton": sum(launch.in_triton for launch in found), "GB": f"{moved / 1e9:.2f}"}
+                linears = levels and name == "linear"
                 row["x least"] = f"{moved / least(TOKENS, WIDTH, LEVELS, dtype):.1f}" if linears else ""
                 yield row
 

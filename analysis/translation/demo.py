@@ -46,8 +46,8 @@ def demo(out: Path) -> None:
     )
 
     def trained(name: str) -> Trained:
-        levels, more = TRAININGS[name]
-        return train(text, binary, out / name, levels, [*FLAGS.split(), *more.split()], BEAM)
+        levels, options = TRAININGS[name]
+        return train(text, binary, out / name, levels, [*FLAGS.split(), *options.split()], BEAM)
 
     with ThreadPoolExecutor(len(TRAININGS)) as pool:
         trainings = dict(zip(TRAININGS, pool.map(trained, TRAININGS), strict=True))

@@ -22,22 +22,22 @@ def read_lines(path: Path) -> list[str]:
         raise ValueError(f"--data: {path.name} is not a whole {path.suffix} file") from None
 
 
-def read_pairs(path: Path, wanted: int | None = None) -> list[Pair]:
+def read_pairs(path: Path, count: int | None = None) -> list[Pair]:
     """The first two columns of a table, without the pairs of which a side is empty.
 
-    ``wanted``: so many lines, every n-th, so that the cut is as long and as short as the whole; None: all.
+    ``count``: so many lines, every n-th, so that the cut is as long and as short as the whole; None: all.
     Raises ValueError where a line has one column, or no pair is left.
     """
     lines = [(number, line.split("\t")) for number, line in enumerate(read_lines(path), start=1) if line]
-    if wanted is not None:
-        lines = lines[:: max(1, len(lines) // wanted)][:wanted]
+    if count is not None:
+        lines = lines[:: max(1, len(lines) // count)][:count]
     for number, cells in lines:
         if len(cells) < 2:
             raise ValueError(f"--data: {path.name} line {number} has 1 column; expected 2 with a tab between")
     pairs = [(cells[0].strip(), cells[1].strip()) for _, cells in lines]
-    if not any(kept := [pair for pair in pairs if all(pair)]):
+    if not any(complete := [pair for pair in pairs if all(pair)]):
         raise ValueError(f"--data: {path.name} holds no sentence pair")
-    return kept
+    return complete
 
 
 @dataclass(frozen=True)

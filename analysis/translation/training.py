@@ -69,15 +69,15 @@ class Trained:
 
 def prepare(text: Text, folder: Path) -> Path:
     """Binarize the text in a folder under ``folder``, once. Returns what dsq-train reads. Processes take turns."""
-    made = folder / text.digest
-    make_folder(made)
-    with FileLock(made / ".turn"):
-        if not (made / "done").exists():
+    folder_of_data = folder / text.digest
+    make_folder(folder_of_data)
+    with FileLock(folder_of_data / ".turn"):
+        if not (folder_of_data / "done").exists():
             for part in ("pieces", "binary"):  # of a preparation that was killed
-                shutil.rmtree(made / part, ignore_errors=True)
-            _binarize(text, made)
-            write_text(made / "done", "")
-    return made / "binary"
+                shutil.rmtree(folder_of_data / part, ignore_errors=True)
+            _binarize(text, folder_of_data)
+            write_text(folder_of_data / "done", "")
+    return folder_of_data / "binary"
 
 
 def _binarize(text: Text, folder: Path) -> None:
