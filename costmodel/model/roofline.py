@@ -16,7 +16,7 @@ from dsq.costmodel.model.memory import saved_bytes
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import CLASSES, Gemm, Group, Workload
 from dsq.costmodel.model.traffic import (
-    AGAIN,
+    KINDS,
     CostedMatMul,
     Transfer,
     arithmetic_cost,
@@ -172,13 +172,16 @@ def widened_seconds(products: list[CostedMatMul], hardware: Hardware) -> float:
 class Estimate:
     """Costs of one training step."""
 
-    dram_bytes: int
-    again_bytes: int  #: of these, what tiles in a finite buffer fetch again or spill
+    traffic: dict[str, int]  #: bytes moved, by traffic.KINDS
     stash_bytes: int  #: held by converted layers between forward and backward
     saved_bytes: float  #: held by the whole model, converted layers included
     arithmetic: float  #: in fixed-point 32 x 32 multiply-accumulates
     joules: float | None  #: see step_joules
     classes: dict[str, Floor]
+
+    @property
+    def dram_bytes(self) -> int:
+        return sum(self.traffic.values())
 
     @property
     def total(self) -> Floor:
@@ -189,9 +192,9 @@ def evaluate(workload: Workload, setup: Setup, hardware: Hardware, buffer: float
     """Cost of one training step. Raises ValueError if the hardware lacks a datatype, or the buffer is too small."""
     moved = transfers(workload, setup, buffer)
     multiplied = matmuls(workload, setup)
+    kinds = KINDS if buffer else KINDS[:-1]
     return Estimate(
-        dram_bytes=sum(transfer.bytes for transfer in moved),
-        again_bytes=sum(transfer.bytes for transfer in moved if transfer.tensor.endswith(AGAIN)),
+        traffic={kind: sum(transfer.bytes for transfer in moved if transfer.kind == kind) for kind in kinds},
         stash_bytes=total_stash_bytes(workload, setup),
         saved_bytes=saved_bytes(workload, setup),
         arithmetic=arithmetic_cost(multiplied),

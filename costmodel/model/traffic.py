@@ -15,16 +15,17 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from dsq.costmodel.model import ledger
-from dsq.costmodel.model.ledger import BACKWARD, BEFORE, FOR_GRADIENT, FORWARD, STATE_BITS, UPDATE, Stored
+from dsq.costmodel.model.ledger import AFTER, BACKWARD, BEFORE, FOR_GRADIENT, FORWARD, STATE_BITS, UPDATE, Stored
 from dsq.costmodel.model.methods import Setup
-from dsq.costmodel.model.operations import Gemm, Group, Pointwise, Workload
+from dsq.costmodel.model.operations import Gemm, Group, Operation, Pointwise, Workload
 from dsq.costmodel.model.tiles import TiledProduct, bytes_again
 from dsq.formats import WIDEST, Format, Identity, Layout
 
-#: ends the name of what tiles move again
-AGAIN = " again"
 #: the operand of Gemm.on_chip -> its shape
 _ON_CHIP = {"x": "MK", "y": "MN", "": ""}
+#: the purposes of traffic, in the order of tables
+KINDS = ("weights", "activations written", "activations read", "stash written", "stash read", "gradients", "optimizer")
+KINDS += ("again",)  #: what tiles in a finite buffer fetch again or spill
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Transfer:
 
     group: Group
     tensor: str
+    kind: str  #: one of KINDS
     phase: str
     direction: str  #: "read" or "write"
     bytes: int
@@ -127,13 +129,26 @@ def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -
         shared = stored.name == "stash" and not group.owner  # an input is stashed once
         # where the container has 32 bits, the master weights serve
         if not shared and (stored.width != "w" or setup.container_bits < WIDEST):
-            moved.append(Transfer(group, stored.name, stored.written, "write", size, values))
+            kind = _kind(op, stored, stored.written, "written")
+            moved.append(Transfer(group, stored.name, kind, stored.written, "write", size, values))
     for read in stored.reads:
         gradient = FOR_GRADIENT.get(read)
         if not gradient or getattr(op, gradient):
             name, phase = (f"{stored.name} (for {read})", BACKWARD) if gradient else (stored.name, read)
-            moved.append(Transfer(group, name, phase, "read", size, values))
+            moved.append(Transfer(group, name, _kind(op, stored, phase, "read"), phase, "read", size, values))
     return moved
+
+
+def _kind(op: Operation, stored: Stored, phase: str, moved: str) -> str:
+    """The purpose of a tensor that is "written" or "read" in a phase: one of KINDS."""
+    if phase == UPDATE:
+        return "optimizer"
+    if stored.written in (BACKWARD, AFTER):
+        return "gradients"
+    weight = stored.name == "w" and isinstance(op, Gemm) and op.weight  # autocast's copy, too
+    if weight or stored.written == UPDATE:
+        return "weights"
+    return f"stash {moved}" if stored.width == "q1" else f"activations {moved}"
 
 
 # ---- what it multiplies
@@ -207,7 +222,7 @@ def _moved_again(matmul: CostedMatMul, setup: Setup, buffer: float) -> Transfer:
     product = TiledProduct(rows, summed, columns, buffer_widths, dram_widths)
     nbytes = matmul.group.count * op.batch * op.weights * bytes_again(product, buffer)
     phase = FORWARD if matmul.name == "forward" else BACKWARD
-    return Transfer(matmul.group, f"{matmul.name}{AGAIN}", phase, "read", round(nbytes), 0)
+    return Transfer(matmul.group, f"{matmul.name} again", "again", phase, "read", round(nbytes), 0)
 
 
 #: K and p of a multiply-accumulate's cost, K (m1 m2)^p: of an array multiplier, which has one cell for each pair of

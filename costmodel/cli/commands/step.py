@@ -202,16 +202,16 @@ def estimate(arguments: argparse.Namespace) -> Answer:
     buffer = parse_size("buffer", arguments.buffer, _BYTES, "20MB")
     records = _estimates(workload, setups, units[0], hardware, buffer)
     uses = _uses({str(setup): setup.mode for setup in setups})
-    again = "; ".join(f"{setup}: {record['again_MB']:,.0f} MB" for setup, record in zip(setups, records, strict=True))
-    notes = [f"through a buffer of {arguments.buffer} tiles fetch again {again}."] * bool(buffer)
+    notes = [f"again: what tiles fetch again through a buffer of {arguments.buffer}."] * bool(buffer)
     notes += [*(f"{use}." for use in uses), _MEANING.format(units[0]), f"times: {hardware.rates}."]
     notes += [_JOULES if any("joules" in record for record in records) else _NO_JOULES]
     notes += _widened(setups, workload, hardware)
     records = [named(setup) | record for setup, record in zip(setups, records, strict=True)]
     if worked:
         records.append(_mean_record(records, worked))
-    section = Section("estimates", heading(workload, hardware), records, "estimates")
-    return Answer([section], notes, facts(workload, hardware) | {"buffer_bytes": buffer})
+    titles = {"estimates": heading(workload, hardware), "traffic": "dram MB by tensor"}
+    sections = [Section("estimates", title, records, columns) for columns, title in titles.items()]
+    return Answer(sections, notes, facts(workload, hardware) | {"buffer_bytes": buffer})
 
 
 def _shares(rise_at: str | None, levels: int) -> list[float]:
@@ -260,8 +260,8 @@ def _estimates(workload: Workload, setups: list[Setup], unit: Setup, hardware: H
     for cost, bits in zip(costs, by_bits[1:], strict=True):
         record: Record = {name: size / by_bits[0][name] for name, size in bits.items()}
         record |= {"dram_in_containers": cost.dram_bytes / whole.dram_bytes, "dram_MB": cost.dram_bytes / 1e6}
-        sizes = {"again": cost.again_bytes, "linears_stash": cost.stash_bytes, "model_saved": cost.saved_bytes}
-        record |= {f"{name}_MB": size / 1e6 for name, size in sizes.items()}
+        sizes = cost.traffic | {"linears_stash": cost.stash_bytes, "model_saved": cost.saved_bytes}
+        record |= {f"{name.replace(' ', '_')}_MB": size / 1e6 for name, size in sizes.items()}
         record |= {"arithmetic_of_step": cost.arithmetic / whole.arithmetic} | floor_record(cost.total)
         records.append(record | ({} if cost.joules is None else {"joules": cost.joules}))
     return records

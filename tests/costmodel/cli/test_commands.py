@@ -20,6 +20,7 @@ from dsq.costmodel.cli.main import main, parser
 from dsq.costmodel.hardware.hardware import load_hardware
 from dsq.costmodel.model.methods import DSQ, Setup
 from dsq.costmodel.model.roofline import evaluate
+from dsq.costmodel.model.traffic import KINDS
 from dsq.costmodel.workloads.named import load_workload
 from dsq.formats import FORMATS, Format, register
 from dsq.precision import Precision
@@ -159,6 +160,9 @@ def test_an_estimate_begins_with_the_papers_traffic_and_has_containers_beside(ca
     containers = [record["dram_in_containers"] for record in records]
     assert all(0.5 < share < 0.75 for share in containers)
     assert list(records[0])[4:7] == ["arithmetic", "dram", "dram_in_containers"]
+    kinds = [f"{kind.replace(' ', '_')}_MB" for kind in KINDS[:-1]]
+    for record in records:
+        assert sum(record[kind] for kind in kinds) == pytest.approx(record["dram_MB"])
 
 
 def test_the_page_has_the_figures_of_the_papers_accounting(capsys):

@@ -6,7 +6,7 @@ import pytest
 
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
-from dsq.costmodel.model.traffic import arithmetic_cost, mac_cost, matmuls, total_stash_bytes, transfers
+from dsq.costmodel.model.traffic import KINDS, arithmetic_cost, mac_cost, matmuls, total_stash_bytes, transfers
 from dsq.formats import BFP, FixedPoint, Identity
 from dsq.precision import Precision
 from tests.costmodel.workloads.models import quantizing_attention
@@ -41,6 +41,30 @@ def test_every_tensor_of_a_linear_layer():
         ("dw", "backward", "write"): 4 * w,
         ("bias", "forward", "read"): 4 * 48,
         ("d bias", "backward", "write"): 4 * 48,
+    }
+
+
+def test_traffic_by_the_kind_of_tensor():
+    """The same layer, a norm before it, and the update: seven fp32 tensors and a 16-bit copy."""
+    x, w, y, packed = 32 * 64, 48 * 64, 32 * 48, 32 * 64 // 2 + 32 * 64 // 16
+    layer = of(
+        Pointwise("n", "norm", 32, 64, parameters=2 * 64),
+        Gemm("l", 32, 64, 48, bias=True),
+        Pointwise("o", "adam", w, 1),
+    )
+    moved = dict.fromkeys(KINDS, 0)
+    for transfer in transfers(layer, SETUP):
+        moved[transfer.kind] += transfer.bytes
+    scale, deviations = 4 * 2 * 64, 2 * 4 * 32
+    assert moved == {
+        "weights": 2 * 2 * w + 4 * 48 + 2 * scale,
+        "activations written": 2 * x + deviations + 2 * y,
+        "activations read": 2 * 2 * x + deviations + 2 * x,
+        "stash written": packed,
+        "stash read": packed,
+        "gradients": 2 * x + 2 * x + scale + 2 * 2 * y + 2 * x + 4 * w + 4 * 48,
+        "optimizer": w * (4 * (2 + 1 + 4) + 2),
+        "again": 0,
     }
 
 
