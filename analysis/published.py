@@ -163,10 +163,9 @@ def commanded(row: CsvRow, folder: Path) -> dict[str, Any]:
     if not model.startswith("ViT"):
         words += ["--tokens", row["sequence"]]
     if network:  # "400 Gbit/s a node"
-        profile = (ROOT / f"costmodel/hardware/profiles/{device}.toml").read_text()
-        gigabytes = int(network.split()[0]) / 8
-        device = str(folder / f"{device} {gigabytes}.toml")
-        Path(device).write_text(re.sub(r"(\[network\]\ngb_per_s = )\S+", rf"\g<1>{gigabytes}", profile))
+        profile, gigabytes = device, int(network.split()[0]) / 8
+        device = str(folder / f"{profile} {gigabytes}.toml")
+        Path(device).write_text(f'like = "{profile}"\nname = "{profile}"\nnetwork = {{ gb_per_s = {gigabytes} }}\n')
     fused = ["--compiled"] * is_compiled(f"{row['layout']} {row['source']}")
     words += ["--hardware", device, *row["layout"].split(), *fused]
     cost, _ = as_typed(words, row["precision"])

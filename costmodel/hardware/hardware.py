@@ -212,7 +212,7 @@ def load_hardware(name: str) -> Hardware:
         path = _PROFILES / f"{name}.toml"
     data = read_toml(path, f"hardware file {name}")
     try:
-        return _hardware(data)
+        return _hardware(_completed(data))
     except ValueError as error:
         raise ValueError(f"hardware file {name}: field {error}") from None
 
@@ -234,11 +234,16 @@ _KEYS = {
     "peak": ("datatype", "holds", "attention", "source", *_TERMS, *_SHARE),
     "pass": ("kind", "bits", "phase", *_TERMS),
 }
-_KEYS[""] = ("name", "cpu", "measured", *_KEYS)
+_KEYS[""] = ("name", "cpu", "measured", "like", "source", *_KEYS)
 
 
-def _check_keys(data: dict[str, Any]) -> None:
-    """Raise ValueError for a key that no table has."""
+def _completed(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the file's tables, with its source where they name none, and those of the profile that it is `like`.
+
+    It changes that profile's tables key by key, and peaks by their datatype. Raises ValueError for a key that no table
+    has.
+    """
+    source = _field({"source": "not stated"} | data, "source", str)
     for table, keys in _KEYS.items():
         entries = data.get(table, []) if table else data
         for entry in [entries] if isinstance(entries, dict) else entries if isinstance(entries, list) else []:
@@ -246,10 +251,25 @@ def _check_keys(data: dict[str, Any]) -> None:
                 if key not in keys:
                     within = f"[{table}] has" if table else "a file has"
                     raise ValueError(f"{key} is not known; {suggestion(key, keys)}{within} {', '.join(keys)}")
+            if table and isinstance(entry, dict):
+                entry.setdefault("source", source)
+    if "like" not in data:
+        return data
+    base = completed("hardware", _field(data, "like", str), profile_names())
+    tables = _completed(read_toml(_PROFILES / f"{base}.toml", base))
+    peaks = {peak["datatype"]: peak for peak in tables["peak"]}
+    for index, peak in enumerate(_field({"peak": []} | data, "peak", list)):
+        datatype = _field({f"peak[{index}]": peak}, f"peak[{index}].datatype", str)
+        peaks[datatype] = peaks.get(datatype, {}) | peak
+    changed = {
+        name: table | data[name]
+        for name, table in tables.items()
+        if isinstance(table, dict) and isinstance(data.get(name), dict)
+    }
+    return tables | data | changed | {"peak": list(peaks.values())}
 
 
 def _hardware(data: dict[str, Any]) -> Hardware:
-    _check_keys(data)
     peaks = _field(data, "peak", list)
     if not peaks:
         raise ValueError("peak must list at least one datatype")

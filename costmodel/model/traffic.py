@@ -24,8 +24,10 @@ from dsq.formats import WIDEST, Format, Identity, Layout
 #: the operand of Gemm.on_chip -> its shape
 _ON_CHIP = {"x": "MK", "y": "MN", "": ""}
 #: the purposes of traffic, in the order of tables
-KINDS = ("weights", "activations written", "activations read", "stash written", "stash read", "gradients", "optimizer")
-KINDS += ("again",)  #: what tiles in a finite buffer fetch again or spill
+KINDS = (
+    *("weights", "activations written", "activations read", "stash written", "stash read", "gradients", "optimizer"),
+    "again",  # what tiles in a finite buffer fetch again or spill
+)
 
 
 @dataclass(frozen=True)

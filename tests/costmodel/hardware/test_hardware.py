@@ -55,6 +55,41 @@ def test_a_shipped_profile_runs_fp32_names_its_sources_and_reaches_at_most_the_s
     assert "estimated" in hardware.rates
 
 
+def test_a_file_changes_the_profile_that_it_is_like(tmp_path):
+    text = """
+like = "rtx-4090"
+source = "a datasheet"
+memory = { gb = 48 }
+bandwidth = { gb_per_s = 2016, efficiency = 0.5 }
+peak = [{ datatype = "bf16", tflops = 100 }, { datatype = "fp8", tflops = 200, holds = { fp8_row = 8 } }]
+"""
+    base, changed = load_hardware("rtx-4090"), read(tmp_path, text)
+    assert (changed.name, changed.memory_bytes, changed.memory_type) == (base.name, 48e9, "GDDR6X")
+    assert (changed.datasheet_bandwidth, changed.bandwidth) == (2016e9, 1008e9)
+    assert (changed.link, changed.host, changed.efficiency) == (base.link, base.host, base.efficiency)
+    assert changed.sources["link"] == base.sources["link"]
+    assert changed.sources["memory"] == "a datasheet"
+    rates = {peak.datatype: (peak.datasheet_flops, peak.source.partition(";")[0]) for peak in changed.peaks}
+    assert [rates[name] for name in ("bf16", "fp8")] == [(100e12, "a datasheet"), (200e12, "a datasheet")]
+    others = {peak.datatype: peak for peak in base.peaks if peak.datatype != "bf16"}
+    assert {peak.datatype: peak for peak in changed.peaks if peak.datatype in others} == others
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("like = 1", "field like must be text"),
+        ('like = "rtx-409"', "field unknown hardware 'rtx-409'"),
+        ('like = "h100"\nsource = 1', "field source must be text"),
+        ('like = "h100"\npeak = [1]', "field peak\\[0\\].datatype is missing"),
+        ('like = "h100"\nlink = 1', "field link.gb_per_s is missing"),
+    ],
+)
+def test_a_file_that_is_like_no_profile_is_refused(tmp_path, text, error):
+    with pytest.raises(ValueError, match=error):
+        read(tmp_path, text)
+
+
 def test_fastest_exact_way(mine):
     def way(m1, m2, template=BFP):
         return str(mine.rate(template(m1), template(m2)))
