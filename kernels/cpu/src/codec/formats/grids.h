@@ -171,7 +171,7 @@ struct Elements {
       const F s = (F)(e + shift), rounded = a + s;  // the last bit of s is the step
       return VALUE ? (I)(rounded - s) : (I)rounded - (I)s + index_of(e);
     } else {
-      const F k = a * (F)(((254 + digits) << 23) - e);
+      const F k = a * (F)(((uint32_t)(254 + digits) << 23) - (U)e);  // wraps
       I whole = __builtin_convertvector(k, I);
       const F fraction = (k - __builtin_convertvector(whole, F)) * splat(0x1p16f);
       const F uniform = splat(65535.5f) - __builtin_convertvector((I)numbers.complement(v), F);
