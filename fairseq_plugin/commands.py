@@ -40,7 +40,7 @@ _MISTAKES = {
     "--save-dir",
     r"RuntimeError: \Z": "--arch must be given, as in --arch transformer_iwslt_de_en",  # fairseq's own says nothing
     r"AssertionError: Torch not compiled with CUDA|RuntimeError: Found no NVIDIA driver": "there is no GPU, which "
-    "plain --fp16 needs: give --cpu, with --bf16 or with --fp16 --fp16-no-flatten-grads",
+    "plain --fp16 and --quant-noise-scalar need: give --cpu, with --bf16 or with --fp16 --fp16-no-flatten-grads",
     r"(?:OSError|FileNotFoundError|PermissionError|FileExistsError|NotADirectoryError): (.*)": "{0}",
 }
 
