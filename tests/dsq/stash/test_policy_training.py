@@ -342,3 +342,15 @@ def test_a_batch_of_gradients_is_that_of_one_after_another_or_refused_in_a_line(
     apply(attention, name)
     with pytest.raises(RuntimeError, match="ask for one gradient at a time"):
         torch.autograd.grad(attention(x), x, torch.randn(3, *x.shape), is_grads_batched=True)
+
+
+def test_a_recomputed_input_is_rounded_no_second_time_where_products_are_not_quantized():
+    def gradients(convert):
+        torch.manual_seed(0)
+        net, x = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 32)), torch.randn(128, 64)
+        convert(net)
+        net(x).square().sum().backward()
+        return net[2].weight.grad, net[0].bias.grad
+
+    packed = gradients(lambda net: dsq.stash.apply(net, "bfp", bits=4))
+    assert all(map(torch.equal, gradients(lambda net: dsq.convert(net, "[-,4,-,-]")), packed))
