@@ -15,7 +15,7 @@ from typing import Any
 from dsq import __version__
 from dsq.command import OneLineParser, check_writable, guarded, printable, read_toml, write_text
 from dsq.costmodel.hardware.hardware import DEFAULT_HARDWARE, profile_names
-from dsq.costmodel.model.methods import all_sizes, format_names
+from dsq.costmodel.model.methods import format_names
 from dsq.costmodel.names import refuse
 from dsq.costmodel.workloads.named import ADAPTED, DEFAULT_MODEL, names
 from dsq.formats import DEFAULT
@@ -75,7 +75,8 @@ def parser() -> OneLineParser:
     top.epilog = _examples([f"{name} {described['examples'][0]}" for name, described in COMMANDS.items()])
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
-    groups = _DESCRIBED["groups"] | {"format": _of_formats(_DESCRIBED["groups"]["format"])}
+    groups = _DESCRIBED["groups"]
+    groups["format"]["--format"]["choices"] = format_names()
     for name, described in COMMANDS.items():
         summary: str = described["summary"]
         description = summary[0].upper() + summary[1:] + "."
@@ -90,17 +91,6 @@ def parser() -> OneLineParser:
 
 def _examples(examples: Sequence[str]) -> str:
     return "\n".join(["examples:", *(f"  dsq-cost {example}".rstrip() for example in examples)])
-
-
-def _of_formats(options: Options) -> Options:
-    """Return the options, with the names of the registry's formats, and those of their sizes."""
-    sizes = {}
-    for field, defaults in all_sizes().items():
-        values = ", ".join(f"{default} in {name}" for name, default in defaults.items())
-        help_ = f"{field.replace('_', ' ')} (default: {values})"
-        sizes[f"--{field.replace('_', '-')}"] = {"metavar": "N", "help": help_}
-    first = {"--format": {"choices": format_names(), **options["--format"]}}
-    return first | sizes | {words: option for words, option in options.items() if words not in first}
 
 
 def _add_options(group: argparse._ActionsContainer, options: Options) -> None:

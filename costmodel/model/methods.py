@@ -103,30 +103,17 @@ def format_names() -> tuple[str, ...]:
     return (*formats.FORMATS, Identity.name)
 
 
-def sizes(name: str) -> dict[str, int]:
-    """Return the format's numeric fields and their defaults. One without a number (fixed point's binary point) costs
-    nothing.
-
-    Raises ValueError for an unknown name.
-    """
+def has_blocks(name: str) -> bool:
+    """Return whether --block-size is of the format. Raises ValueError for an unknown name."""
     choice("format", name, format_names())
-    fields = {} if name == Identity.name else formats.options(name)
-    return {field: default for field, default in fields.items() if type(default) is int}
-
-
-def all_sizes() -> dict[str, dict[str, int]]:
-    """Return the numeric fields of all formats, each with its default by the format's name."""
-    by_name = {name: sizes(name) for name in format_names()}
-    fields = dict.fromkeys(field for defaults in by_name.values() for field in defaults)
-    return {field: {name: of[field] for name, of in by_name.items() if field in of} for field in fields}
+    return name != Identity.name and "block_size" in formats.options(name)
 
 
 def template(name: str, described: Mapping[str, Any]) -> Format:
-    """Return the format with those of its sizes that `described` has; None or absent: the default. Raises
-    ValueError."""
-    options = {field: described[field] for field in sizes(name) if described.get(field) is not None}
+    """Return the format, with the block size that `described` has; None or absent: the default. Raises ValueError."""
+    size = described.get("block_size") if has_blocks(name) else None
     kind: type[Format] = Identity if name == Identity.name else formats.format_class(name)
-    return kind(WIDEST, **options)
+    return kind(WIDEST) if size is None else kind(WIDEST, **{"block_size": size})
 
 
 #: widths with the name of their family in front
@@ -135,7 +122,7 @@ _PREFIXED = re.compile(r"\s*(\w+)\s*:\s*(\[.*|[\d\s,]+)", re.DOTALL)
 
 def parse_setups(text: str, described: Mapping[str, Any]) -> list[Setup]:
     """Return one setup, or those of a schedule: "[16,4,4,16]", "bfp:[4,4,4,8]", "[4,3,3,8] [8,4,4,8]"; in the format,
-    sizes and container that `described` has, by the options' names. Raises ValueError."""
+    block size and container that `described` has, by the options' names. Raises ValueError."""
     name, widths = prefixed.groups() if (prefixed := _PREFIXED.fullmatch(text)) else ("", text)
     levels = parse_levels(widths)
     fmt = template(name.lower() or described["format"], described)
@@ -153,7 +140,8 @@ def used_options(text: str, described: Mapping[str, Any]) -> set[str]:
     setup = parse_setups(text, described)[-1]
     widths_alone = {"min_weight_bits"} if "|" not in setup.precision.text else set[str]()
     prefix = {"format"} if not _PREFIXED.fullmatch(text) else set[str]()
-    return {*sizes(setup.family), *widths_alone, *prefix} if setup.family else set()
+    blocks = {"block_size"} if setup.family and has_blocks(setup.family) else set[str]()
+    return {*blocks, *widths_alone, *prefix} if setup.family else set()
 
 
 # ---- policies of dsq.stash

@@ -11,7 +11,7 @@ from dsq import costmodel, recipes
 from dsq.command import read_toml, write_whole
 from dsq.costmodel.cli.answer import Answer, Record, Section, hardware_facts, refuse_idle
 from dsq.costmodel.hardware.hardware import Hardware, Rate, load_hardware, profile_names
-from dsq.costmodel.model.methods import Method, Setup, all_sizes, parse_setups, used_options, whole_stash
+from dsq.costmodel.model.methods import Method, Setup, parse_setups, used_options, whole_stash
 from dsq.costmodel.model.operations import Workload
 from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates, widened_seconds
 from dsq.costmodel.model.traffic import matmuls, transfers
@@ -141,7 +141,7 @@ def _check_options(arguments: argparse.Namespace, precisions: Sequence[str], *ot
     options, texts = vars(arguments), (*precisions, *other_texts)
     setups = {text: parse_setups(text, options) for text in texts}
     names = {name for text in texts for name in used_options(text, options)}
-    idle = {"format", "min_weight_bits", *all_sizes()} - names
+    idle = {"format", "min_weight_bits", "block_size"} - names
     if not precisions:
         idle |= {"container"}
     elif not any(setup.mode for text in texts for setup in setups[text]):  # which convert no layer
