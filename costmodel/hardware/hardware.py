@@ -271,8 +271,7 @@ def _completed(data: dict[str, Any]) -> dict[str, Any]:
 
 def _hardware(data: dict[str, Any]) -> Hardware:
     peaks = _field(data, "peak", list)
-    if not peaks:
-        raise ValueError("peak must list at least one datatype")
+    refuse((not peaks, "peak must list at least one datatype"))
     measured = _field(data, "measured", str) if "measured" in data else ""
     passes = _field(data, "pass", list) if "pass" in data else []
     _field(data, "bandwidth", dict)
@@ -387,17 +386,19 @@ def _source(data: dict[str, Any], part: str) -> str:
 def _field(data: Any, dotted: str, kind: type) -> Any:
     value = data
     for part in dotted.split("."):
-        if not isinstance(value, dict) or part not in value:
-            raise ValueError(f"{dotted} is missing")
+        refuse((not isinstance(value, dict) or part not in value, f"{dotted} is missing"))
         value = value[part]
-    if not isinstance(value, kind):
-        names = {str: "text", list: "a list of tables ([[peak]])", dict: "a table", bool: "true or false"}
-        raise ValueError(f"{dotted} must be {names[kind]}, not {value!r}")
+    names = {str: "text", list: "a list of tables ([[peak]])", dict: "a table", bool: "true or false"}
+    refuse((not isinstance(value, kind), f"{dotted} must be {names.get(kind)}, not {value!r}"))
     return value
 
 
 def _number(data: Any, dotted: str, zero: bool = False) -> float:
     value = _field(data, dotted, object)
-    if type(value) not in (int, float) or not (SMALLEST <= value <= LARGEST or (zero and value == 0)):
-        raise ValueError(f"{dotted} must be a number from {SMALLEST:g} to {LARGEST:g}, not {value!r}")
+    refuse(
+        (
+            type(value) not in (int, float) or not (SMALLEST <= value <= LARGEST or (zero and value == 0)),
+            f"{dotted} must be a number from {SMALLEST:g} to {LARGEST:g}, not {value!r}",
+        )
+    )
     return float(value)

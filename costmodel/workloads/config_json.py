@@ -6,12 +6,13 @@ Of any other model `dsq-cost trace` writes a workload file.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dsq.command import read_toml
-from dsq.costmodel.names import suggestion
+from dsq.costmodel.names import refuse, suggestion
 from dsq.costmodel.workloads.shapes import Head, MixtureOfExperts, Patches, Stack, Transformer
 
+T = TypeVar("T")
 DEFAULT_LENGTH, LONGEST = 512, 2048
 _DATA = read_toml(Path(__file__).with_name("families.toml"))
 _FIELDS: dict[str, list[str]] = _DATA["fields"]
@@ -50,13 +51,13 @@ def transformer_of(data: Any, where: str, name: str = "") -> Transformer:
     if not isinstance(data, dict):
         raise ValueError(f"config {where} must be a JSON object")
     config = _Config({key: value for key, value in data.items() if value is not None}, where)
-    kind = config.text("model_type")
+    kind = config.typed("model_type", "")
     if not kind:
         raise ValueError(f"config {where}: field model_type is missing")
     if kind not in FAMILIES:
         hint = f"{suggestion(kind, FAMILIES)}described are {', '.join(FAMILIES)}; of others write a workload file: "
         raise ValueError(f"config {where}: model_type {kind!r} is not described; {hint}dsq-cost trace {where} FILE")
-    return config.transformer(FAMILIES[kind], name or config.text("_name_or_path") or kind)
+    return config.transformer(FAMILIES[kind], name or config.typed("_name_or_path", "") or kind)
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,13 @@ class _Config:
 
     def transformer(self, family: Family, name: str) -> Transformer:
         side = "encoder" if family.kind in ("encoder", "image") else "decoder"
-        if self.flag("add_cross_attention", False):
-            described = (
-                f"a decoder without an encoder is described; write a workload file: dsq-cost trace {self.where} FILE"
-            )
-            raise ValueError(f"config {self.where}: field add_cross_attention: {described}")
+        self.refuse(
+            self.typed("add_cross_attention", False),
+            "add_cross_attention: a decoder without an encoder is described; write a workload file: dsq-cost trace "
+            f"{self.where} FILE",
+        )
         for rotary in ("rope_parameters", "rope_scaling"):
-            self.table(rotary)
+            self.typed(rotary, dict[str, Any]())
         stack = self.stack(side, family)
         sizes: dict[str, Any] = {"source": self.where, "weight_format": self.weight_format(), side: stack}
         positions = 0 if family.kind in ("both", "image") else self.size(*_FIELDS["positions"], default=0)
@@ -89,7 +90,7 @@ class _Config:
 
     def weight_format(self) -> str:
         """Return the format in which the weights are stored; empty: 16 or 32 bits."""
-        table = self.table("quantization_config")
+        table: dict[str, Any] = self.typed("quantization_config", {})
         if not table:
             return ""
         bits = 4 if table.get("load_in_4bit") else table.get("bits", 8)
@@ -103,13 +104,13 @@ class _Config:
         read |= {name: self.size(*_FIELDS[name], default=read.get(name, least)) for name, least in defaults.items()}
         for flag, fields in _DATA["flags"].items():
             if flag in self.data:
-                read |= dict.fromkeys(fields, self.flag(flag, False))
+                read |= dict.fromkeys(fields, self.typed(flag, False))
         for name in ("dropout", "attention_dropout"):
             drops = [self.drops(one) for one in _FIELDS[name] if one in self.data]
             read[name] = any(drops) if drops else read.get(name, False)
         act = next((str(self.data[one]) for one in _FIELDS["activation"] if one in self.data), family.activation)
         if family.kind == "both":
-            act = self.text("feed_forward_proj", family.activation)
+            act = self.typed("feed_forward_proj", family.activation)
             read["gated"], act = act.startswith("gated"), "gelu_new" if act == "gated-gelu" else act
         read["activation"] = _DATA["activations"].get(act, "activation")
         read["position_bias"] = self.size("relative_attention_num_buckets", default=read.get("position_bias", 0))
@@ -118,8 +119,10 @@ class _Config:
             read |= self.pictures(read["d"])
         else:
             read["tables"] = tuple((table, self.rows(table, family)) for table in family.tables)
-        if self.size("word_embed_proj_dim", default=read["d"]) != read["d"]:
-            raise ValueError(f"config {self.where}: field word_embed_proj_dim must be hidden_size ({read['d']})")
+        self.refuse(
+            self.size("word_embed_proj_dim", default=read["d"]) != read["d"],
+            f"word_embed_proj_dim must be hidden_size ({read['d']})",
+        )
         return Stack(side, **read | overrides)
 
     def head(self, family: Family) -> Head:
@@ -127,9 +130,10 @@ class _Config:
         pooler = options.pop("pooler", True)
         kinds = _DATA["heads"][family.kind]
         end = next((end for end in kinds if self.architecture.endswith(end)), "")
-        if self.architecture and (not end or (end == "Model" and self.architecture.endswith(_NOT_BARE))):
-            accepted = f"classes that end in {', '.join(kinds)} are described, not {self.architecture!r}"
-            raise ValueError(f"config {self.where}: field architectures: {accepted}")
+        self.refuse(
+            self.architecture and (not end or (end == "Model" and self.architecture.endswith(_NOT_BARE))),
+            f"architectures: classes that end in {', '.join(kinds)} are described, not {self.architecture!r}",
+        )
         lm = family.kind in ("decoder", "both")
         kind = kinds[end] if end else "lm" if lm else "none"
         if kind == "none":
@@ -138,7 +142,7 @@ class _Config:
             labels = self.data.get("id2label")
             count = len(labels) if isinstance(labels, dict) and labels else self.size("num_labels", default=2)
             return Head("classes", count, bias=not lm, dense=family.kind == "encoder")
-        options |= {"outputs": self.size("vocab_size"), "tied": self.flag("tie_word_embeddings", family.tied)}
+        options |= {"outputs": self.size("vocab_size"), "tied": self.typed("tie_word_embeddings", family.tied)}
         masked = {"bias": True, "dense": True, "norm": True} if family.kind == "encoder" else {}
         return Head("lm", **masked | options, loss="loss of fp32" if family.kind == "decoder" else "loss")
 
@@ -155,60 +159,60 @@ class _Config:
 
     def sliding(self, side: str) -> dict[str, int]:
         """Return the window of all layers but each n-th."""
-        if "sliding_window" not in self.data or side == "encoder" or not self.flag("use_sliding_window", True):
+        if "sliding_window" not in self.data or side == "encoder" or not self.typed("use_sliding_window", True):
             return {}
         kinds = self.data.get("layer_types") or []
         full = [index for index, kind in enumerate(kinds, 1) if kind == "full_attention"]
         every = full[0] if full else 0
         periodic = [index for index in range(1, len(kinds) + 1) if every and index % every == 0]
-        if set(kinds) - {"full_attention", "sliding_attention"} or full != periodic:
-            raise ValueError(f"config {self.where}: field layer_types: each n-th layer may see all keys, no others")
+        self.refuse(
+            set(kinds) - {"full_attention", "sliding_attention"} or full != periodic,
+            "layer_types: each n-th layer may see all keys, no others",
+        )
         return {"window": self.size("sliding_window")} | ({"full_every": every} if kinds else {})
 
     def experts(self, ffn: int) -> dict[str, MixtureOfExperts]:
         names = ("num_local_experts", "num_experts")
         if not any(name in self.data for name in names):
             return {}
-        if self.data.get("mlp_only_layers") or self.size("decoder_sparse_step", default=1) > 1:
-            raise ValueError(f"config {self.where}: field mlp_only_layers: experts in every layer are described")
+        self.refuse(
+            self.data.get("mlp_only_layers") or self.size("decoder_sparse_step", default=1) > 1,
+            "mlp_only_layers: experts in every layer are described",
+        )
         per_token, width = self.size("num_experts_per_tok"), self.size("moe_intermediate_size", default=ffn)
         return {"experts": MixtureOfExperts(self.size(*names), per_token, width)}
 
     def size(self, *names: str, default: int | None = None) -> int:
         """Return the first of these fields that is there, a positive whole number."""
-        name = next((name for name in names if name in self.data), None)
-        if name is None and default is None:
-            raise ValueError(f"config {self.where}: field {names[0]} is missing")
-        value = default if name is None else self.data[name]
-        if type(value) is not int or (name and value < 1):
-            raise ValueError(f"config {self.where}: field {name} must be a positive whole number, not {value!r}")
-        return value
+        name = next((name for name in names if name in self.data), "")
+        self.refuse(not name and default is None, f"{names[0]} is missing")
+        value: Any = self.data.get(name, default)
+        self.refuse(
+            type(value) is not int or (name and value < 1), f"{name} must be a positive whole number, not {value!r}"
+        )
+        return int(value)
 
     def drops(self, name: str) -> bool:
         rate = self.data[name]
-        if type(rate) not in (int, float):
-            raise ValueError(f"config {self.where}: field {name} must be a number, not {rate!r}")
+        self.refuse(type(rate) not in (int, float), f"{name} must be a number, not {rate!r}")
         return bool(rate > 0)
 
-    def table(self, name: str) -> dict[str, Any]:
-        return dict(self._typed(name, {}, "a table"))
-
-    def flag(self, name: str, default: bool) -> bool:
-        return bool(self._typed(name, default, "true or false"))
-
-    def text(self, name: str, default: str = "") -> str:
-        return str(self._typed(name, default, "text"))
-
-    def _typed(self, name: str, default: Any, accepted: str) -> Any:
-        value = self.data.get(name, default)
-        if type(value) is not type(default):
-            raise ValueError(f"config {self.where}: field {name} must be {accepted}, not {value!r}")
+    def typed(self, name: str, default: T) -> T:
+        """Return a field of the default's type."""
+        value: T = self.data.get(name, default)
+        accepted = {dict: "a table", bool: "true or false", str: "text"}[type(default)]
+        self.refuse(type(value) is not type(default), f"{name} must be {accepted}, not {value!r}")
         return value
+
+    def refuse(self, wrong: object, text: str) -> None:
+        refuse((wrong, f"config {self.where}: field {text}"))
 
     @property
     def architecture(self) -> str:
         """The model class that the config names first, e.g. BertForMaskedLM; empty: none."""
         names = self.data.get("architectures") or [""]
-        if not isinstance(names, list) or not isinstance(names[0], str):
-            raise ValueError(f"config {self.where}: field architectures must be a list of names, not {names!r}")
-        return names[0]
+        self.refuse(
+            not isinstance(names, list) or not isinstance(names[0], str),
+            f"architectures must be a list of names, not {names!r}",
+        )
+        return str(names[0])

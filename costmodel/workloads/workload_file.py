@@ -13,6 +13,7 @@ from typing import Any
 
 from dsq.costmodel.model.ledger import POINTWISE
 from dsq.costmodel.model.operations import CLASSES, Gemm, Operation, Pointwise, TracedTensor, Workload
+from dsq.costmodel.names import refuse
 
 VERSION = 1
 MAX_SIZE = 2**48
@@ -30,13 +31,11 @@ def is_workload(data: Any) -> bool:
 def parse(data: dict[str, Any], where: str) -> Workload:
     """Return the workload of the JSON data. Raises ValueError that names the operation and the field."""
     try:
-        if data["costmodel"] != VERSION:
-            raise ValueError(f"costmodel must be {VERSION}, not {data['costmodel']!r}")
+        refuse((data["costmodel"] != VERSION, f"costmodel must be {VERSION}, not {data['costmodel']!r}"))
         operation_list = data.get("operations")
         entries = operation_list if isinstance(operation_list, list) else []
         operations = tuple(_operation(entry, f"operations[{index}]") for index, entry in enumerate(entries))
-        if not any(isinstance(op, Gemm) for op in operations):
-            raise ValueError("operations must be a list with at least one gemm")
+        refuse((not any(isinstance(op, Gemm) for op in operations), "operations must be a list with at least one gemm"))
         name, tokens = _value(data.get("name"), str, "name"), _value(data.get("tokens"), int, "tokens")
     except ValueError as error:
         raise ValueError(f"workload file {where}: field {error}") from None
@@ -59,16 +58,14 @@ def _operation(entry: Any, label: str) -> Operation:
         if name != "op"
     }
     for name in values.keys() & _CHOICES.keys():
-        if values[name] not in _CHOICES[name]:
-            raise ValueError(
-                f"{label}.{name} must be one of {', '.join(map(repr, _CHOICES[name]))}, not {values[name]!r}"
-            )
+        accepted = ", ".join(map(repr, _CHOICES[name]))
+        refuse((values[name] not in _CHOICES[name], f"{label}.{name} must be one of {accepted}, not {values[name]!r}"))
     return _OPERATIONS[op](**values)
 
 
 def _saves(tensors: Any, label: str) -> tuple[TracedTensor, ...]:
-    if not isinstance(tensors, list) or not all(isinstance(saved, list) and len(saved) == 4 for saved in tensors):
-        raise ValueError(f"{label} must be a list of [role, tensor, values, bits], not {tensors!r}")
+    rows = isinstance(tensors, list) and all(isinstance(saved, list) and len(saved) == 4 for saved in tensors)
+    refuse((not rows, f"{label} must be a list of [role, tensor, values, bits], not {tensors!r}"))
     return tuple(
         TracedTensor(
             _value(role, str, f"{label}.role"),
@@ -81,10 +78,8 @@ def _saves(tensors: Any, label: str) -> tuple[TracedTensor, ...]:
 
 
 def _value(value: Any, kind: Any, label: str) -> Any:
-    if type(value) is not kind:
-        raise ValueError(f"{label} must be {kind.__name__}, not {value!r}")
+    refuse((type(value) is not kind, f"{label} must be {kind.__name__}, not {value!r}"))
     name = label.rpartition(".")[2]
     least, most = int(name not in _MAY_BE_ZERO), MAX_RECOMPUTED if name == "recompute" else MAX_SIZE - 1
-    if kind is int and not least <= value <= most:
-        raise ValueError(f"{label} must be from {least} to {most}, not {value}")
+    refuse((kind is int and not least <= value <= most, f"{label} must be from {least} to {most}, not {value}"))
     return value
