@@ -116,14 +116,18 @@ def _call(name: str, compiled: Any, *args: Any, **kwargs: Any) -> Any:
             return _call(name, compiled, *args, **kwargs)
     try:
         return compiled(*args, **kwargs)
-    except torch._dynamo.exc.Unsupported as error:
-        reason = str(error).strip().partition("\n")[0]
+    except torch._dynamo.exc.TorchDynamoException as error:
+        inner = getattr(error, "inner_exception", error)
+        if str(inner).startswith("memory_budget"):
+            raise ValueError(str(inner)) from None
+        if isinstance(error, torch._dynamo.exc.Unsupported):
+            reason = str(error).strip().partition("\n")[0]
+        elif "data-dependent" in str(inner):
+            reason = "a shape in it depends on data, as the number of an expert's tokens"
+        else:
+            raise
         way = "dsq.compile(model, fullgraph=False) packs in each of its graphs"
         raise RuntimeError(f"the graph of block {name or 'model'!r} breaks: {reason}; {way}") from None
-    except torch._dynamo.exc.BackendCompilerFailed as error:
-        if not str(error.inner_exception).startswith("memory_budget"):
-            raise
-        raise ValueError(str(error.inner_exception)) from None
 
 
 def _policy(model: nn.Module) -> tuple[Any, nn.Module]:

@@ -221,6 +221,25 @@ def test_a_graph_break_in_a_block_and_models_without_a_policy_are_a_line():
     model(X).sum().backward()
 
 
+class Routed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(64, 64), nn.GELU())
+
+    def forward(self, x):
+        rows = x.flatten(0, -2)[: (x > 0).sum().item() % 8]
+        return self.inner(x) + self.inner[0](rows).sum()
+
+
+def test_shapes_that_depend_on_data_are_a_line():
+    model = dsq.convert(nn.Sequential(Routed(), Routed()), "mxfp8")
+    dsq.compile(model, backend=divided)
+    with pytest.raises(RuntimeError, match=r"^the graph of block '0' breaks: a shape .* data, .*fullgraph=False\)"):
+        model(X)
+    dsq.compile(model, backend=divided, fullgraph=False)
+    model(X).sum().backward()
+
+
 def test_a_budget_that_cannot_be_met_is_a_line_and_a_rise_of_the_level_goes_on_with_a_warning():
     config, model = dsq.DSQConfig("[-,4,-,-] [-,16,-,-]"), blocks()
     dsq.convert(model, config)
