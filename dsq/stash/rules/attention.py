@@ -8,6 +8,7 @@ k in the backward. If these were saved exact, as PyTorch's backward takes them, 
 the gradient of a peaked attention would grow without bound (by 20,000 at 4 bits and logits of deviation 36).
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,8 +20,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
 from dsq.kernels.backend import AttentionOptions
-from dsq.kernels.dispatch import backend_for
+from dsq.kernels.dispatch import backend_for, pack_mask
 from dsq.ops.products import autocast_dtype
+from dsq.stash.memory import MemoryOrder
 from dsq.stash.saving import save, saved
 from dsq.stash.stash import Stash
 
@@ -94,8 +96,13 @@ def _saves_copies(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *options
     return choice == SDPBackend.MATH.value
 
 
+#: bits of dropout's noise that are saved for a value of q, k and v, of 4.5 bits by default; where there are more, the
+#: backward draws the noise again, in 7 ns a number
+_MAX_NOISE_BITS = 2
+
+
 class FusedAttention(torch.autograd.Function):
-    """The backward draws the same random numbers, in the backend's kernel where it has one, else in PyTorch's own."""
+    """The backward has the forward's noise, saved or drawn again, in the backend's kernel or in PyTorch's own."""
 
     @staticmethod
     def forward(
@@ -113,21 +120,25 @@ class FusedAttention(torch.autograd.Function):
             forms = [stash.copy(form) if isinstance(form, Tensor) else form for form in forms]
         cast = autocast_dtype(q)  # which PyTorch's function asks for, a kernel does not
         q, k, v = (x.to(cast or x.dtype) for x in (q, k, v))
-        y, random = _attend(q, k, v, _cast(mask, cast), *options)
+        y, random, noise = _attend(q, k, v, _cast(mask, cast), *options)
+        of_noise = None
+        if noise is not None and noise.numel() <= _MAX_NOISE_BITS * (q.numel() + k.numel() + v.numel()):
+            bits = pack_mask(noise.view(torch.bool), 0.0, math.nan, True)
+            of_noise = stash.packed_mask(bits, MemoryOrder.contiguous(noise.shape), torch.bfloat16)
         of_mask = None
         if mask is not None:
             # PyTorch saves a copy of a bool mask, and of one that it casts
             mask_copied = copies or mask.dtype != (cast or q.dtype)
             # what it was made of (pointwise.outer), if that is less
             of_mask = stash.find_recomputed(mask) or (stash.copy(mask) if mask_copied else stash.exact(mask))
-        save(ctx, *forms, of_mask, random if options[0] else None)
+        save(ctx, *forms, of_mask, random if options[0] else None, of_noise)
         ctx.options, ctx.cast = options, cast
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (*qkv, mask, random), needed = saved(ctx), ctx.needs_input_grad[1:5]
-        gradients = _attend_backward(dy, *qkv, _cast(mask, ctx.cast), random, *ctx.options, needed)
+        (*qkv, mask, random, noise), needed = saved(ctx), ctx.needs_input_grad[1:5]
+        gradients = _attend_backward(dy, *qkv, _cast(mask, ctx.cast), random, noise, *ctx.options, needed)
         return None, *(dx if is_needed else None for dx, is_needed in zip(gradients, needed, strict=True)), None, None
 
 
@@ -138,34 +149,49 @@ def _cast(mask: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float | None, gqa: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the result, and the state of the random numbers that its dropout drew from (else empty).
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the result, the state of the random numbers that its dropout drew from (else empty), and the noise of the
+    backend's kernel (else None).
 
     PyTorch's dropout makes three matrices (B, H, L, S) of float32; the backend's kernel one of bytes.
     """
     y = None
+    noises: list[Tensor] = []
     random = q.new_empty(0, dtype=torch.uint8)
     attend = backend_for(q.device).attention
     if dropout:
         random = torch.cuda.get_rng_state(q.device) if q.device.type == "cuda" else torch.get_rng_state()
         if attend and torch.backends.cuda.flash_sdp_enabled():
-            noise = partial(_noise, q, k, dropout)
+
+            def noise() -> Tensor:
+                noises.append(_noise(q, k, dropout))
+                return noises[0]
+
             y = attend(q, k, v, AttentionOptions(causal, scale, mask, dropout, noise))
     if y is None:
         y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
-    return y, random
+    return y, random, noises[0] if noises else None
 
 
 def _attend_backward(
-    dy: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, random: Tensor | None, *options: Any
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    random: Tensor | None,
+    noise: Tensor | None,
+    *options: Any,
 ) -> list[Tensor]:
     """Return the gradients of q, k, v and the mask; empty ones where none is ``wanted``, the last of the options."""
     dropout, causal, scale, gqa, needed = options
     kernels = torch.backends.cuda.flash_sdp_enabled()  # not where sdpa_kernel(SDPBackend.MATH) asks, as dsq.report does
     gradients = backend_for(dy.device).attention_gradients
     if gradients and kernels:
-        noise = None if random is None else partial(_noise, dy, k, dropout, random)
-        attention_options = AttentionOptions(causal, scale, mask, dropout, noise)
+        draw = None
+        if random is not None:
+            draw = partial(_noise, dy, k, dropout, random) if noise is None else partial(noise.to, torch.uint8)
+        attention_options = AttentionOptions(causal, scale, mask, dropout, draw)
         kernel_gradients = gradients(dy, *(x.to(dy.dtype) for x in (q, k, v)), attention_options, needed[3])
         if kernel_gradients is not None:
             return [

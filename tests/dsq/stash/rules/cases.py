@@ -67,6 +67,7 @@ CASES = {
         [(3, 4, 16, 32)] * 3 + [(1, 4, 16, 16)],
     ),
     "attention, dropout": (lambda q, k, v: attend(q, k, v, None, 0.3), [(2, 4, 16, 32)] * 3),
+    "attention, dropout, long": (lambda q, k, v: attend(q, k, v, None, 0.3), [(1, 2, 64, 8)] * 3),  # drawn again
     "attention, dropout, biased": (  # autocast moves these numbers by 1, in the forward as in the backward
         lambda q, k, v: attend(q, k, v, drawn(16, 16, offset=-300, scale=2).to(q.dtype), 0.3), [(2, 4, 16, 32)] * 3
     ),

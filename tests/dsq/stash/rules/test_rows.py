@@ -54,7 +54,13 @@ def test_index_add_keeps_no_summand(case):
 
 
 #: what sums up in another order than PyTorch
-IN_ANOTHER_ORDER = ("attention, dropout", "attention, dropout, biased", "einsum bthe,hed->btd", "einsum bdte,bdes->sbt")
+IN_ANOTHER_ORDER = (
+    "attention, dropout",
+    "attention, dropout, long",
+    "attention, dropout, biased",
+    "einsum bthe,hed->btd",
+    "einsum bdte,bdes->sbt",
+)
 
 
 @pytest.mark.parametrize(("autocast", "slack"), [(False, 1e-4), (True, 0.01)])
