@@ -114,7 +114,7 @@ def _reason(module: nn.Module, weights: list[nn.Parameter], tied: bool) -> str:
         return "its weight is of another quantization"
     if kind is nn.Linear and tied:
         return "its weight is an embedding's too, which learns little in few bits; give tied=True to convert it"
-    if is_router(module):
+    if kind not in _CONVERTED and is_router(module, weights):
         return "a router of experts: its few products choose the expert of a token"
     if _is_convertible(module, kind, weights):
         return "excluded, an adapter (adapters=True converts it), of plain_ends, or added after the conversion"
@@ -131,9 +131,9 @@ def _reason(module: nn.Module, weights: list[nn.Parameter], tied: bool) -> str:
     return f"{kind.__name__} has matrices of its own, but its forward multiplies by none in a product that dsq knows"
 
 
-def is_router(module: nn.Module) -> bool:
-    """Return whether ``module`` chooses the experts of a token by its few products."""
-    return hasattr(module, "top_k") and all(p.dim() == 2 for p in matrices(module))
+def is_router(module: nn.Module, weights: list[nn.Parameter]) -> bool:
+    """Return whether ``module``, which multiplies by ``weights``, chooses the experts of a token by its few products."""
+    return hasattr(module, "top_k") and all(p.dim() == 2 for p in weights)
 
 
 def cuts_patches(module: nn.Module) -> bool:

@@ -168,8 +168,10 @@ def _config_of(saved: dict[str, Any]) -> dsq.DSQConfig:
     try:
         return dsq.DSQConfig.from_dict(saved)
     except ValueError as error:
-        text = "give the --user-dir that registers its formats"
-        raise InputError(f"the checkpoint was trained with {_levels_of(saved)}: {text}; {error}") from error
+        text = f"the checkpoint was trained with {_levels_of(saved)}"
+        if str(error).startswith("format must be"):
+            text += ": give the --user-dir that registers its formats"
+        raise InputError(f"{text}; {error}") from error
 
 
 def total_updates(optimization: Any, batches: int) -> int:

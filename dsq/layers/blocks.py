@@ -26,8 +26,8 @@ def block_lists(module: nn.Module) -> Iterator[list[nn.Module]]:
     """Yield the outermost blocks of a model, list by list: two or more members of one class of an nn.ModuleList or
     nn.Sequential, which are made of modules themselves."""
     if isinstance(module, (nn.ModuleList, nn.Sequential)):
-        members = filter(None, module._modules.values())  # a list's iterator may drop some, as fairseq's LayerDrop
-        composite = [child for child in members if next(child.children(), None) is not None]
+        members = module._modules.values()  # a list's iterator may drop some, as fairseq's LayerDrop
+        composite = [child for child in members if child is not None and next(child.children(), None) is not None]
         number = Counter(map(class_before_policies, composite))
         if blocks := [child for child in composite if number[class_before_policies(child)] > 1]:
             yield blocks

@@ -208,7 +208,7 @@ def may_multiply(module: nn.Module) -> bool:
     """
     weights = [p for p in matrices(module) if not is_added(module, p)]
     trained = all(map(may_be_trained, weights))
-    return bool(weights) and trained and not is_router(module) and not isinstance(module, OF_PYTORCH)
+    return bool(weights) and trained and not is_router(module, weights) and not isinstance(module, OF_PYTORCH)
 
 
 def attends(module: nn.Module, kind: Any) -> bool:

@@ -56,7 +56,6 @@ class Controller:
     name: str = ""  # set by apply
     compiles: bool = False  #: whether the model, or blocks of it, may be compiled; set by apply
     attached: tuple[str, ...] = ()
-    hook: Any = field(default=None, repr=False)  #: before the model's forward; which remove() takes away
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -138,7 +137,9 @@ class Controller:
         target = self.model if copy is None else copy
         if applied(target).get(self.name) is not self:
             return
-        target._forward_pre_hooks.pop(self.hook.id, None)  # a copy's hook has the same number
+        hooks = target._forward_pre_hooks
+        for number in [number for number, hook in hooks.items() if _is_check_of(self, hook)]:
+            del hooks[number]
         for module in list(target.modules()):
             _release(module, self)
             self.restore(module)
@@ -225,7 +226,7 @@ def intercept(controller: Controller, model: nn.Module) -> None:
     class, not in the instance, and hooks cannot wrap a call in a context that an exception also leaves. Copies of the
     module, and replicas of nn.DataParallel, have the same class.
     """
-    controller.hook = model.register_forward_pre_hook(partial(_check_entered, controller), prepend=True)
+    model.register_forward_pre_hook(partial(_check_entered, controller), prepend=True)
     model.__dict__[APPLIED] = applied(model) | {controller.name: controller}
     for module in (model, *_parts(model)) if controller.by_parts else (model,):
         if module is not model:
@@ -241,6 +242,10 @@ def _check_entered(controller: Controller, model: nn.Module, args: Any) -> None:
         controller.enter_graph(model)
     elif controller not in RUNNING.entered and not RUNNING.suspended and torch.is_grad_enabled():
         raise RuntimeError(COMPILE_BEFORE)
+
+
+def _is_check_of(controller: Controller, hook: Any) -> bool:
+    return isinstance(hook, partial) and hook.func is _check_entered and hook.args == (controller,)
 
 
 def _parts(model: nn.Module) -> Iterator[nn.Module]:

@@ -246,7 +246,7 @@ class Stash:
     def code_repaired(
         self, y: Tensor, role: Role, repair: Callable[..., Tensor], *sources: Saved, prepare: Prepare | None = None
     ) -> Saved:
-        """Return ``y`` in codes whose value is ``repair(decoded, *values of others)``, a result that the operation
+        """Return ``y`` in codes whose value is ``repair(decoded, *values of sources)``, a result that the operation
         could have had. ``prepare``: as for ``code``."""
         form = self.code(y, role, prepare)
         if isinstance(form, Tensor):

@@ -86,12 +86,22 @@ def test_a_module_that_an_option_skipped_is_said_to_be_excluded_whatever_its_cla
     skipped = nn.ModuleDict(
         {"experts": Odd(), "patches": nn.Conv2d(3, 8, 2, 2), "subclass": type("L", (nn.Linear,), {})(8, 8)}
     )
+    skipped["with top_k"] = nn.Linear(8, 8)
+    skipped["with top_k"].top_k = 2
     net = nn.ModuleDict({"skipped": skipped, "layer": nn.Linear(256, 256), "router": Router(8, 4)})
     reasons = {entry.name: entry.reason for entry in skipped_modules(dsq.convert(net, exclude="skipped"))}
     excluded = {name for name, reason in reasons.items() if reason.startswith("excluded")}
     assert excluded == {
         f"skipped.{name}"
-        for name in ("experts", "experts.called", "experts.bypassed", "experts.head", "patches", "subclass")
+        for name in (
+            "experts",
+            "experts.called",
+            "experts.bypassed",
+            "experts.head",
+            "patches",
+            "subclass",
+            "with top_k",
+        )
     }
     assert reasons["router"].startswith("a router")
 

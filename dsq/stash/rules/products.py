@@ -96,7 +96,7 @@ class QuantizedLinear(torch.autograd.Function):
         w_NK, x, codes, scales = saved(ctx)
         plan = ctx.plan
         if x is not None and plan.direct_calls.of_unquantized is not None:
-            x_or_codes = x.to(plan.dtypes.y)
+            x_or_codes = x.to(plan.dtypes.y)  # wider values would be held until the end of the product
         elif x is not None:
             plan = linear_passes.with_matmuls(plan, _read_wide(plan.matmuls))
             # the product could quantize the values itself, but would hold them until its end: 16 of a GPT's 260 MiB

@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch import nn
 from torch.overrides import _get_current_function_mode
 
+import dsq
 from dsq.stash import apply, measure
 from dsq.stash.controller import RUNNING, applied, run_under, suspend
 from dsq.stash.interception import innermost_hooks
@@ -132,3 +134,17 @@ def test_a_suspension_is_of_all_threads_and_lasts_until_the_outermost_ends():
         with ThreadPoolExecutor(1) as pool:
             assert not pool.submit(packs).result()
     assert packs()
+
+
+def test_a_model_and_its_copy_are_reported_in_either_order_and_unconverted_alone():
+    x = torch.randn(8, 64)
+    for copy_first in (False, True):
+        model = dsq.convert(nn.Sequential(nn.Linear(64, 64)), "[8,4,8,8]")
+        twin = copy.deepcopy(model)
+        for reported in (twin, model) if copy_first else (model, twin):
+            dsq.report(reported, x)
+        dsq.unconvert(twin)
+        dsq.unconvert(model)
+        for net in (twin, model):
+            net(x).sum().backward()
+            assert not net._forward_pre_hooks
