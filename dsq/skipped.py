@@ -132,7 +132,7 @@ def _reason(module: nn.Module, weights: list[nn.Parameter], tied: bool) -> str:
 
 
 def is_router(module: nn.Module, weights: list[nn.Parameter]) -> bool:
-    """Return whether ``module``, which multiplies by ``weights``, chooses the experts of a token by its few products."""
+    """Return whether ``module``, which multiplies by ``weights``, chooses the experts of a token."""
     return hasattr(module, "top_k") and all(p.dim() == 2 for p in weights)
 
 
