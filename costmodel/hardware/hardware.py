@@ -53,8 +53,8 @@ class Efficiency:
 
 #: for rates that were measured, which leave nothing out
 MEASURED = Efficiency(memory=1, experts=1, overlaps=True, exposed=1, launch=0, hop=0, hop_between_nodes=0)
-#: `Efficiency.fused` of steps under torch.compile, or with fused kernels: fitted to 8 of 16 published trainings, which
-#: are 9 % off in the median; the other 8 are 7 % off (python -m analysis.published)
+#: `Efficiency.fused` of steps under torch.compile, or with fused kernels: fitted to half of the published trainings
+#: that ran so; the other half judges it (python -m analysis.published, docs/cost-model.md)
 FUSED_BYTES = 0.3
 
 
@@ -241,7 +241,7 @@ def _completed(data: dict[str, Any]) -> dict[str, Any]:
     """Return the file's tables, with its source where they name none, and those of the profile that it is `like`.
 
     It changes that profile's tables key by key, and peaks by their datatype. Raises ValueError for a key that no table
-    has.
+    has, and for a file that is `like` another without a name.
     """
     source = _field({"source": "not stated"} | data, "source", str)
     for table, keys in _KEYS.items():
@@ -256,6 +256,7 @@ def _completed(data: dict[str, Any]) -> dict[str, Any]:
     if "like" not in data:
         return data
     base = completed("hardware", _field(data, "like", str), profile_names())
+    _field(data, "name", str)  # the other profile's would be taken for it
     tables = _completed(read_toml(_PROFILES / f"{base}.toml", base))
     peaks = {peak["datatype"]: peak for peak in tables["peak"]}
     for index, peak in enumerate(_field({"peak": []} | data, "peak", list)):

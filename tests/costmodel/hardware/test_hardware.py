@@ -1,10 +1,13 @@
 """Hardware profiles."""
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from dsq import costmodel
+from dsq.costmodel.hardware import hardware as profiles
 from dsq.costmodel.hardware.hardware import Energy, FusedUnit, load_hardware, profile_names
 from dsq.formats import BFP, FixedPoint, Identity, parse_format
 
@@ -55,16 +58,33 @@ def test_a_shipped_profile_runs_fp32_names_its_sources_and_reaches_at_most_the_s
     assert "estimated" in hardware.rates
 
 
+def names_another(profile, text):
+    """Whether the source names a card that has another profile; h100-96gb is an H100, too."""
+    others = [name for name in profile_names() if not f"{profile}-".startswith(f"{name}-")]
+    cards = "|".join(name.replace("-", "[ -]?").replace("gb", "[ -]?gb") for name in others)
+    return not text.startswith("assumed") and re.search(rf"\b({cards})\b", text, re.IGNORECASE) is not None
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_source_that_a_profile_inherits_names_no_other_card(name):
+    text = (Path(profiles.__file__).parent / f"profiles/{name}.toml").read_text()
+    tables = profiles._completed(tomllib.loads(text))
+    entries = [table for table in (*tables.values(), *tables["peak"]) if isinstance(table, dict)]
+    sources = {table[key] for table in entries for key in ("source", "efficiency_source") if key in table}
+    assert [source for source in sources if source not in text and names_another(name, source)] == []
+
+
 def test_a_file_changes_the_profile_that_it_is_like(tmp_path):
     text = """
 like = "rtx-4090"
+name = "mine"
 source = "a datasheet"
 memory = { gb = 48 }
 bandwidth = { gb_per_s = 2016, efficiency = 0.5 }
 peak = [{ datatype = "bf16", tflops = 100 }, { datatype = "fp8", tflops = 200, holds = { fp8_row = 8 } }]
 """
     base, changed = load_hardware("rtx-4090"), read(tmp_path, text)
-    assert (changed.name, changed.memory_bytes, changed.memory_type) == (base.name, 48e9, "GDDR6X")
+    assert (changed.name, changed.memory_bytes, changed.memory_type) == ("mine", 48e9, "GDDR6X")
     assert (changed.datasheet_bandwidth, changed.bandwidth) == (2016e9, 1008e9)
     assert (changed.link, changed.host, changed.efficiency) == (base.link, base.host, base.efficiency)
     assert changed.sources["link"] == base.sources["link"]
@@ -81,11 +101,12 @@ peak = [{ datatype = "bf16", tflops = 100 }, { datatype = "fp8", tflops = 200, h
         ("like = 1", "field like must be text"),
         ('like = "rtx-409"', "field unknown hardware 'rtx-409'"),
         ('like = "h100"\nsource = 1', "field source must be text"),
-        ('like = "h100"\npeak = [1]', "field peak\\[0\\].datatype is missing"),
-        ('like = "h100"\nlink = 1', "field link.gb_per_s is missing"),
+        ('like = "h100"', "field name is missing"),
+        ('like = "h100"\nname = "mine"\npeak = [1]', "field peak\\[0\\].datatype is missing"),
+        ('like = "h100"\nname = "mine"\nlink = 1', "field link.gb_per_s is missing"),
     ],
 )
-def test_a_file_that_is_like_no_profile_is_refused(tmp_path, text, error):
+def test_a_file_that_is_like_a_profile_in_the_wrong_way_is_refused(tmp_path, text, error):
     with pytest.raises(ValueError, match=error):
         read(tmp_path, text)
 
@@ -225,6 +246,13 @@ def test_energy_is_stated_of_dram_and_of_each_datatype(tmp_path, mine):
         read(tmp_path, MINE + ENERGY.replace("narrow", "int8"))
     with pytest.raises(ValueError, match=r"energy\.dram_pj_per_byte is missing"):
         read(tmp_path, MINE + ENERGY.replace("dram_pj_per_byte", "sram_pj_per_byte"))
+
+
+def test_the_recipe_of_a_profile_is_a_file_as_it_stands(tmp_path):
+    page = (Path(__file__).parents[3] / "docs/extending.md").read_text()
+    recipe = page.partition("## A hardware profile")[2].partition("```toml\n")[2].partition("```")[0]
+    hardware = read(tmp_path, recipe)
+    assert (hardware.name, hardware.memory_bytes) == ("My card", 48e9)
 
 
 def test_the_pages_listing_is_a_file_as_it_stands(tmp_path):
