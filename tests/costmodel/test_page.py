@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from analysis.published import RUNS, judged_once, residuals
+from analysis.published import FIRST_FLASH, RUNS, judged, judged_once, published, residuals
 from dsq.costmodel.hardware.hardware import FUSED_BYTES, Efficiency, load_hardware
 from dsq.costmodel.model.memory import peak_memory
 from dsq.costmodel.model.methods import AUTOCAST, BF16, DSQ, FP32, OPTIMIZERS, Method, Setup, parse_setups, whole_stash
@@ -39,6 +39,7 @@ def table(first: str) -> list[list[str]]:
 
 OF = {
     "MPT, not fitted": ("judging", "ratio"),
+    "the same, as shipped": ("judging", ""),
     "others": ("others", "ratio"),
     "by the command line": ("commands", "ratio"),
 }
@@ -50,6 +51,8 @@ PEAKS += [(one["measure"], one["ratio"]) for one in judged_once() if one["kind"]
 def test_the_table_of_published_trainings(row):
     if measure := row[0].partition("peaks, ")[2]:
         ratios = np.array([float(ratio) for kind, ratio in PEAKS if kind == measure])
+    elif row[0] == "the same, as shipped":
+        ratios = np.array([judged(one, as_shipped=True)["ratio"] for one in published() if one["half"] == "judging"])
     else:
         half, column = OF[row[0]]
         ratios = np.array([float(one[column]) for one in PUBLISHED if one["half"] == half and one[column]])
@@ -91,6 +94,15 @@ def test_the_first_sentences_are_what_the_tables_say():
     pairs = [[[float(number.strip(" *")) for number in cell.split(",")] for cell in column] for column in columns]
     worst = [max(abs(predicted / measured - 1) for predicted, measured in column) for column in pairs]
     assert "on an H100 peaks are {:.0%} off at most, times {:.0%}".format(*worst).replace("%", " %") in TEXT
+
+
+def test_which_attention_the_trainings_of_mpt_ran():
+    rate = load_hardware("a100-80gb").attention
+    assert f"the first FlashAttention, at {FIRST_FLASH}; profiles have the second one's {rate} (" in TEXT
+    ran, shipped = (row[2] for row in table("| trainings |")[:2])
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"Its median error is {shipped} for step times of 52 trainings of MosaicML's MPT" in readme
+    assert f"({ran} with the attention kernel that they ran), {table('| trainings |')[3][2]} for 37" in readme
 
 
 def test_ranges_and_how_many_times_lie_within():
