@@ -387,19 +387,17 @@ def _source(data: dict[str, Any], part: str) -> str:
 def _field(data: Any, dotted: str, kind: type) -> Any:
     value = data
     for part in dotted.split("."):
-        refuse((not isinstance(value, dict) or part not in value, f"{dotted} is missing"))
+        if not isinstance(value, dict) or part not in value:
+            raise ValueError(f"{dotted} is missing")
         value = value[part]
-    names = {str: "text", list: "a list of tables ([[peak]])", dict: "a table", bool: "true or false"}
-    refuse((not isinstance(value, kind), f"{dotted} must be {names.get(kind)}, not {value!r}"))
+    if not isinstance(value, kind):
+        names = {str: "text", list: "a list of tables ([[peak]])", dict: "a table", bool: "true or false"}
+        raise ValueError(f"{dotted} must be {names.get(kind)}, not {value!r}")
     return value
 
 
 def _number(data: Any, dotted: str, zero: bool = False) -> float:
     value = _field(data, dotted, object)
-    refuse(
-        (
-            type(value) not in (int, float) or not (SMALLEST <= value <= LARGEST or (zero and value == 0)),
-            f"{dotted} must be a number from {SMALLEST:g} to {LARGEST:g}, not {value!r}",
-        )
-    )
+    if type(value) not in (int, float) or not (SMALLEST <= value <= LARGEST or (zero and value == 0)):
+        raise ValueError(f"{dotted} must be a number from {SMALLEST:g} to {LARGEST:g}, not {value!r}")
     return float(value)

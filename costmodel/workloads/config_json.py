@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dsq.command import read_toml
-from dsq.costmodel.names import refuse, suggestion
+from dsq.costmodel.names import suggestion
 from dsq.costmodel.workloads.shapes import Head, MixtureOfExperts, Patches, Stack, Transformer
 
 T = TypeVar("T")
@@ -185,11 +185,11 @@ class _Config:
     def size(self, *names: str, default: int | None = None) -> int:
         """Return the first of these fields that is there, a positive whole number."""
         name = next((name for name in names if name in self.data), "")
-        self.refuse(not name and default is None, f"{names[0]} is missing")
+        if not name and default is None:
+            raise self.fault(f"{names[0]} is missing")
         value: Any = self.data.get(name, default)
-        self.refuse(
-            type(value) is not int or (name and value < 1), f"{name} must be a positive whole number, not {value!r}"
-        )
+        if type(value) is not int or (name and value < 1):
+            raise self.fault(f"{name} must be a positive whole number, not {value!r}")
         return int(value)
 
     def drops(self, name: str) -> bool:
@@ -200,12 +200,17 @@ class _Config:
     def typed(self, name: str, default: T) -> T:
         """Return a field of the default's type."""
         value: T = self.data.get(name, default)
-        accepted = {dict: "a table", bool: "true or false", str: "text"}[type(default)]
-        self.refuse(type(value) is not type(default), f"{name} must be {accepted}, not {value!r}")
+        if type(value) is not type(default):
+            accepted = {dict: "a table", bool: "true or false", str: "text"}[type(default)]
+            raise self.fault(f"{name} must be {accepted}, not {value!r}")
         return value
 
     def refuse(self, wrong: object, text: str) -> None:
-        refuse((wrong, f"config {self.where}: field {text}"))
+        if wrong:
+            raise self.fault(text)
+
+    def fault(self, text: str) -> ValueError:
+        return ValueError(f"config {self.where}: field {text}")
 
     @property
     def architecture(self) -> str:

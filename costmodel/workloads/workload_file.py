@@ -78,8 +78,10 @@ def _saves(tensors: Any, label: str) -> tuple[TracedTensor, ...]:
 
 
 def _value(value: Any, kind: Any, label: str) -> Any:
-    refuse((type(value) is not kind, f"{label} must be {kind.__name__}, not {value!r}"))
+    if type(value) is not kind:
+        raise ValueError(f"{label} must be {kind.__name__}, not {value!r}")
     name = label.rpartition(".")[2]
     least, most = int(name not in _MAY_BE_ZERO), MAX_RECOMPUTED if name == "recompute" else MAX_SIZE - 1
-    refuse((kind is int and not least <= value <= most, f"{label} must be from {least} to {most}, not {value}"))
+    if kind is int and not least <= value <= most:
+        raise ValueError(f"{label} must be from {least} to {most}, not {value}")
     return value
