@@ -54,7 +54,7 @@ def _has_parts(name: str, part: str) -> bool:
 
 
 def suggestion(name: str, accepted: Iterable[str]) -> str:
-    """ "nearest is 'opt_1.3b'; ": the known names that begin with ``name``, or the one that looks like it, or the
+    """Return "nearest is 'opt_1.3b'; ": the known names that begin with ``name``, or the one that looks like it, or the
     longest that it holds; "" if there is none."""
     names, word = {_plain(one): one for one in accepted}, _plain(name)
     near = [one for one in names if word and one.startswith(word)]

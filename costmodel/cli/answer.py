@@ -88,7 +88,7 @@ def _narrow(section: Section) -> str:
 
 
 def refuse_idle(arguments: argparse.Namespace, names: Iterable[str], where: str) -> None:
-    """Raises ValueError for an option of ``names`` that was given; they do nothing ``where``."""
+    """Raise ValueError for an option of ``names`` that was given; they do nothing ``where``."""
     for name in names:
         if getattr(arguments, name) != arguments.parser.get_default(name):
             raise ValueError(f"--{name.replace('_', '-')} does nothing {where}: leave it out")

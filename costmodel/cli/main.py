@@ -29,7 +29,7 @@ Options = Mapping[str, Mapping[str, Any]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. Returns 0, or 2 after one line on stderr for bad input."""
+    """Run one command. Return 0, or 2 after one line on stderr for bad input."""
     arguments, unknown = parser().parse_known_args(argv)
     if hasattr(arguments, "words") and not any(word.startswith("-") for word in unknown):
         arguments.words += unknown  # argparse takes words in one place alone

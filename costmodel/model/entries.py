@@ -237,7 +237,7 @@ def _entering(tensors: list[SizedTensor]) -> SizedTensor | None:
 
 
 def _coded_input_bytes(entering: SizedTensor | None, policy: CostedPolicy | None) -> float:
-    """min(bytes of x, values of x * code bits / 8): the input of a recomputed layer."""
+    """Return min(bytes of x, values of x * code bits / 8): the input of a recomputed layer."""
     if not entering:
         return 0.0
     if not policy or entering.values <= MAX_EXACT_NUMEL:
@@ -251,7 +251,8 @@ def _shared_bias_bytes(op: Operation, tensors: list[SizedTensor]) -> float:
 
 
 def _forward_bytes(op: Operation, tensors: list[SizedTensor], packed: list[SizedTensor]) -> float:
-    """sum(unpacked bytes of packed tensors) + y where nothing saves it + log p + a fused kernel's + a chunk's."""
+    """Return sum(unpacked bytes of packed tensors) + y where nothing saves it + log p + a fused kernel's + a
+    chunk's."""
     passing = sum(
         tensor.nbytes
         for tensor in tensors
@@ -261,7 +262,7 @@ def _forward_bytes(op: Operation, tensors: list[SizedTensor], packed: list[Sized
 
 
 def _kernel_bytes(op: Operation) -> float:
-    """`score_bytes` for each of the M * K scores of a fused attention."""
+    """Return `score_bytes` for each of the M * K scores of a fused attention."""
     return op.score_bytes * op.batch * op.M * op.K if isinstance(op, Gemm) and op.on_chip == "x" else 0.0
 
 
@@ -280,7 +281,7 @@ def _backward_bytes(
     policy: CostedPolicy | None,
     recompute: bool,
 ) -> float:
-    """dy + dx + 2 log p + gradients of copies + 16-bit operands + unpacked tensors, one at a time."""
+    """Return dy + dx + 2 log p + gradients of copies + 16-bit operands + unpacked tensors, one at a time."""
     if policy and policy.bits and op.kind == "tied":
         return 0.0  # a row's gradient is a tensor of its own, to which autograd adds the table's in place
     unpacked = sum(tensor.nbytes / tensor.stored.times for tensor in packed)
@@ -298,15 +299,15 @@ def _backward_bytes(
 
 
 def _cast_gradient_bytes(op: Operation, setup: Setup) -> float:
-    """2 bytes a parameter + fp32 dx of the residual stream: gradients of autocast's copies."""
+    """Return 2 bytes a parameter + fp32 dx of the residual stream: gradients of autocast's copies."""
     if not (isinstance(op, Gemm) and op.weight and op.weights == 1 and setup.autocast):
         return 0.0
     return op.parameters * 2 + (op.M * op.K * STATE_BITS / 8 if op.stream else 0)
 
 
 def _operand_bytes(op: Operation, setup: Setup) -> float:
-    """M (K [the stash is codes] + N [dy is rounded]) container bits / 8: codes are multiplied as 16-bit copies, beside
-    a dy in floating point as copies of the container."""
+    """Return M (K [the stash is codes] + N [dy is rounded]) container bits / 8: codes are multiplied as 16-bit copies,
+    beside a dy in floating point as copies of the container."""
     if not (isinstance(op, Gemm) and op.quantized and op.weight):
         return 0.0
     rounded = not isinstance(setup.operands["dy_for_dw"], Identity)
@@ -316,7 +317,7 @@ def _operand_bytes(op: Operation, setup: Setup) -> float:
 
 
 def _gradient_bytes(op: Operation) -> float:
-    """4 bytes for each parameter that trains."""
+    """Return 4 bytes for each parameter that trains."""
     return op.parameters * STATE_BITS / 8 if op.trains and op.kind != "adam" else 0.0
 
 

@@ -48,7 +48,7 @@ class Floor:
         return Floor(*(value + vars(other)[name] for name, value in vars(self).items()))
 
     def __truediv__(self, devices: float) -> "Floor":
-        """Totals of one of the devices that share these kernels."""
+        """Return the totals of one of the devices that share these kernels."""
         return Floor(*(value / devices for value in vars(self).values()))
 
     @property
@@ -75,13 +75,14 @@ ZERO = Floor(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def rates(products: list[CostedMatMul], cls: str, hardware: Hardware) -> dict[str, Rate]:
-    """The ways in which the matrix products of a class run, by their names: "bf16", "2 x bf16"."""
+    """Return the ways in which the matrix products of a class run, by their names: "bf16", "2 x bf16"."""
     product_rates = [hardware.rate(matmul.first, matmul.second) for matmul in products if matmul.op.cls == cls]
     return {str(rate): rate for rate in product_rates}
 
 
 def floors(moved: list[Transfer], products: list[CostedMatMul], hardware: Hardware, container: int) -> dict[str, Floor]:
-    """Floor of each class of operations that has a kernel; `container`: bits of what passes between operations."""
+    """Return the floor of each class of operations that has a kernel; `container`: bits of what passes between
+    operations."""
     Kernel = tuple[int, str]  # a group's id, which is quicker to look up than the group, and the phase
     groups: dict[int, Group] = {}
     nbytes: dict[Kernel, float] = defaultdict(float)
@@ -115,12 +116,13 @@ def floors(moved: list[Transfer], products: list[CostedMatMul], hardware: Hardwa
 
 
 def step_floor(moved: list[Transfer], products: list[CostedMatMul], hardware: Hardware, container: int) -> Floor:
-    """Floor of the whole step."""
+    """Return the floor of the whole step."""
     return sum(floors(moved, products, hardware, container).values(), start=ZERO)
 
 
 def _measured_pass(group: Group, phase: str, hardware: Hardware, container: int) -> float | None:
-    """Seconds of the group's passes as `calibrate` measured them; None: it did not, or the group is a product."""
+    """Return the seconds of the group's passes as `calibrate` measured them; None: it did not, or the group is a
+    product."""
     op = group.operation
     if isinstance(op, Gemm):
         return None
@@ -130,9 +132,9 @@ def _measured_pass(group: Group, phase: str, hardware: Hardware, container: int)
 
 
 def _around_product(matmul: CostedMatMul, hardware: Hardware, container: int) -> float:
-    """Seconds that a layer spends around a product. Quantizing reads both operands and writes the floats that are
-    multiplied. Where that was measured, its bias's gradient sums dy, and a converted layer's weight that is stored
-    (in, out) is turned over for kernels that take no codes, and so is its gradient."""
+    """Return the seconds that a layer spends around a product. Quantizing reads both operands and writes the floats
+    that are multiplied. Where that was measured, its bias's gradient sums dy, and a converted layer's weight that is
+    stored (in, out) is turned over for kernels that take no codes, and so is its gradient."""
     op, seconds = matmul.op, 0.0
     summed, transposing = (hardware.passes.get((kind, WIDEST, "forward")) for kind in ("column sum", "turned"))
     if summed and op.bias and matmul.name == "dw":
@@ -147,7 +149,7 @@ def _around_product(matmul: CostedMatMul, hardware: Hardware, container: int) ->
 
 
 def _product_seconds(matmul: CostedMatMul, hardware: Hardware) -> float:
-    """Time of the group's products, run the fastest exact way for the two widths."""
+    """Return the time of the group's products, run the fastest exact way for the two widths."""
     op, count, rate = matmul.op, matmul.group.count, hardware.rate(matmul.first, matmul.second)
     fused = op.on_chip and not op.weight
     if fused and rate.peak.attention:
@@ -159,7 +161,7 @@ def _product_seconds(matmul: CostedMatMul, hardware: Hardware) -> float:
 
 
 def widened_seconds(products: list[CostedMatMul], hardware: Hardware) -> float:
-    """Seconds of unquantized products whose floats run in a wider unit, as none of their width is faster."""
+    """Return the seconds of unquantized products whose floats run in a wider unit, as none of their width is faster."""
     ways = ((matmul, hardware.rate(matmul.first, matmul.second)) for matmul in products)
     return sum(
         _product_seconds(matmul, hardware)
@@ -189,7 +191,8 @@ class Estimate:
 
 
 def evaluate(workload: Workload, setup: Setup, hardware: Hardware, buffer: float = 0) -> Estimate:
-    """Cost of one training step. Raises ValueError if the hardware lacks a datatype, or the buffer is too small."""
+    """Return the cost of one training step. Raises ValueError if the hardware lacks a datatype, or the buffer is too
+    small."""
     moved = transfers(workload, setup, buffer)
     multiplied = matmuls(workload, setup)
     kinds = KINDS if buffer else KINDS[:-1]
@@ -204,8 +207,8 @@ def evaluate(workload: Workload, setup: Setup, hardware: Hardware, buffer: float
 
 
 def step_joules(moved: list[Transfer], products: list[CostedMatMul], hardware: Hardware) -> float | None:
-    """Energy of a step: DRAM bytes, each in the buffer once in and once out, and multiply-accumulates of all passes.
-    None where the hardware states no energy of a unit that runs."""
+    """Return the energy of a step: DRAM bytes, each in the buffer once in and once out, and multiply-accumulates of all
+    passes. None where the hardware states no energy of a unit that runs."""
     energy = hardware.energy
     runs = [(hardware.rate(matmul.first, matmul.second), matmul.total_macs) for matmul in products]
     if not energy or any(rate.peak.datatype not in energy.macs for rate, _ in runs):

@@ -44,7 +44,8 @@ class Transfer:
 
 
 def transfers(workload: Workload, setup: Setup, buffer: float = 0) -> list[Transfer]:
-    """Every tensor moved in one training step; with a ``buffer`` of so many bytes on chip, what tiles fetch again too.
+    """Return every tensor moved in one training step; with a ``buffer`` of so many bytes on chip, what tiles fetch
+    again too.
 
     Raises ValueError for a buffer that holds no tile.
     """
@@ -55,7 +56,7 @@ def transfers(workload: Workload, setup: Setup, buffer: float = 0) -> list[Trans
 
 
 def widths_of(setup: Setup) -> dict[str, int]:
-    """Bits of each width that a stored tensor may have; a stash (q1) has its scales besides."""
+    """Return the bits of each width that a stored tensor may have; a stash (q1) has its scales besides."""
     container = setup.container_bits
     widths = {"q1": setup.stash.bits, "a": container, "w": container, "r": WIDEST if setup.autocast else container}
     widths |= {"state": STATE_BITS, "ids": ledger.ID_BITS, "mask": ledger.MASK_BITS}
@@ -65,7 +66,7 @@ def widths_of(setup: Setup) -> dict[str, int]:
 
 
 def tensors_of(group: Group, setup: Setup) -> list[Stored]:
-    """The tensors that one operation of the group stores: those its gradients need, not on chip."""
+    """Return the tensors that one operation of the group stores: those its gradients need, not on chip."""
     op = group.operation
     if isinstance(op, Pointwise):
         tensors, on_chip = ledger.POINTWISE[op.kind], ""
@@ -81,7 +82,7 @@ def tensors_of(group: Group, setup: Setup) -> list[Stored]:
 
 
 def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -> int:
-    """Bytes of one such tensor."""
+    """Return the bytes of one such tensor."""
     shape = shape_of(group, stored)
     if stored.width == "q1":
         return setup.stash.nbytes(Layout(*shape, along_rows=True))
@@ -89,8 +90,8 @@ def layout_bytes(group: Group, stored: Stored, setup: Setup, widths: dict[str, i
 
 
 def total_stash_bytes(workload: Workload, setup: Setup) -> int:
-    """Bytes that all converted linear layers save of their inputs; a shared input counts once. Of floats the input
-    itself."""
+    """Return the bytes that all converted linear layers save of their inputs; a shared input counts once. Of floats the
+    input itself."""
     widths = widths_of(setup)
     owners = (
         group
@@ -106,7 +107,7 @@ def total_stash_bytes(workload: Workload, setup: Setup) -> int:
 
 
 def shape_of(group: Group, stored: Stored) -> tuple[int, int, int]:
-    """(outer, rows, columns)."""
+    """Return (outer, rows, columns)."""
     op = group.operation
     if isinstance(op, Gemm):
         size = {"M": op.M, "K": op.K, "N": op.N}
@@ -142,7 +143,7 @@ def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -
 
 
 def _kind(op: Operation, stored: Stored, phase: str, moved: str) -> str:
-    """The purpose of a tensor that is "written" or "read" in a phase: one of KINDS."""
+    """Return the purpose of a tensor that is "written" or "read" in a phase: one of KINDS."""
     if phase == UPDATE:
         return "optimizer"
     if stored.written in (BACKWARD, AFTER):
@@ -185,7 +186,7 @@ class CostedMatMul:
 
 
 def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
-    """Every matrix product of one training step."""
+    """Return every matrix product of one training step."""
     products = []
     for group in workload.groups:
         op = group.operation
@@ -210,7 +211,7 @@ _TILED = {"forward": ("x", "w", "y", "MKN"), "dx": ("y", "w", "x", "MNK"), "dw":
 
 
 def _moved_again(matmul: CostedMatMul, setup: Setup, buffer: float) -> Transfer:
-    """The bytes that tiles of a product move beside its tensors once: fetched again, or spilled (tiles.py)."""
+    """Return the bytes that tiles of a product move beside its tensors once: fetched again, or spilled (tiles.py)."""
     op, container = matmul.op, setup.container_bits / 8
     *names, axes = _TILED.get(matmul.name, _TILED["forward"])
     sizes = {"M": -(-op.M // op.weights), "K": op.K, "N": op.N}

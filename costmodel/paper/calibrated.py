@@ -48,8 +48,8 @@ def stored_bits(fmt: Format, layout: Layout | None = None) -> float:
 
 
 def dram(workload: Workload, setup: Setup, buffer: float = 0) -> float:
-    """DRAM traffic of a step's linear layers, relative to fixed-point 32; with a ``buffer`` of so many bytes on chip,
-    what tiles fetch again too. Raises ValueError if there is no layer, or no tile fits."""
+    """Return the DRAM traffic of a step's linear layers, relative to fixed-point 32; with a ``buffer`` of so many bytes
+    on chip, what tiles fetch again too. Raises ValueError if there is no layer, or no tile fits."""
     layers = [gemm for gemm in workload.gemms if gemm.weight]
     if not layers:
         raise ValueError(f"workload {workload.name!r} has no linear layer, which alone the paper's accounting costs")

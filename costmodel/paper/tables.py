@@ -72,8 +72,8 @@ def _static(row: PublishedRow, setup: Setup) -> Record:
 
 
 def dsq_rows() -> list[Record]:
-    """Table 1's DSQ rows, each column as a run that did a share of its work at the second level, the rest at the first;
-    IWSLT's against the headline's unrounded figures.
+    """Return table 1's DSQ rows, each column as a run that did a share of its work at the second level, the rest at the
+    first; IWSLT's against the headline's unrounded figures.
 
     share_alone: would match the one column (outside of 0..1: no run can); share_best: of both, by least squares.
     """
@@ -105,12 +105,13 @@ def best_share(columns: list[tuple[float, float, float]]) -> float:
 
 
 def _costs(row: PublishedRow, setup: Setup) -> tuple[float, float]:
-    """(arithmetic, DRAM) of the row's workload."""
+    """Return (arithmetic, DRAM) of the row's workload."""
     return float(calibrated.arithmetic(setup)), float(calibrated.dram(load_workload(row.workload), setup))
 
 
 def table_7(hardware: Hardware) -> list[Record]:
-    """OPT-1.3B trained in 16-bit floating point: bounds and shares of time; with_adam has the update in "other"."""
+    """Return the costs of OPT-1.3B trained in 16-bit floats: bounds and shares of time; with_adam has the update in
+    "other"."""
     workload = load_workload("opt_1.3b", fused=False)
     step = replace(workload, operations=tuple(op for op in workload.operations if op.name != "optimizer"))
     without_update, with_update = (evaluate(costed, BF16, hardware).classes for costed in (step, workload))
@@ -126,7 +127,7 @@ def table_7(hardware: Hardware) -> list[Record]:
 
 
 def silicon_rows() -> list[Record]:
-    """Published costs of a multiply-accumulate in others' chips, beside mac_cost, which none of them chose."""
+    """Return published costs of a multiply-accumulate in others' chips, beside mac_cost, which none of them chose."""
     records = []
     for row in _DATA["silicon"]:
         of_format, over = (mac_cost(fmt, fmt) for fmt in map(parse_format, (row["format"], row["over"])))

@@ -250,7 +250,7 @@ def _head_copy(attention: _Attention, name: str, kind: str, tokens: int) -> list
 
 
 def _products(attention: _Attention) -> list[Operation]:
-    """Queries by keys, what happens to the scores, and those by values."""
+    """Return the product of queries by keys, what happens to the scores, and the product by values."""
     stack, crosses = attention.stack, attention.key_input == ENCODER_OUT
     sharing = stack.heads // stack.keys  # grouped-query attention: the heads that share keys are rows of one product
     batch, rows = attention.sequences * stack.keys, attention.query_length * sharing

@@ -344,7 +344,7 @@ def _sum(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
 
 
 def _times(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
-    """A product of two activations; dropout's mask is none, and recorded where it is drawn."""
+    """Record a product of two activations; dropout's mask is none, and recorded where it is drawn."""
     a, b = args[:2]
     if isinstance(b, Tensor) and a.shape == b.shape and a.requires_grad and b.requires_grad:
         _record_pass("product")(recorder, name, args, out)
@@ -352,7 +352,7 @@ def _times(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
 
 
 def _dropout(recorder: Recorder, name: str, args: Any, out: Any) -> None:
-    """A GPU's own operator, of x; elsewhere the mask, which is drawn into a tensor like x."""
+    """Record a GPU's own operator, of x; elsewhere the mask, which is drawn into a tensor like x."""
     _record_pass("dropout")(recorder, name, args, args[0])
     mask = out[1] if isinstance(out, tuple) else args[0]
     recorder.set_roles(recorder.operations[-1], {"mask": mask}, owned=True)

@@ -58,7 +58,7 @@ def plan(arguments: argparse.Namespace) -> Answer:
 
 
 def _devices(options: dict[str, Any]) -> Answer:
-    """A record for each device that fits, with its best method."""
+    """Return a record for each device that fits, with its best method."""
     plans = costmodel.compare_devices(options.pop("workload"), **{k: v for k, v in options.items() if k != "hardware"})
     if not plans:
         raise ValueError("no device that has a profile fits it: ask of one, for what would help")
@@ -75,7 +75,7 @@ def _devices(options: dict[str, Any]) -> Answer:
 
 
 def _explained(records: Iterable[Record]) -> str:
-    """The meaning of each part of the methods' names, in a note, and which of them simulate or save."""
+    """Return the meaning of each part of the methods' names, in a note, and which of them simulate or save."""
     modes = {record["method"]: record["mode"] for record in records}
     text = " / ".join([*modes, ""])
     parts = [f"{part.strip('[]/ ')}: {meaning}" for part, meaning in _NAMES["parts"].items() if part in text]
@@ -90,7 +90,7 @@ def _uses(modes: Mapping[str, str]) -> Iterator[str]:
 
 
 def _asked_methods(arguments: argparse.Namespace) -> Iterator[Method]:
-    """The precisions; behind one, " all" stands for dsq.DSQConfig(stash="all")."""
+    """Yield a method of each precision; behind one, " all" stands for dsq.DSQConfig(stash="all")."""
     precisions = _precisions(arguments)
     _check_options(arguments, [text.removesuffix(" all") for text in precisions])
     for text in precisions:
@@ -101,7 +101,7 @@ def _asked_methods(arguments: argparse.Namespace) -> Iterator[Method]:
 
 
 def _precisions(arguments: argparse.Namespace) -> list[str]:
-    """The words that are precisions; another one is the workload's name. Raises ValueError."""
+    """Return the words that are precisions; another one is the workload's name. Raises ValueError."""
     has_workload = arguments.workload != arguments.parser.get_default("workload")
     # which may be a model's folder too: deepseek-v3
     recipe = " ".join(arguments.words) if not has_workload and {*arguments.words} <= {*recipes.names()} else ""
@@ -126,7 +126,7 @@ def _precisions(arguments: argparse.Namespace) -> list[str]:
 
 
 def parse_size(name: str, text: str | None, units: Mapping[str, float], example: str) -> float:
-    """'80GB' -> 80e9; None -> 0. Raises ValueError."""
+    """Return the number, without its unit: '80GB' -> 80e9; None -> 0. Raises ValueError."""
     if text is None:
         return 0
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]*)", text.lower())
@@ -137,7 +137,7 @@ def parse_size(name: str, text: str | None, units: Mapping[str, float], example:
 
 
 def _check_options(arguments: argparse.Namespace, precisions: Sequence[str], *other_texts: str) -> None:
-    """Raises ValueError for an option of formats that none of the texts uses, and a container too narrow for one."""
+    """Raise ValueError for an option of formats that none of the texts uses, and a container too narrow for one."""
     options, texts = vars(arguments), (*precisions, *other_texts)
     setups = {text: parse_setups(text, options) for text in texts}
     names = {name for text in texts for name in used_options(text, options)}
@@ -153,7 +153,7 @@ def _check_options(arguments: argparse.Namespace, precisions: Sequence[str], *ot
 
 
 def _setups(arguments: argparse.Namespace, *other_texts: str) -> list[Setup]:
-    """The precisions, each in its own format, or in that of the options. Raises ValueError.
+    """Return the precisions, each in its own format, or in that of the options. Raises ValueError.
 
     Args:
         other_texts: precisions that options of formats may be for too.
@@ -190,7 +190,7 @@ def floor_record(floor: Floor) -> Record:
 
 
 def estimate(arguments: argparse.Namespace) -> Answer:
-    """A record for each setup, and their mean by the shares of the work that a run does at each."""
+    """Return a record for each setup, and their mean by the shares of the work that a run does at each."""
     relative_to = arguments.relative_to
     setups = _setups(arguments, *[relative_to] * (relative_to != arguments.parser.get_default("relative_to")))
     worked = _shares(arguments.rise_at, len(setups))
@@ -215,7 +215,8 @@ def estimate(arguments: argparse.Namespace) -> Answer:
 
 
 def _shares(rise_at: str | None, levels: int) -> list[float]:
-    """Each level's share of a run, as --rise-at says; none without it. Raises ValueError where it does not fit."""
+    """Return each level's share of a run, as --rise-at says; none without it. Raises ValueError where it does not
+    fit."""
     if not rise_at:
         return []
     try:
@@ -253,7 +254,7 @@ def _widened(setups: Iterable[Setup], workload: Workload, hardware: Hardware) ->
 
 
 def _estimates(workload: Workload, setups: list[Setup], unit: Setup, hardware: Hardware, buffer: float) -> list[Record]:
-    """A record for each setup: by the paper's accounting, and in containers."""
+    """Return a record for each setup: by the paper's accounting, and in containers."""
     by_bits = level_costs(workload, [unit, *setups], buffer)
     whole, *costs = (evaluate(workload, setup, hardware, buffer) for setup in (unit, *setups))
     records = []
@@ -272,7 +273,7 @@ _NO_COSTS = ("setup", "format", "precision", "mode", "share", "flop_per_byte", "
 
 
 def _mean_record(records: list[Record], worked: Sequence[float]) -> Record:
-    """The run's record; each level's is given its share."""
+    """Return the run's record; each level's is given its share."""
     for record, share in zip(records, worked, strict=True):
         record["share"] = share
     mean: Record = {
@@ -318,7 +319,8 @@ def roofline(arguments: argparse.Namespace) -> Answer:
 
 
 def _by_bits(workload: Workload, setup: Setup, buffer: float) -> str:
-    """The traffic of linear layers by the paper's accounting and in containers, in a sentence; empty: there is none."""
+    """Return the traffic of linear layers by the paper's accounting and in containers, in a sentence; empty: there is
+    none."""
     if not any(gemm.weight for gemm in workload.gemms):
         return ""
     whole, moved = (sum(t.bytes for t in transfers(workload, candidate, buffer)) for candidate in (FIXED_32, setup))
@@ -327,7 +329,7 @@ def _by_bits(workload: Workload, setup: Setup, buffer: float) -> str:
 
 
 def _classes(workload: Workload, setup: Setup, hardware: Hardware, buffer: float) -> tuple[list[Record], str]:
-    """A record for each class of operations, and one for all; and a note of what bounds the step."""
+    """Return a record for each class of operations, and one for all; and a note of what bounds the step."""
     products = matmuls(workload, setup)
     classes = floors(transfers(workload, setup, buffer), products, hardware, setup.container_bits)
     total = sum(classes.values(), start=ZERO)
@@ -346,7 +348,7 @@ def _classes(workload: Workload, setup: Setup, hardware: Hardware, buffer: float
 
 
 def _roof(floor: Floor, class_rates: list[Rate], hardware: Hardware) -> Record:
-    """The fastest unit of a class, and the most that it reaches at the class's intensity."""
+    """Return the fastest unit of a class, and the most that it reaches at the class's intensity."""
     peaks = {rate.peak.datatype: rate.peak.flops for rate in class_rates} or {"vector": hardware.vector_flops}
     unit = max(peaks, key=lambda name: peaks[name])
     slope = hardware.bandwidth * floor.intensity

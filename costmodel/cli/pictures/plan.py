@@ -45,7 +45,7 @@ def place(row: MethodCost) -> tuple[float, float]:
 
 
 def bands(row: MethodCost) -> dict[str, list[float]]:
-    """GB of each category at each moment of the step, of those that there are."""
+    """Return the GB of each category at each moment of the step, of those that there are."""
     sizes = {name: (row.memory.bytes[:, CATEGORIES.index(name)] / GIGA).tolist() for name in COLOURS}
     return {name: band for name, band in sizes.items() if any(band)}
 
@@ -56,7 +56,7 @@ def moments(row: MethodCost) -> tuple[list[int], list[str]]:
 
 
 def draw_picture(path: Path, plan: Plan) -> None:
-    """A .png or .svg of both."""
+    """Write a .png or .svg of both."""
     figure, (methods, moments_) = new_figure(columns=2, size=(6.5, 4.8))
     _draw_methods(methods, plan)
     _draw_memory(moments_, plan.best, plan.question.memory / GIGA)
@@ -64,7 +64,8 @@ def draw_picture(path: Path, plan: Plan) -> None:
 
 
 def _draw_methods(axes: Axes, plan: Plan) -> None:
-    """Time and memory of each method that is shown, hollow where it does not fit; the front and the budget as lines."""
+    """Draw time and memory of each method that is shown, hollow where it does not fit; the front and the budget as
+    lines."""
     line = np.transpose([place(row) for row in front(plan.shown)])
     axes.plot(*line, color=GREY, linewidth=1, zorder=1, label="no method is quicker and smaller")
     for row, (marker, color) in zip(plan.shown, cycle(product(MARKERS, METHOD_COLOURS)), strict=False):
@@ -81,7 +82,7 @@ def _draw_methods(axes: Axes, plan: Plan) -> None:
 
 
 def _draw_memory(axes: Axes, best: MethodCost, budget: float) -> None:
-    """Stacked areas over the operations of forward, backward and update; the budget as a line where it is near."""
+    """Draw stacked areas over the operations of forward, backward and update; the budget as a line where it is near."""
     axes.grid(visible=False)
     heights, count, top = bands(best), len(best.memory.totals), best.memory.peak / GIGA
     axes.stackplot(
@@ -101,7 +102,7 @@ def _draw_memory(axes: Axes, best: MethodCost, budget: float) -> None:
 
 
 def draw_page(path: Path, plan: Plan) -> None:
-    """One self-contained page of both."""
+    """Write one self-contained page of both."""
     from plotly.subplots import make_subplots
 
     titles = (f"{plan.workload.name}: better down and left", "memory over the step")

@@ -24,8 +24,8 @@ DATASHEET: dict[str, Any] = {"color": GREY, "linestyle": "--"}
 
 
 def draw_roofline(path: Path, workload: str, hardware: Hardware, records: list[Record]) -> None:
-    """Datasheet roofs dashed, reached ones solid; a color a setup, whose label has the step's time. Classes that all
-    setups share are black. records: those of `dsq-cost roofline --json` that have a rate."""
+    """Draw datasheet roofs dashed, reached ones solid; a color a setup, whose label has the step's time. Classes that
+    all setups share are black. records: those of `dsq-cost roofline --json` that have a rate."""
     figure, axes = new_figure(size=(8, 5))
     top, bandwidth = max(peak.flops for peak in hardware.peaks) / TERA, hardware.bandwidth / TERA
     intensities, attained = ([record[name] for record in records] for name in ("flop_per_byte", "tflops"))
