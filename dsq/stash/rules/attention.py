@@ -3,9 +3,10 @@
 Both follow the first principle of dsq/stash/rules. A softmax saves the roots of its result, which is unpacked as a
 softmax: no value below 0, rows that sum to 1. In a linear code of 6 bits a value under 1/64 of its block's largest
 rounds to 0, and so does the gradient of -log of it if a model ends in a softmax; by roots the limit is 1/4096. Fused
-attention saves q, k and v alone: its result and the logarithms of its rows' sums are recomputed from the rounded q and
-k in the backward. If these were saved exact, as PyTorch's backward takes them, exp(q k - lse) would not sum to 1, and
-the gradient of a peaked attention would grow without bound (by 20,000 at 4 bits and logits of deviation 36).
+attention saves q, k and v, and dropout's noise where that is little: its result and the logarithms of its rows' sums
+are recomputed from the rounded q and k in the backward. If these were saved exact, as PyTorch's backward takes them,
+exp(q k - lse) would not sum to 1, and the gradient of a peaked attention would grow without bound (by 20,000 at 4 bits
+and logits of deviation 36).
 """
 
 import math
