@@ -342,9 +342,8 @@ def _adapters(model: nn.Module) -> set[nn.Module]:
 def _switch_off_fused_path(module: nn.Module) -> None:
     """Let ``module``, whose class stays, call its linear layers instead of reading their weights."""
     if isinstance(module, nn.TransformerEncoderLayer):
-        change(
-            module, partial(_set_attribute, name="activation_relu_or_gelu", value=0)
-        )  # excludes its fused evaluation path
+        # excludes its fused evaluation path
+        change(module, partial(_set_attribute, name="activation_relu_or_gelu", value=0))
     elif isinstance(module, nn.TransformerEncoder):
         change(module, partial(_set_attribute, name="use_nested_tensor", value=False))  # nested tensors need that path
     elif getattr(module, "skip_embed_dim_check", None) is False:

@@ -172,7 +172,7 @@ def _new_plan(spec: LinearSpec, stored_as_KN: bool, backend: Backend) -> LinearP
     output = stored.matmuls.output
     of_unquantized = None
     if leaves_products(matmuls) and torch.float64 not in dtypes:
-        call, of_unquantized = forward_call(spec, backend), backward_call(spec, backend)
+        call, of_unquantized = forward_call(spec), backward_call(spec)
         stored_as_KN = False  # PyTorch reads either order
     elif backend.linear is not None and _fusable(backend, stored, output, stored.matmuls.weight_gradient):
         gemm = gemm_for(output, dtypes.y, output.sizes(shape_TK, stored.w_shape), backend).name

@@ -9,9 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dsq.kernels.backend import Backend, Codes, ForwardCall, LinearMatMuls, LinearSpec, check_codes
-from dsq.kernels.dispatch import layout_of, may_bypass_dispatcher, unpack
-from dsq.kernels.reference.backend import REFERENCE
+from dsq.kernels.backend import Codes, ForwardCall, LinearMatMuls, LinearSpec
+from dsq.kernels.dispatch import pack, unpack
 from dsq.ops.products import inner_dtype
 
 #: (dy (..., N), w (N, K) or None, x or None: packed, or its values) -> dx (..., K) of w, dw (N, K) of x, or None
@@ -26,11 +25,10 @@ def leaves_products(matmuls: LinearMatMuls) -> bool:
     return not quantized and not results and dw.b.packs and not dw.b.transforms
 
 
-def forward_call(spec: LinearSpec, backend: Backend) -> ForwardCall:
-    """Return the forward of ``spec``, for which ``backend`` packs x."""
+def forward_call(spec: LinearSpec) -> ForwardCall:
+    """Return the forward of ``spec``."""
     operand, x_shape_TK = spec.matmuls.x_for_dw, spec.x_shape_TK
-    fmt, layout = operand.quantized_to, layout_of(x_shape_TK, operand.axis)
-    pack = (backend if backend.serves(fmt) else REFERENCE).pack
+    fmt = operand.quantized_to
     inner = inner_dtype(spec.matmuls.output, spec.dtypes.x, spec.dtypes.y)
 
     def call(
@@ -46,28 +44,23 @@ def forward_call(spec: LinearSpec, backend: Backend) -> ForwardCall:
             y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], w_NK.shape[0]))
         if not packing:
             return y, None
-        return y, Codes(*pack(x_TK.detach().contiguous(), fmt, layout, operand.seed_of(seed)), x_shape_TK)
+        return y, Codes(*pack(x_TK, fmt, operand.axis, operand.seed_of(seed)), x_shape_TK)
 
     return call
 
 
-def backward_call(spec: LinearSpec, backend: Backend) -> UnquantizedBackward:
-    """Return the backward of ``spec``, for which ``backend`` unpacks x."""
+def backward_call(spec: LinearSpec) -> UnquantizedBackward:
+    """Return the backward of ``spec``."""
     _, dx_matmul, dw_matmul = spec.matmuls
     dtypes, operand, x_shape_TK = spec.dtypes, spec.matmuls.x_for_dw, spec.x_shape_TK
-    fmt, layout = operand.quantized_to, layout_of(x_shape_TK, operand.axis)
-    unpack_directly = (backend if backend.serves(fmt) else REFERENCE).unpack
+    fmt = operand.quantized_to
     dx_inner, dw_inner = inner_dtype(dx_matmul, dtypes.y, dtypes.x), inner_dtype(dw_matmul, dtypes.y, dtypes.w)
 
     def values(x: Codes | Tensor) -> Tensor:
         """Return x (T, K) as it is multiplied."""
         if isinstance(x, Tensor):
             return x.reshape(*x_shape_TK).to(dw_inner)
-        codes, scales, _ = x
-        if not may_bypass_dispatcher(codes):
-            return unpack(codes, scales, fmt, x_shape_TK, operand.axis, dw_inner)
-        check_codes(codes, scales, fmt, layout)  # saved-tensor hooks may give back anything
-        return unpack_directly(codes.contiguous(), scales.contiguous(), fmt, layout, dw_inner).view(*x_shape_TK)
+        return unpack(x.codes, x.scales, fmt, x_shape_TK, operand.axis, dw_inner)
 
     def call(dy: Tensor, w_NK: Tensor | None, x: Codes | Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         dy_TN, dx, dw_NK = dy.reshape(x_shape_TK[0], dy.shape[-1]), None, None
