@@ -194,7 +194,9 @@ def test_a_report_decides_nothing_and_a_check_compares_what_trains():
 
 @pytest.mark.parametrize("stash", ["all", "linears"])
 def test_a_model_of_one_layer_is_seen_under_accelerates_autocast(stash):
-    accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True, mixed_precision="bf16")
+    accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # that of another test of the process
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
     try:
         dynamic = dsq.DynamicPrecision(nn.Linear(32, 32), stash=stash)
         step(accelerator.prepare(dynamic.model))
