@@ -453,6 +453,8 @@ class GridFormat(Format):
         object.__setattr__(self, "bits", self.grid.bits)
         rules = SCALE_RULES[choice("scale", self.scale, get_args(Scale))]  # type: ignore[index]
         object.__setattr__(self, "rule", choice("rule", self.rule or rules[0], rules))
+        if not isinstance(self.block, tuple) or len(self.block) != 2:
+            raise ValueError(f"block must be (rows, columns), as (1, 32), got {self.block!r}")
         rows, columns = (whole_number("block", size, 0, (1 << 31) - 1) for size in self.block)
         object.__setattr__(self, "block", (rows, columns))
         whole_number("pair", self.pair, 0, 64)

@@ -24,7 +24,8 @@ def quantize(x: Tensor, fmt: Format | str, dim: int = -1, rounding: Rounding = "
         x: floating tensor of any shape; float64 is rounded to float32 first.
         fmt: a format of dsq.formats, as ``dsq.BFP(4)``, or its name: "mxfp4", "nvfp4", "bfp4", "mxfp8_e4m3:ceil".
         dim: the axis along which blocks run; the rows of two-dimensional ones are those of the other axes.
-        rounding: "nearest" (ties to even) or "stochastic" (unbiased; the same ``seed`` gives the same bits anywhere).
+        rounding: "nearest" (ties to even) or "stochastic" (unbiased but for values above the largest that the scale
+            leaves, as in mxfp4; the same ``seed`` gives the same bits anywhere).
         seed: 64-bit seed of stochastic rounding.
     Raises:
         TypeError: ``x`` is no floating tensor, or ``fmt`` no format.
@@ -81,6 +82,8 @@ def _check(x: Tensor, fmt: Format | str, dim: int, rounding: Rounding, seed: int
         raise TypeError(f"x must be a floating tensor, got {getattr(x, 'dtype', type(x).__name__)}")
     if x.layout != torch.strided:
         raise TypeError(f"x must be a dense tensor, got one of {x.layout}")
+    if isinstance(fmt, str) and fmt.endswith("~"):  # as levels write it
+        raise ValueError(f"fmt must have no ~: rounding='stochastic' rounds stochastically, got {fmt!r}")
     fmt = parse_format(fmt) if isinstance(fmt, str) else fmt
     if not isinstance(fmt, Format):
         raise TypeError(f"fmt must be a format, as dsq.BFP(4), or its name, got {fmt!r}")

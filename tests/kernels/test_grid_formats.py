@@ -316,6 +316,8 @@ def test_numbers_that_make_no_grid_are_refused():
         Grid(1, 0, 5.0)
     with pytest.raises(ValueError, match="rule must be one of floor"):
         GridFormat(integer_grid(8), rule="te")
+    with pytest.raises(ValueError, match=r"block must be \(rows, columns\)"):
+        GridFormat(Grid(1, 0, 6.0), block=64)
     with pytest.raises(ValueError, match="pair must divide"):
         GridFormat(integer_grid(8), (1, 15), pair=2)
 
