@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dsq.arguments import choice, whole_number
-from dsq.formats import DEFAULT, WIDEST, Format, Identity, named, parse_format
+from dsq.formats import DEFAULT, WIDEST, Format, GridFormat, Identity, named, parse_format
 from dsq.kernels.backend import LinearMatMuls, MatMul, Operand
 from dsq.operands import MIN_WEIGHT_BITS, UNQUANTIZED_BITS, Operands, OperandSpec, parse_operands
 from dsq.ops.products import ActivationMatMuls
@@ -43,6 +43,8 @@ class Quantizers:
     activation_matmuls: ActivationMatMuls = field(init=False, repr=False, compare=False)  #: of two activations
     text: str = field(init=False, repr=False, compare=False)  #: all of the above, as ``parse`` reads it back
     draws: bool = field(init=False, repr=False, compare=False)  #: random numbers, at each call
+    #: the level names the format of x in dw, which then reads no values that other operations saved of x
+    names_stash: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         choice("rounding", self.rounding, get_args(Rounding))
@@ -60,6 +62,8 @@ class Quantizers:
         linear, activations = self._products(self.operands or self._operands_of_formats())
         object.__setattr__(self, "linear_matmuls", linear)
         object.__setattr__(self, "activation_matmuls", activations)
+        named_stash = self.mode == "simulation" or isinstance(linear.x_for_dw.format, GridFormat)
+        object.__setattr__(self, "names_stash", self.operands is not None and named_stash)
         object.__setattr__(self, "text", " ".join(words))
 
     def _operands_of_formats(self) -> Operands:

@@ -144,7 +144,8 @@ def entries_of(
     for group in workload.groups:
         by_index |= dict.fromkeys(group.members, _op_bytes(group, setup, policy, widths, recompute))
     storages, layer_inputs = set[Storage](), set[tuple[object, ...]]()
-    remade = recomputed_inputs(workload, policy) if policy and policy.bits else frozenset[str]()
+    reads_others = policy is not None and policy.bits and not setup.names_stash
+    remade = recomputed_inputs(workload, policy) if policy and reads_others else frozenset[str]()
     # of rounded inputs a router would choose other experts
     choosing = {layer_of(op) for op in workload.operations if op.kind == "expert gate"}
     entries = []

@@ -76,6 +76,11 @@ class Setup:
         return "saving" if self.stash.packs else ""
 
     @property
+    def names_stash(self) -> bool:
+        """Whether the level names the format of x in dw, so that the layer saves x itself under ``stash="all"`` too."""
+        return bool(self.precision.text) and (self.mode == "simulation" or isinstance(self.stash, GridFormat))
+
+    @property
     def family(self) -> str:
         """The name of the format that the level's bits are of; empty: it names the format of each operand."""
         return self.format.name if any(spec.format.isdecimal() for spec in self.specs.values()) else ""

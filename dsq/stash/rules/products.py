@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.formats import GridFormat
 from dsq.kernels.backend import Codes, LinearMatMuls
 from dsq.kernels.dispatch import pack
 from dsq.linear import linear
@@ -69,19 +68,29 @@ def quantized_linear(stash: Stash, x: Tensor, weight: Tensor, bias: Tensor | Non
     if plan.direct_calls is None:  # a compiler, or a mode, sees products
         return linear(x, weight, bias, quantizers)
     seed = quantizers.seed()
-    return QuantizedLinear.apply(stash, x, weight, bias, plan, seed)  # type: ignore[no-any-return, no-untyped-call]
+    return QuantizedLinear.apply(stash, x, weight, bias, plan, seed, quantizers.names_stash)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class QuantizedLinear(torch.autograd.Function):
-    """The function of dsq.linear. It saves x as new codes, as codes of another layer, or in a form that x has."""
+    """The function of dsq.linear. It saves x as new codes, as codes of another layer, or, where the level does not name
+    the format of x in dw (``own_codes``), in a form that x has."""
 
     @staticmethod
     def forward(
-        ctx: Any, stash: Stash, x: Tensor, w_NK: Tensor, bias: Tensor | None, plan: LinearPlan, seed: int | None
+        ctx: Any,
+        stash: Stash,
+        x: Tensor,
+        w_NK: Tensor,
+        bias: Tensor | None,
+        plan: LinearPlan,
+        seed: int | None,
+        own_codes: bool,
     ) -> Tensor:
         w = w_NK if ctx.needs_input_grad[1] else None
         key = input_key(x, plan.x_for_dw, seed is None)
         codes, form = stash.find_input(key, x)
+        if own_codes:
+            form = None
         y, new_codes = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=codes is None and form is None)
         if isinstance(new_codes, Codes):
             codes = new_codes
@@ -107,7 +116,7 @@ class QuantizedLinear(torch.autograd.Function):
         del x
         dx, dw_NK = linear_passes.backward(plan, dy, w_NK, x_or_codes, ctx.seed)
         db_N = linear_passes.as_rows(dy).sum(0) if ctx.needs_input_grad[3] else None
-        return None, dx, dw_NK, db_N, None, None
+        return None, dx, dw_NK, db_N, None, None, None
 
 
 _WIDE = 8  #: bits at which a recomputed input enters the product: it was rounded before, at q1
@@ -117,8 +126,6 @@ _WIDE = 8  #: bits at which a recomputed input enters the product: it was rounde
 def _read_wide(matmuls: LinearMatMuls) -> LinearMatMuls:
     operand = matmuls.weight_gradient.b
     assert operand.format is not None
-    if isinstance(operand.format, GridFormat):  # a recipe names what its product reads
-        return matmuls
     wide = replace(operand, format=operand.format.at(max(_WIDE, operand.format.bits)))
     return matmuls._replace(weight_gradient=replace(matmuls.weight_gradient, b=wide))
 

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import dsq
 from analysis import library_models
+from dsq.costmodel.model.entries import entries_of
 from dsq.costmodel.model.memory import saved_bytes
 from dsq.costmodel.model.methods import DSQ, FP32, POLICIES, Method, Setup, parse_setups, whole_stash
 from dsq.costmodel.model.operations import Gemm, Workload
@@ -193,6 +194,16 @@ def test_the_ledger_and_the_stash_are_what_a_layer_packs_in_any_format(level):
     assert total_stash_bytes(workload, setup) == saved_bytes(workload, setup) == measured
     written = [moved for moved in transfers(workload, setup) if moved.tensor == "stash" and moved.direction == "write"]
     assert sum(moved.bytes for moved in written) == (0 if "[8,-" in level else measured)
+
+
+@pytest.mark.parametrize("level", ["[-,4,-,-]", "[8,4,8,8]", "mxfp4", "[-,mxfp8,-,-]", "[8 8 | 8 8 | 8 4]"])
+def test_a_model_saves_what_the_ledger_says_under_all(level):
+    """Levels that name the stash's format save the norm's and GELU's results too; tensors' scales are not counted."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 32))
+    x, setup = torch.randn(4, 128, 64), Setup(DSQ, Precision.parse(level), container=32)
+    predicted = sum(sum(entry.saved) for entry in entries_of(traced(model, x), setup, whole_stash(setup)))
+    dsq.convert(model, dsq.DSQConfig(level, stash="all"))
+    assert predicted == pytest.approx(dsq.stash.measure(lambda: model(x).sum()).nbytes, rel=0.01)
 
 
 @pytest.mark.parametrize("level", ["[8,4,8,8]", "[-,4,-,-]", "[- - | - - 8 | - 4]", "nvfp4-nvidia", "[32,4,32,32]"])

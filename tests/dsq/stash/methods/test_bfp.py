@@ -92,6 +92,18 @@ def test_quantized_layers_that_read_one_memory_in_other_shapes_or_orders_have_th
     assert error(gradient(model, x), exact) < 0.02
 
 
+@pytest.mark.parametrize("level", ["mxfp4", "[-,mxfp8,-,-]", "[8 8 | 8 8 | 8 4]", "[8,4,8,8]"])
+def test_dw_reads_x_in_the_format_that_a_level_names(level):
+    """Not an x that is recomputed from what GELU saves, except at bits."""
+    x, gradients = torch.randn(ROWS, WIDTH, requires_grad=True), {}
+    for stash in ("linears", "all"):
+        torch.manual_seed(0)
+        model = dsq.convert(nn.Sequential(nn.GELU(), nn.Linear(WIDTH, WIDTH)), dsq.DSQConfig(level, stash=stash))
+        model(x).sum().backward()
+        gradients[stash] = model[1].weight.grad
+    assert torch.equal(*gradients.values()) == (level != "[8,4,8,8]")
+
+
 def test_encoder_is_close_to_its_smallest_possible_size():
     """All values of the plain stash at 4.5 bits are more than it keeps: much is made again."""
     model, x = encoder(blocks=2, width=128, heads=4, ffn=512), torch.randn(4, 64, 128)
