@@ -35,11 +35,12 @@ class Efficiency:
     (docs/cost-model.md).
     """
 
-    #: rate at which a step's kernels move tensors, as a share of the file's bandwidth: some move more than the ledger's
+    #: rate at which a step's kernels move tensors, as a share of the file's bandwidth ([step]): some move more than the
+    #: ledger's
     memory: float = 0.62
     #: of the bytes of passes, those that kernels which torch.compile fuses move (fitted to published trainings)
     fused: float = 1.0
-    #: whether a kernel computes while it moves, and quantizing an operand writes no copy of it in 16 bits
+    #: whether a kernel computes while it moves (a roofline), and quantizing an operand writes no copy of it in 16 bits
     overlaps: bool = False
     #: rate of experts' products, as a share of a linear layer's: fitted to two trainings of Mixtral, judged by none
     experts: float = 0.68
@@ -53,6 +54,8 @@ class Efficiency:
 
 #: for rates that were measured, which leave nothing out
 MEASURED = Efficiency(memory=1, experts=1, overlaps=True, exposed=1, launch=0, hop=0, hop_between_nodes=0)
+#: of a file that states no [step]: a chip that reaches its roofline
+ROOFLINE = Efficiency(memory=1, experts=1, overlaps=True, launch=0)
 #: `Efficiency.fused` of steps under torch.compile, or with fused kernels: fitted to half of the published trainings
 #: that ran so; the other half judges it (python -m analysis.published, docs/cost-model.md)
 FUSED_BYTES = 0.3
@@ -195,6 +198,8 @@ class Hardware:
             return f"measured ({self.measured})"
         parts = [f"{peak.datatype} {peak.flops / peak.datasheet_flops:.2f}" for peak in self.peaks]
         parts.append(f"DRAM {self.bandwidth / self.datasheet_bandwidth:.2f}")
+        if self.efficiency.overlaps:
+            return f"a roofline: stated rates x efficiency ({', '.join(parts)}), the longer of a kernel's two times"
         parts += [f"a step's kernels {self.efficiency.memory:.2f} of it", f"fused attention {self.attention:.2f}"]
         return f"estimated: datasheet rates x efficiency ({', '.join(parts)})"
 
@@ -307,9 +312,10 @@ def _energy(data: dict[str, Any]) -> Energy:
 
 
 def _reached(data: dict[str, Any], measured: str) -> Efficiency:
-    """Return the shares of the rates that steps reach: [step] states that of the bandwidth."""
+    """Return the shares of the rates that steps reach: [step] states that of the bandwidth, for kernels that compute or
+    move; without it they do both at once."""
     if measured or "step" not in data:
-        return MEASURED if measured else Efficiency()
+        return MEASURED if measured else ROOFLINE
     _field(data, "step.efficiency", object)
     return replace(Efficiency(), memory=_efficiency(data, "step"))
 

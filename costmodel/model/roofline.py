@@ -2,9 +2,10 @@
 
 A kernel is one operation's forward, backward or update. Its floor is max(operations / peak, bytes / bandwidth):
 matrix products run the fastest way their operands multiply exactly (Hardware.rate), fused attention at a share of that
-rate, pointwise passes at the vector rate with one operation a value moved. In a real step it takes longer
-(hardware.Efficiency), and on hardware that was measured what such a product or pass took. A class's time is the sum
-over its kernels; it is memory-bound if half of it is of kernels whose bytes take longer than their operations.
+rate, pointwise passes at the vector rate with one operation a value moved. On a card whose file states [step] it takes
+the sum of both times (hardware.Efficiency), and on hardware that was measured what such a product or pass took. A
+class's time is the sum over its kernels; it is memory-bound if half of it is of kernels whose bytes take longer than
+their operations.
 """
 
 from collections import defaultdict

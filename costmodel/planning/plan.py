@@ -243,8 +243,8 @@ class Plan:
             model += f" at {tokens:,} tokens{self._beyond(tokens)},"
         several = f"each of {devices:,}" if devices > 1 else "one"
         room = f"{_size(question.memory)} of {several} {question.hardware.name}"
-        takes, sizes = f"takes {_size(best.memory.peak)}", best.memory.categories
-        first = f"{model} fits in the {room}: {best.method.name} {takes}"
+        peak, sizes = f"takes {_size(best.memory.peak)}", best.memory.categories
+        first = f"{model} fits in the {room}: {best.method.name} {peak}"
         if batch := self.largest_batch:
             items = "images" if self.workload.patches else "sequences"
             first += f", and the largest batch that fits has {self._stated(batch, items)}"
@@ -254,11 +254,12 @@ class Plan:
         if not best.fits:
             most = max(sizes, key=lambda name: sizes[name]).replace("temporary", "temporaries")
             first = (
-                f"{model} does not fit in the {room}: {best.method.name}, which needs least, {takes}, most of it {most}"
+                f"{model} does not fit in the {room}: {best.method.name}, which needs least, {peak}, most of it {most}"
             )
         low, high = _time(step.launched * step.low), _time(step.launched * step.high)
+        takes = f"{_time(step.launched)} ({low} to {high})" if step.low < step.high else f"at least {low}"
         unit, tokens = self._unit
-        second = f"A step of {best.tokens // tokens:,} {unit} takes {_time(step.launched)} ({low} to {high}), "
+        second = f"A step of {best.tokens // tokens:,} {unit} takes {takes}, "
         second += f"{self._rate(best)}, bound by {_BOUNDS[step.bound]}; {self.advice}.{self._of_training}"
         return re.sub(r"\b1 (sequence|token|image)s\b", r"1 \1", f"{first}. {second}")
 

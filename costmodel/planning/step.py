@@ -85,8 +85,8 @@ def step_time(
     packing = micro_batches * packing_seconds(workload, method, hardware)
     exposed = max(sending - seconds, 0.0) + reached.exposed * min(sending, seconds)
     measured = not method.stash or bool(_packing(method.stash, hardware))
-    waits_for_python = not (method.compiled or hardware.cpu or hardware.measured)
-    launching = micro_batches * launching_seconds(workload, method) if waits_for_python else 0.0
+    launches = hardware.efficiency.launch and not hardware.cpu
+    launching = micro_batches * launching_seconds(workload, method) if launches else 0.0
     bound = "link" if sending > seconds + packing + updating else bound
     bound = "host" if launching > seconds + packing + updating + exposed else bound
     return StepTime(seconds, packing, measured, updating, sending, exposed, bound, launching, low, high)
@@ -109,6 +109,8 @@ def kind_of(method: Method, hardware: Hardware, tensor: int = 1) -> str:
     """Return the kind of a training, a key of RANGES: errors of the predicted time are alike in each."""
     if hardware.measured:
         return "measured"
+    if hardware.efficiency.overlaps:
+        return "roofline"
     if method.compiled:
         return "compiled"
     if hardware.memory_type.startswith("GDDR"):

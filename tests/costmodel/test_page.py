@@ -157,7 +157,7 @@ def test_figures_that_were_judged_once():
 def test_constants_that_the_page_names():
     assert f"a fused pass moves {FUSED_BYTES} of the bytes" in TEXT
     assert f"kernels reach {load_hardware('rtx-4090').efficiency.memory} of the bandwidth" in TEXT
-    assert f"without it {Efficiency().memory}" in TEXT
+    assert f"they reach; {Efficiency().memory} in files" in TEXT
     assert f"**Experts** reach {Efficiency().experts} of" in TEXT
     assert f"A step waits for {Efficiency().exposed} of the time of sending" in TEXT
     assert f"the weight of the backward in max(q1, min(q0, {MIN_WEIGHT_BITS})) bits" in TEXT

@@ -291,9 +291,11 @@ def _mean_record(records: list[Record], worked: Sequence[float]) -> Record:
 
 _OF_ROOF = (
     "runs in: 3 x a unit is three passes of it, over parts of codes that are wider than it holds. of roof: of what the "
-    "fastest unit that the class runs on reaches at this intensity; less where products take several passes, or where "
-    "some kernels wait for DRAM and others for units. bound: of more than half of the time."
+    "fastest unit that the class runs on reaches at this intensity; less where products take several passes, {}. "
+    "bound: of more than half of the time."
 )
+#: whether a kernel computes while it moves -> why a class is below its roof
+_BELOW = {True: "or some kernels wait for DRAM and others for units", False: "and as a kernel computes or moves"}
 
 
 def roofline(arguments: argparse.Namespace) -> Answer:
@@ -313,7 +315,8 @@ def roofline(arguments: argparse.Namespace) -> Answer:
         dots = [record for record in records if "tflops" in record]
         write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, dots))
     notes += [*(f"{use}." for use in _uses({record["setup"]: record["mode"] for record in records}))]
-    notes += [*_widened(setups, workload, hardware), _OF_ROOF, f"times: {hardware.rates}."]
+    notes += [*_widened(setups, workload, hardware), _OF_ROOF.format(_BELOW[hardware.efficiency.overlaps])]
+    notes += [f"times: {hardware.rates}."]
     section = Section("classes", heading(workload, hardware), records, "classes")
     return Answer([section], notes, facts(workload, hardware) | {"buffer_bytes": buffer})
 

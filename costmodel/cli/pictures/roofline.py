@@ -52,7 +52,7 @@ def draw_roofline(path: Path, workload: str, hardware: Hardware, records: list[R
     look = {"linestyle": "", "color": GREY}
     key = [Line2D([], [], marker=MARKERS[name], label=text, **look) for name, text in named.items()]
     key[0].set(fillstyle="none", markersize=9, markeredgewidth=2)
-    reached = "measured" if hardware.measured else "programs reach"
+    reached = "programs reach" if not hardware.efficiency.overlaps else "measured" if hardware.measured else "stated"
     key += [Line2D([], [], color=BLACK, label=reached), Line2D([], [], **DATASHEET, label="datasheet")]
     axes.legend(handles=key, loc="lower right", frameon=False, fontsize=SMALL, ncols=2)
     figure.savefig(path)

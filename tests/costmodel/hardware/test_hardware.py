@@ -55,7 +55,17 @@ def test_a_shipped_profile_runs_fp32_names_its_sources_and_reaches_at_most_the_s
         assert peak.source
         assert peak.flops <= peak.datasheet_flops
         assert peak.flops == peak.datasheet_flops or "; efficiency " in peak.source
-    assert "estimated" in hardware.rates
+    assert ("estimated" in hardware.rates) == (not hardware.efficiency.overlaps) == (name != "msfp-accelerator")
+
+
+def test_a_chip_that_states_no_step_reaches_its_roofline(tmp_path, mine):
+    """No kernel waits for a launch, and plan prints the floor without a range."""
+    assert (mine.efficiency.memory, mine.efficiency.overlaps, mine.moving(100e9)) == (1, True, 1)
+    assert "a roofline" in mine.rates
+    assert "takes at least" in costmodel.plan("gpt2", str(tmp_path / "mine.toml"), tokens=64, fit=80e9).answer
+    step = read(tmp_path, MINE + "[step]\nefficiency = 0.5\n").efficiency
+    assert (step.memory, step.overlaps) == (0.5, False)
+    assert step.launch > 0
 
 
 def names_another(profile, text):
