@@ -21,6 +21,7 @@ from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from dsq.arguments import number
 from dsq.layers.blocks import block_lists, class_before_policies
+from dsq.layers.experts_and_patches import Experts
 from dsq.layers.own_products import Products
 from dsq.quantizers import Quantized
 from dsq.stash.controller import acting_on, applied
@@ -78,7 +79,8 @@ def compile(
 
     Args:
         model, recomputed_products, memory_budget: as in ``inductor_options``.
-        options: further arguments of torch.compile, as ``dynamic=True``; a block is one graph unless fullgraph=False.
+        options: further arguments of torch.compile, as ``dynamic=True``; a block is one graph unless it has
+            converted experts or fullgraph=False.
     Raises:
         TypeError, ValueError: as ``inductor_options`` does. RuntimeError, at the first call, if a block's graph breaks.
     """
@@ -86,8 +88,10 @@ def compile(
     inductor = {} if mode is None else torch._inductor.list_mode_options(mode, options.get("dynamic"))
     inductor |= inductor_options(model, recomputed_products, memory_budget) | options.pop("options", {})
     names = {module: name for name, module in model.named_modules()}
-    arguments = {"fullgraph": True, "options": inductor, **options}
     for block in list(chain.from_iterable(block_lists(model))) or [model]:
+        # Inductor fails on the numbers of tokens of experts, which depend on data
+        fullgraph = not any(isinstance(module, Experts) for module in block.modules())
+        arguments = {"fullgraph": fullgraph, "options": inductor, **options}
         compiled: Callable[..., Any]
         sharded = hasattr(block, "unshard")  # FSDP's hooks are not to be traced
         if block.forward.__module__.startswith("torch.nn.") and not sharded:
