@@ -158,8 +158,15 @@ def recompute_at_level(
 
 
 def note_graph(policy: "RulePolicy", level: str) -> None:
-    """Warn, once for a policy, of a graph that a compiler traces without a partitioner of dsq."""
-    if not policy.has_exact_graph and not has_partitioner():
+    """Warn, once for a policy, of a graph that a compiler traces without a partitioner of dsq, or that breaks at the
+    products of a level with random numbers."""
+    layer = policy.layer(policy.model)
+    if layer is not None and layer.quantizers.draws and not _may_draw():
+        if not policy.has_broken_graph:
+            text = "random numbers break the graphs, and products run in eager mode: compile with fullgraph=True"
+            warnings.warn(text, stacklevel=2)
+        policy.has_broken_graph = True
+    elif not policy.has_exact_graph and not has_partitioner():
         policy.has_exact_graph = True
         text = "compiled graphs save their tensors exact: call dsq.compile(model) in place of torch.compile(model), or "
         warnings.warn(f"{text}torch.compile(model, options=dsq.inductor_options(model))", stacklevel=2)
@@ -172,8 +179,7 @@ note_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def has_partitioner() -> bool:
     """Return whether the backend of the graph that a compiler traces now was given a partitioner, or is unknown, as
     that of torch.export."""
-    dynamo: Any = sys.modules.get("torch._dynamo.symbolic_convert")
-    tracer = getattr(getattr(dynamo, "tls", None), "current_tx", None)
+    tracer = _tracer()
     if tracer is None:
         return True
     backend = tracer.output.compiler_fn
@@ -181,6 +187,18 @@ def has_partitioner() -> bool:
     if options is None:
         options = getattr(backend, "kwargs", {"options": {"custom_partitioner_fn": None}}).get("options") or {}
     return "custom_partitioner_fn" in options
+
+
+def _may_draw() -> bool:
+    """Return whether the graph that a compiler traces now, if it is known, may have numbers that a generator drew."""
+    tracer = _tracer()
+    return tracer is None or bool(tracer.output.shape_env.allow_scalar_outputs)
+
+
+def _tracer() -> Any:
+    """Return the compiler that traces now; None without one."""
+    dynamo: Any = sys.modules.get("torch._dynamo.symbolic_convert")
+    return getattr(getattr(dynamo, "tls", None), "current_tx", None)
 
 
 class RulePolicy(Controller):
@@ -191,6 +209,7 @@ class RulePolicy(Controller):
     forwards = 0  #: training forwards so far, outside of compiled graphs
     rules: Mapping[Callable[..., Any], Rule] = RULES  #: of the operations that it acts on
     has_exact_graph = False  #: a graph of the model was compiled without a partitioner
+    has_broken_graph = False  #: one broke at its products
 
     def codec(self, module: nn.Module) -> Codec:
         """Return the codec of the forward that begins."""

@@ -56,6 +56,7 @@ MODELS = {
     "two layers": lambda: Stack([nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))]),
     "graph breaks": lambda: Stack([Broken()]),
 }
+BROKEN = "random numbers break the graphs, and products run in eager mode: compile with fullgraph=True"
 X = torch.randn(4, 24, 32, generator=torch.Generator().manual_seed(0))
 
 
@@ -66,6 +67,11 @@ def made(name):
 
 def stash_bytes(model):
     return measure(lambda: model(X).square().mean()).nbytes
+
+
+def seeded_gradient(run):
+    torch.manual_seed(0)
+    return gradient(run, X)
 
 
 def compile_blocks(model):
@@ -107,6 +113,17 @@ def test_a_graph_without_the_partitioner_is_exact_and_one_warning_names_the_call
     assert "graphs save tensors exact: they were compiled without dsq.compile" in str(controller.report())
     controller.remove()
     assert error(gradient(model, X), exact) < 1e-6
+
+
+def test_products_with_random_numbers_break_graphs_pack_in_eager_mode_and_are_warned_of_once():
+    model = made("two layers")
+    dsq.DynamicPrecision(model, "[8,4,8,8]", rounding="stochastic")
+    compiled = torch.compile(model, backend="aot_eager")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        assert torch.equal(*(seeded_gradient(run) for run in (compiled, model)))
+    assert [str(w.message) for w in warned if "graphs" in str(w.message)] == [BROKEN]
+    assert "save tensors exact" not in str(dsq.report(model, X))
 
 
 def test_a_backend_that_takes_no_partitioner_is_exact_and_the_report_says_so():
