@@ -72,6 +72,9 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     assert blocks(page)
     for block in blocks(page):
         exec(compile(block, page, "exec"), names)
+    if page == "README.md":
+        (bytes_line,) = re.findall(r"    (saved for the backward: .* now \(\d+%\))", (ROOT / page).read_text())
+        assert bytes_line in capsys.readouterr().out
 
 
 def test_the_readme_is_short():
