@@ -347,7 +347,8 @@ class Identity(Format):
 
     @property
     def multiplier_bits(self) -> int:
-        return self.significand_bits
+        """Return the width of the significand, hidden bit included, of bf16 and of fp32."""
+        return 24 if self.bits > 16 else 8
 
 
 # ---- formats as data: a grid of elements, and a scale for each block

@@ -177,6 +177,7 @@ class Hardware:
     efficiency: Efficiency = Efficiency()  #: shares of the rates that steps reach
     passes: dict[tuple[str, int, str], Pass] = field(default_factory=dict)  #: (kind, container bits, phase)
     energy: Energy | None = None  #: None: not stated
+    sram: float = 0  #: bytes of the on-chip buffer; 0: not stated
 
     def moving(self, nbytes: float) -> float:
         """Return the seconds that a step's kernels take to move so many bytes."""
@@ -232,6 +233,7 @@ _KEYS = {
     "host": _SPEED,
     "network": ("devices", *_SPEED),
     "memory": ("gb", "type", "source"),
+    "sram": ("mb", "source"),
     "vector": ("tflops", "source"),
     "step": _SHARE,
     "attention": _SHARE,
@@ -240,6 +242,10 @@ _KEYS = {
     "pass": ("kind", "bits", "phase", *_TERMS),
 }
 _KEYS[""] = ("name", "cpu", "measured", "like", "source", *_KEYS)
+
+
+#: what a file states, beside the datatype, tflops and holds of each peak
+_NEEDED = ("name", "bandwidth.gb_per_s", "vector.tflops")
 
 
 def _completed(data: dict[str, Any]) -> dict[str, Any]:
@@ -276,13 +282,15 @@ def _completed(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hardware(data: dict[str, Any]) -> Hardware:
-    peaks = _field(data, "peak", list)
-    refuse((not peaks, "peak must list at least one datatype"))
+    peaks = _field({"peak": []} | data, "peak", list)
+    numbered = {f"peak[{index}]": peak for index, peak in enumerate(peaks or [None])}
+    needed = [*_NEEDED, *(f"{label}.{key}" for label in numbered for key in ("datatype", "tflops", "holds"))]
+    absent = [dotted for dotted in needed if not _has(data | numbered, dotted)]
+    refuse((absent, f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing"))
     measured = _field(data, "measured", str) if "measured" in data else ""
     passes = _field(data, "pass", list) if "pass" in data else []
-    _field(data, "bandwidth", dict)
-    parts = [part for part in ("bandwidth", "vector", "memory", "link", "host", "network", "energy") if part in data]
-    moving = [part for part in parts if part not in ("vector", "memory", "energy")]
+    moving = [part for part in ("bandwidth", "link", "host", "network") if part in data]
+    parts = [*moving, *(part for part in ("vector", "memory", "sram", "energy") if part in data)]
     return Hardware(
         name=_field(data, "name", str),
         **{part: 1e9 * _number(data, f"{part}.gb_per_s") * _efficiency(data, part) for part in moving},
@@ -299,6 +307,7 @@ def _hardware(data: dict[str, Any]) -> Hardware:
         datasheet_bandwidth=0 if measured else 1e9 * _number(data, "bandwidth.gb_per_s"),
         passes=dict(_pass(entry, f"pass[{index}]") for index, entry in enumerate(passes)),
         energy=_energy(data) if "energy" in data else None,
+        sram=1e6 * _number(data, "sram.mb") if "sram" in data else 0,
     )
 
 
@@ -388,6 +397,11 @@ def _source(data: dict[str, Any], part: str) -> str:
     sources = {name: _field({name: "not stated"} | data[part], name, str) for name in ("source", "efficiency_source")}
     efficiency = f"; efficiency {data[part].get('efficiency')}: {sources['efficiency_source']}"
     return str(sources["source"]) + efficiency * ("efficiency" in data[part])
+
+
+def _has(data: Any, dotted: str) -> bool:
+    key, _, rest = dotted.partition(".")
+    return isinstance(data, dict) and key in data and (not rest or _has(data[key], rest))
 
 
 def _field(data: Any, dotted: str, kind: type) -> Any:

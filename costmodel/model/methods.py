@@ -20,6 +20,14 @@ from dsq.precision import DEFAULT_LEVELS, Precision, parse_levels
 from dsq.stash_bits import EXTRA_BITS, GACT_GROUP, MAX_EXACT_NUMEL, MESA_BITS, MIN_BITS, Role
 
 
+class Half(Identity):
+    """Values as they are in fp16; floats of 16 bits without a name are bf16."""
+
+    @property
+    def multiplier_bits(self) -> int:
+        return self.significand_bits
+
+
 @dataclass(frozen=True)
 class Setup:
     """A quantization that is costed."""
@@ -36,6 +44,11 @@ class Setup:
         widest = max(*self.precision, *(spec.float_bits for spec in self.specs.values()))
         return max(self.container, MAX_PACKED_BITS if widest <= MAX_PACKED_BITS else WIDEST)
 
+    @property
+    def floats(self) -> type[Identity]:
+        """The type of values that no quantizer touches."""
+        return Half if "fp16" in self.precision.text else Identity
+
     @cached_property
     def specs(self) -> dict[str, OperandSpec]:
         """How the level writes each operand of a linear layer and dx, by its name in dsq.operands."""
@@ -48,7 +61,7 @@ class Setup:
         if q.text:
             return {
                 name: spec.with_family(partial(at_width, self.format)).resolved
-                or Identity(spec.float_bits or self.container_bits)
+                or self.floats(spec.float_bits or self.container_bits)
                 for name, spec in self.specs.items()
             }
         widths = {"x": q.q0, "w": q.q0, "dy_for_dx": q.q2, "w_for_dx": max(q.q1, min(q.q0, self.min_weight_bits))}

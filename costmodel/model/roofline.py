@@ -28,6 +28,8 @@ from dsq.costmodel.model.traffic import (
 from dsq.formats import WIDEST, Identity
 
 FLOPS_PER_MAC = 2
+#: of a step: those of operations, and their update
+STEP_CLASSES = (*CLASSES, "optimizer")
 #: widest codes whose forward product has a kernel of its own; a backward with 16 bits at q3 is PyTorch's
 CODED_FORWARD = 8
 #: width of the floats that codes are multiplied as
@@ -101,7 +103,7 @@ def floors(moved: list[Transfer], products: list[CostedMatMul], hardware: Hardwa
         launches[kernel] += matmul.op.weight or not matmul.op.on_chip  # a fused kernel makes all products of a pass
         flops[kernel] += float(FLOPS_PER_MAC * matmul.total_macs)
         seconds[kernel] += _product_seconds(matmul, hardware) + _around_product(matmul, hardware, container)
-    totals = dict.fromkeys(CLASSES, ZERO)
+    totals = dict.fromkeys(STEP_CLASSES, ZERO)
     for kernel, size in nbytes.items():
         group, phase = groups[kernel[0]], kernel[1]
         memory, measured = hardware.moving(size), _measured_pass(group, phase, hardware, container)
@@ -110,7 +112,7 @@ def floors(moved: list[Transfer], products: list[CostedMatMul], hardware: Hardwa
         if measured is None and not (hardware.measured and isinstance(group.operation, Gemm)):
             work = max(memory, compute) if hardware.efficiency.overlaps else memory + compute
             duration = max(work, group.count * max(1, launches[kernel]) * hardware.efficiency.launch)
-        totals[group.operation.cls] += Floor(
+        totals["optimizer" if phase == UPDATE else group.operation.cls] += Floor(
             flops[kernel], size, compute, memory, duration, duration * (memory >= compute)
         )
     return {cls: floor for cls, floor in totals.items() if floor.bytes}

@@ -19,7 +19,7 @@ from dsq.costmodel.model.ledger import AFTER, BACKWARD, BEFORE, FOR_GRADIENT, FO
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Group, Operation, Pointwise, Workload
 from dsq.costmodel.model.tiles import TiledProduct, bytes_again
-from dsq.formats import WIDEST, Format, Identity, Layout
+from dsq.formats import WIDEST, Format, Layout
 
 #: the operand of Gemm.on_chip -> its shape
 _ON_CHIP = {"x": "MK", "y": "MN", "": ""}
@@ -151,7 +151,8 @@ def _kind(op: Operation, stored: Stored, phase: str, moved: str) -> str:
     weight = stored.name == "w" and isinstance(op, Gemm) and op.weight  # autocast's copy, too
     if weight or stored.written == UPDATE:
         return "weights"
-    return f"stash {moved}" if stored.width == "q1" else f"activations {moved}"
+    input_kept = phase == BACKWARD and stored.name == "x" and isinstance(op, Gemm) and op.weight and op.quantized
+    return f"stash {moved}" if stored.width == "q1" or input_kept else f"activations {moved}"
 
 
 # ---- what it multiplies
@@ -193,7 +194,7 @@ def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
         if not isinstance(op, Gemm):
             continue
         operands = setup.operands if op.weight else setup.product_operands
-        floats = Identity(WIDEST if op.container else setup.container_bits)
+        floats = setup.floats(WIDEST if op.container else setup.container_bits)
         names = ["forward", *["dx"] * op.x_grad, *["dw"] * op.w_grad, *["recompute"] * op.recompute]
         for name in names:
             first, second = (operands[operand] if op.quantized else floats for operand in _OPERANDS[name])

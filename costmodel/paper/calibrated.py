@@ -6,6 +6,7 @@ matrix products cost mac_cost at the widths of MATMULS. Both are relative to fix
 32. No attention, norms, caches or optimizer: figure 2 draws a linear layer, and the published ratios leave no room.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -36,42 +37,51 @@ FITTED: dict[str, dict[str, str]] = _DATA["fitted"]  #: "arith", "dram" -> setup
 _OPERAND = {"q0": "x", "q1": "x_for_dw", "q2": "dy_for_dx", "q3": "dy_for_dw"}
 
 
-def stored_bits(fmt: Format, layout: Layout | None = None) -> float:
-    """Return the bits a value takes in DRAM: ceil((block * m + scale) / 64) * 64 / block where the format has blocks,
-    else m; of a tensor of `layout` its own bytes, for formats that the paper does not know."""
+def stored_bits(fmt: Format, layout: Layout | None = None, word: int = WORD_BITS) -> float:
+    """Return the bits a value takes in DRAM: ceil((block * m + scale) / word) * word / block where the format has
+    blocks, else m; of a tensor of `layout` its own bytes, for formats that the paper does not know."""
     if layout:
         return 8 * fmt.nbytes(layout) / (layout.rows * layout.columns)
     if not fmt.block_size:
         return fmt.bits
-    words = -(-(fmt.block_size * fmt.bits + SCALE_BITS) // WORD_BITS)
-    return words * WORD_BITS / fmt.block_size
+    words = -(-(fmt.block_size * fmt.bits + SCALE_BITS) // word)
+    return words * word / fmt.block_size
 
 
 def dram(workload: Workload, setup: Setup, buffer: float = 0) -> float:
     """Return the DRAM traffic of a step's linear layers, relative to fixed-point 32; with a ``buffer`` of so many bytes
     on chip, what tiles fetch again too. Raises ValueError if there is no layer, or no tile fits."""
-    layers = [gemm for gemm in workload.gemms if gemm.weight]
-    if not layers:
-        raise ValueError(f"workload {workload.name!r} has no linear layer, which alone the paper's accounting costs")
-    bits, whole = (sum(_bits(gemm, candidate, buffer) for gemm in layers) for candidate in (setup, FIXED_32))
+    bits, whole = (sum(moved_bits(workload, candidate, buffer).values()) for candidate in (setup, FIXED_32))
     return bits / whole
 
 
-def _bits(gemm: Gemm, setup: Setup, buffer: float) -> float:
+def moved_bits(workload: Workload, setup: Setup, buffer: float = 0, word: int = WORD_BITS) -> dict[str, float]:
+    """Return the bits of `dram` by traffic.KINDS, with blocks in whole words of so many bits."""
+    layers = [gemm for gemm in workload.gemms if gemm.weight]
+    if not layers:
+        raise ValueError(f"workload {workload.name!r} has no linear layer, which alone the paper's accounting costs")
+    kinds = [*dict.fromkeys(kind for *_, kind in TENSORS), *(["again"] if buffer else [])]
+    moved = [_bits(gemm, setup, buffer, word) for gemm in layers]
+    return {kind: sum(bits.get(kind, 0) for bits in moved) for kind in kinds}
+
+
+def _bits(gemm: Gemm, setup: Setup, buffer: float, word: int) -> dict[str, float]:
     """Return the bits that a layer moves."""
     size = {"M": -(-gemm.M // gemm.weights), "K": gemm.K, "N": gemm.N}
     layout = Layout(1, size["M"], size["K"], along_rows=False)
     width = {
-        name: stored_bits(setup.operands[operand], layout if setup.stores_by_name(operand) else None)
+        name: stored_bits(setup.operands[operand], layout if setup.stores_by_name(operand) else None, word)
         for name, operand in _OPERAND.items()
     }
     width[""] = 0.0
-    bits = sum(size[axes[0]] * size[axes[1]] * width[name] for axes, name in TENSORS)
+    bits = defaultdict[str, float](float)
+    for axes, name, kind in TENSORS:
+        bits[kind] += gemm.weights * size[axes[0]] * size[axes[1]] * width[name]
     for axes, *names in PRODUCTS if buffer else ():
         moved = tuple(width[name] / 8 for name in names)
         rows, summed, columns = (size[axis] for axis in axes)
-        bits += 8 * bytes_again(TiledProduct(rows, summed, columns, moved, moved), buffer)
-    return gemm.weights * bits
+        bits["again"] += gemm.weights * 8 * bytes_again(TiledProduct(rows, summed, columns, moved, moved), buffer)
+    return bits
 
 
 def arithmetic(setup: Setup) -> float:
@@ -82,9 +92,9 @@ def arithmetic(setup: Setup) -> float:
     return sum(costs) / len(costs) / mac_cost(FixedPoint(WIDEST), FixedPoint(WIDEST))
 
 
-def level_costs(workload: Workload, setups: Sequence[Setup], buffer: float = 0) -> list[dict[str, float]]:
+def level_costs(workload: Workload, setups: Sequence[Setup]) -> list[dict[str, float]]:
     """Return the arithmetic and the dram of a step at each level, relative to fixed-point 32."""
-    return [{"arithmetic": arithmetic(setup), "dram": dram(workload, setup, buffer)} for setup in setups]
+    return [{"arithmetic": arithmetic(setup), "dram": dram(workload, setup)} for setup in setups]
 
 
 def shares(rises: Sequence[float]) -> list[float]:

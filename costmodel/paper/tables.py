@@ -110,8 +110,8 @@ def _costs(row: PublishedRow, setup: Setup) -> tuple[float, float]:
 
 
 def table_7(hardware: Hardware) -> list[Record]:
-    """Return the costs of OPT-1.3B trained in 16-bit floats: bounds and shares of time; with_adam has the update in
-    "other"."""
+    """Return the costs of OPT-1.3B trained in 16-bit floats: bounds and shares of time; with_adam: in a step
+    with its update, a class of its own."""
     workload = load_workload("opt_1.3b", fused=False)
     step = replace(workload, operations=tuple(op for op in workload.operations if op.name != "optimizer"))
     without_update, with_update = (evaluate(costed, BF16, hardware).classes for costed in (step, workload))

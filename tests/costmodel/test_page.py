@@ -205,7 +205,7 @@ def test_the_papers_tables():
     off = max(abs(row[f"{column}_off"]) for row, column in figures if not (row["contradicts"] and column == "dram"))
     assert f"are within {off:.1%}".replace("%", " %") in TEXT
     chips = sorted(row["off"] for row in silicon_rows())
-    assert "by {:.0f} and {:.0f} %.".format(*(100 * chip for chip in chips)) in TEXT
+    assert "by {:.0f} and {:.0f} %".format(*(100 * chip for chip in chips)) in TEXT
 
 
 def test_fewer_bits_make_larger_tiles():

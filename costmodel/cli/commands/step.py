@@ -8,21 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from dsq import costmodel, recipes
+from dsq.arguments import whole_number
 from dsq.command import read_toml, write_whole
 from dsq.costmodel.cli.answer import Answer, Record, Section, hardware_facts, refuse_idle
 from dsq.costmodel.hardware.hardware import Hardware, Rate, load_hardware, profile_names
+from dsq.costmodel.model.memory import peak_memory
 from dsq.costmodel.model.methods import Method, Setup, parse_setups, used_options, whole_stash
 from dsq.costmodel.model.operations import Workload
 from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates, widened_seconds
-from dsq.costmodel.model.traffic import matmuls, transfers
+from dsq.costmodel.model.traffic import arithmetic_cost, matmuls, transfers
 from dsq.costmodel.names import refuse
-from dsq.costmodel.paper.calibrated import FIXED_32, dram, level_costs, shares
-from dsq.costmodel.planning.plan import ASKED
+from dsq.costmodel.paper.calibrated import FIXED_32, arithmetic, dram, moved_bits, shares
+from dsq.costmodel.planning.plan import ASKED, GIGA
 from dsq.costmodel.workloads.named import AskedStep, asked
 from dsq.precision import is_level_name, parse_rise_at
 
 _NAMES: dict[str, dict[str, str]] = read_toml(Path(__file__).parents[1] / "method_names.toml")
 _BYTES = {"b": 1, "kb": 1e3, "kib": 2**10, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+MAX_WORD = 4096  #: bits
 _COUNTS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
@@ -103,8 +106,9 @@ def _asked_methods(arguments: argparse.Namespace) -> Iterator[Method]:
 def _precisions(arguments: argparse.Namespace) -> list[str]:
     """Return the words that are precisions; another one is the workload's name. Raises ValueError."""
     has_workload = arguments.workload != arguments.parser.get_default("workload")
-    # which may be a model's folder too: deepseek-v3
-    recipe = " ".join(arguments.words) if not has_workload and {*arguments.words} <= {*recipes.names()} else ""
+    # of plan, which may be a model's folder too: deepseek-v3
+    lone_recipe = arguments.command == "plan" and not has_workload and {*arguments.words} <= {*recipes.names()}
+    recipe = " ".join(arguments.words) if lone_recipe else ""
     refuse((recipe and not Path(recipe).exists(), f"{recipe} is a recipe, not a model: give both, as in gpt2 {recipe}"))
     precisions = [
         word
@@ -153,13 +157,33 @@ def _check_options(arguments: argparse.Namespace, precisions: Sequence[str], *ot
 
 
 def _setups(arguments: argparse.Namespace, *other_texts: str) -> list[Setup]:
-    """Return the precisions, each in its own format, or in that of the options. Raises ValueError.
+    """Return the precisions of the words, each in its own format, or in that of the options; none: bf16. Raises
+    ValueError.
 
     Args:
         other_texts: precisions that options of formats may be for too.
     """
-    _check_options(arguments, arguments.precision, *other_texts)
-    return [setup for text in arguments.precision for setup in parse_setups(text, vars(arguments))]
+    precisions = _precisions(arguments) or ["bf16"]
+    _check_options(arguments, precisions, *other_texts)
+    return [setup for text in precisions for setup in parse_setups(text, vars(arguments))]
+
+
+def _buffer(arguments: argparse.Namespace, hardware: Hardware) -> float:
+    """Return the bytes of the buffer on chip that is asked for, or that the hardware's file states; else 0."""
+    return parse_size("buffer", arguments.buffer, _BYTES, "20MB") or hardware.sram
+
+
+def _limits(workload: Workload, setups: list[Setup], hardware: Hardware, buffer: float) -> Iterator[str]:
+    """Yield what a buffer changes, and which setups need more memory than the hardware has."""
+    peaks = {str(setup): peak_memory(workload, Method("", setup)).peak for setup in setups}
+    too_large = [f"{name} {peak / GIGA:,.1f} GB" for name, peak in peaks.items() if peak > hardware.memory_bytes > 0]
+    if too_large:
+        room = f"more than the {hardware.memory_bytes / GIGA:,.1f} GB of one {hardware.name}"
+        yield f"memory: the step needs {room}: {', '.join(too_large)}. dsq-cost plan names what fits."
+    if buffer:
+        again = sum(t.bytes for setup in setups for t in transfers(workload, setup, buffer) if t.kind == "again")
+        least = "what tiles fetch again through it counts" if again else "it holds all tiles: nothing is fetched again"
+        yield f"buffer of {buffer / 1e6:,.4g} MB: {least}."
 
 
 def facts(workload: Workload, hardware: Hardware | None = None) -> Record:
@@ -194,24 +218,28 @@ def estimate(arguments: argparse.Namespace) -> Answer:
     relative_to = arguments.relative_to
     setups = _setups(arguments, *[relative_to] * (relative_to != arguments.parser.get_default("relative_to")))
     worked = _shares(arguments.rise_at, len(setups))
+    word = whole_number("word", arguments.word, 1, MAX_WORD)
     hardware = load_hardware(arguments.hardware)
     workload = asked(**vars(arguments), cpu=hardware.cpu).build()
     units = parse_setups(relative_to, vars(arguments))
     if len(units) > 1:
         raise ValueError(f"relative_to must be one precision, as [16,4,4,16], got {relative_to!r}")
-    buffer = parse_size("buffer", arguments.buffer, _BYTES, "20MB")
-    records = _estimates(workload, setups, units[0], hardware, buffer)
+    buffer = _buffer(arguments, hardware)
+    records, by_bits = _estimates(workload, setups, units[0], hardware, buffer, word)
     uses = _uses({str(setup): setup.mode for setup in setups})
-    notes = [f"again: what tiles fetch again through a buffer of {arguments.buffer}."] * bool(buffer)
-    notes += [*(f"{use}." for use in uses), _MEANING.format(units[0]), f"times: {hardware.rates}."]
+    notes = [*_limits(workload, setups, hardware, buffer), *(f"{use}." for use in uses)]
+    notes += [_MEANING.format(units[0], word), f"times: {hardware.rates}."]
     notes += [_JOULES if any("joules" in record for record in records) else _NO_JOULES]
     notes += _widened(setups, workload, hardware)
-    records = [named(setup) | record for setup, record in zip(setups, records, strict=True)]
     if worked:
         records.append(_mean_record(records, worked))
-    titles = {"estimates": heading(workload, hardware), "traffic": "dram MB by tensor"}
-    sections = [Section("estimates", title, records, columns) for columns, title in titles.items()]
-    return Answer(sections, notes, facts(workload, hardware) | {"buffer_bytes": buffer})
+        by_bits.append(_mean_record(by_bits, worked))
+    sections = [
+        Section("estimates", heading(workload, hardware), records, "estimates"),
+        Section("by_bits", _BY_BITS, by_bits, "traffic"),
+        Section("estimates", _IN_CONTAINERS, records, "traffic"),
+    ]
+    return Answer(sections, notes, facts(workload, hardware) | {"buffer_bytes": buffer, "word_bits": word})
 
 
 def _shares(rise_at: str | None, levels: int) -> list[float]:
@@ -228,11 +256,13 @@ def _shares(rise_at: str | None, levels: int) -> list[float]:
     return shares(parse_rise_at(moments, levels))
 
 
+_BY_BITS = "DRAM of linear layers in MB, by tensor at the bits of the level (the paper's count; their sum is dram)"
+_IN_CONTAINERS = "DRAM of the step in MB, by tensor in containers of 16 or 32 bits, a packed stash at q1"
 _MEANING = (
     "relative to {}. dram, arithmetic: linear layers by the paper's accounting, each operand at its own bits, a block "
-    "of bfp or snvint in whole words of 64 (docs/cost-model.md). Other columns: the whole step (optimizer, attention, "
-    "norms) as a GPU runs it, which stores the stash at q1 and all else in 16 or 32 bits. linears stash: what the "
-    "converted layers save for the backward; model saved: what the whole model saves."
+    "of bfp or snvint in whole words of {} (--word, docs/cost-model.md). Other columns: the whole step (optimizer, "
+    "attention, norms) in containers, as a GPU runs it. linears stash: what converted layers save for the backward: "
+    "a float as it is, codes beside it; model saved: what the whole model saves."
 )
 
 
@@ -253,19 +283,28 @@ def _widened(setups: Iterable[Setup], workload: Workload, hardware: Hardware) ->
             )
 
 
-def _estimates(workload: Workload, setups: list[Setup], unit: Setup, hardware: Hardware, buffer: float) -> list[Record]:
-    """Return a record for each setup: by the paper's accounting, and in containers."""
-    by_bits = level_costs(workload, [unit, *setups], buffer)
-    whole, *costs = (evaluate(workload, setup, hardware, buffer) for setup in (unit, *setups))
-    records = []
-    for cost, bits in zip(costs, by_bits[1:], strict=True):
-        record: Record = {name: size / by_bits[0][name] for name, size in bits.items()}
-        record |= {"dram_in_containers": cost.dram_bytes / whole.dram_bytes, "dram_MB": cost.dram_bytes / 1e6}
-        sizes = cost.traffic | {"linears_stash": cost.stash_bytes, "model_saved": cost.saved_bytes}
-        record |= {f"{name.replace(' ', '_')}_MB": size / 1e6 for name, size in sizes.items()}
-        record |= {"arithmetic_of_step": cost.arithmetic / whole.arithmetic} | floor_record(cost.total)
+def _estimates(
+    workload: Workload, setups: list[Setup], unit: Setup, hardware: Hardware, buffer: float, word: int
+) -> tuple[list[Record], list[Record]]:
+    """Return two records for each setup: its costs, and its traffic by the paper's accounting."""
+    whole_bits = sum(moved_bits(workload, unit, buffer, word).values())
+    whole = sum(transfer.bytes for transfer in transfers(workload, unit, buffer))
+    records, by_bits = list[Record](), list[Record]()
+    for setup in setups:
+        cost, bits = evaluate(workload, setup, hardware, buffer), moved_bits(workload, setup, buffer, word)
+        by_bits.append(named(setup) | _megabytes({kind: size / 8 for kind, size in bits.items()}))
+        record = named(setup) | {"arithmetic": arithmetic(setup) / arithmetic(unit)}
+        record |= {"dram": sum(bits.values()) / whole_bits}
+        record |= {"dram_in_containers": cost.dram_bytes / whole, "dram_MB": cost.dram_bytes / 1e6}
+        record |= _megabytes(cost.traffic | {"linears_stash": cost.stash_bytes, "model_saved": cost.saved_bytes})
+        record |= {"arithmetic_of_step": cost.arithmetic / arithmetic_cost(matmuls(workload, unit))}
+        record |= floor_record(cost.total)
         records.append(record | ({} if cost.joules is None else {"joules": cost.joules}))
-    return records
+    return records, by_bits
+
+
+def _megabytes(sizes: Mapping[str, float]) -> Record:
+    return {f"{name.replace(' ', '_')}_MB": size / 1e6 for name, size in sizes.items()}
 
 
 #: columns that are rates or names, of which a run has no mean
@@ -299,12 +338,11 @@ _BELOW = {True: "or some kernels wait for DRAM and others for units", False: "an
 
 
 def roofline(arguments: argparse.Namespace) -> Answer:
-    hardware = load_hardware(arguments.hardware)
+    hardware, setups = load_hardware(arguments.hardware), _setups(arguments)
     workload = asked(**vars(arguments), cpu=hardware.cpu).build()
+    buffer = _buffer(arguments, hardware)
     records: list[Record] = []
-    notes = []
-    buffer = parse_size("buffer", arguments.buffer, _BYTES, "20MB")
-    setups = _setups(arguments)
+    notes = [*_limits(workload, setups, hardware, buffer)]
     for setup in setups:
         classes, note = _classes(workload, setup, hardware, buffer)
         records += classes

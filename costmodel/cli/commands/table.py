@@ -46,7 +46,7 @@ def table(arguments: argparse.Namespace) -> Answer:
         hardware = load_hardware(arguments.hardware)
         title = f"Table 7: OPT-1.3B, 16-bit float, on {hardware.name}; {_OFF}"
         sections.append(Section("table_7", title, tables.table_7(hardware), "table_7"))
-        notes.append(f"with adam: the update counts in `other`. times: {hardware.rates}.")
+        notes.append(f"with adam: shares of a step whose rest is the update. times: {hardware.rates}.")
         facts = hardware_facts(hardware)
     return Answer(sections, notes, facts)
 

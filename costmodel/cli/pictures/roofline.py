@@ -13,7 +13,7 @@ from dsq.costmodel.cli.pictures.figure import BLACK, COLOURS, GREY, SMALL, WHITE
 from dsq.costmodel.hardware.hardware import Hardware
 
 TERA = 1e12
-MARKERS = {"attention": "D", "fc": "s", "other": "^", "total": "o"}  #: of operations.CLASSES, and of the step
+MARKERS = {"attention": "D", "fc": "s", "other": "^", "optimizer": "v", "total": "o"}  #: of STEP_CLASSES, and the step
 #: areas of the step's ring and of a class's mark, in square points
 STEP_AREA, CLASS_AREA = 170, 40
 #: roofs nearer than this factor share a label
@@ -48,7 +48,9 @@ def draw_roofline(path: Path, workload: str, hardware: Hardware, records: list[R
     heights = spread((record["tflops"] for record in steps), _lines(hardware))
     for record, height in zip(steps, heights, strict=True):
         _label_step(axes, record, (3 * max(intensities), height), COLOURS[setups.index(record["setup"])])
-    named = {"total": "the whole step", "fc": "linear layers", "attention": "attention", "other": "other passes"}
+    named = {"total": "the whole step", "fc": "linear layers", "attention": "attention", "other": "other passes"} | {
+        "optimizer": "optimizer"
+    }
     look = {"linestyle": "", "color": GREY}
     key = [Line2D([], [], marker=MARKERS[name], label=text, **look) for name, text in named.items()]
     key[0].set(fillstyle="none", markersize=9, markeredgewidth=2)

@@ -19,7 +19,7 @@ from dsq.costmodel.cli.commands.step import plan
 from dsq.costmodel.cli.main import main, parser
 from dsq.costmodel.hardware.hardware import load_hardware
 from dsq.costmodel.model.methods import DSQ, Setup
-from dsq.costmodel.model.roofline import evaluate
+from dsq.costmodel.model.roofline import STEP_CLASSES, evaluate
 from dsq.costmodel.model.traffic import KINDS
 from dsq.costmodel.workloads.named import load_workload
 from dsq.formats import FORMATS, Format, register
@@ -104,6 +104,47 @@ def test_a_plan_takes_precisions_by_name(capsys):
     assert {"mxfp4 all", "nvfp4-nvidia"} <= {it["method"].partition(":")[2] or it["method"] for it in data["methods"]}
     assert "deepseek-v3 is a recipe, not a model: give both, as in gpt2" in run(capsys, "plan", "deepseek-v3")[2]
     assert "a format of your own as its text" in run(capsys, "plan", "gpt2", "mine4")[2]
+
+
+def test_a_roofline_of_the_pages_chip_as_it_is_printed(capsys, tmp_path, monkeypatch):
+    """bf16 unless told; what does not fit, and a buffer that holds all tiles, are said in a line each."""
+    page = (ROOT / "docs/cost-model.md").read_text().partition("## A hardware file")[2]
+    (tmp_path / "mine.toml").write_text(page.partition("```toml\n")[2].partition("```")[0])
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(re.search("`dsq-cost (roofline .*)`", page)[1])
+    data = json.loads(run(capsys, *words, "--json")[1])
+    assert {(it["setup"], it["class"]): round(it.get("of_roof", 1), 2) for it in data["classes"]} == {
+        ("bf16", name): 1 for name in (*STEP_CLASSES, "total")
+    }
+    assert data["buffer_bytes"] == 48e6
+    assert data["notes"][0].startswith("memory: the step needs more than the 64.0 GB of one my chip: bf16 ")
+    assert data["notes"][1] == "buffer of 48 MB: it holds all tiles: nothing is fetched again."
+    assert "counts" in json.loads(run(capsys, *words, "--buffer", "256kB", "--json")[1])["notes"][1]
+
+
+def test_dram_by_tensor_is_counted_in_bits_and_in_containers(capsys):
+    """A float that is saved stands under stash as codes do; blocks fill words, unless a word is a bit."""
+    words = "estimate", "bfp4", "mxfp4", "fp32", "--relative-to", "fp32", "--json"
+    padded, packed = (json.loads(run(capsys, *words, "--word", word)[1]) for word in ("64", "1"))
+    assert [it["dram"] for it in padded["estimates"]] == pytest.approx([0.25, 4.25 / 32, 1], rel=1e-3)
+    assert [it["dram"] for it in packed["estimates"]] == pytest.approx([4.5 / 32, 4.25 / 32, 1], rel=1e-3)
+    bfp4, mxfp4, fp32 = packed["by_bits"]
+    assert bfp4["weights_MB"] / fp32["weights_MB"] == pytest.approx(4.5 / 32)
+    assert fp32["stash_written_MB"] == fp32["stash_read_MB"] == fp32["activations_read_MB"] > mxfp4["stash_read_MB"]
+    assert sum(bfp4[name] for name in bfp4 if name.endswith("MB")) == pytest.approx(
+        packed["estimates"][0]["dram"] * sum(fp32[name] for name in fp32 if name.endswith("MB"))
+    )
+    saved = packed["estimates"][2]
+    assert saved["stash_read_MB"] >= saved["linears_stash_MB"] > 0 == saved["stash_written_MB"]
+
+
+def test_a_multiplier_sees_the_significand_of_a_float(capsys):
+    """bf16's has 8 bits, fp16's 11, fp32's 24, the hidden one included."""
+    words = "estimate", "bf16", "float:[16,16,16,16]", "fp16", "--relative-to", "fp32", "--json"
+    data = json.loads(run(capsys, *words)[1])["estimates"]
+    shares = [(8 / 24) ** 2, (8 / 24) ** 2, (11 / 24) ** 2]
+    for name in ("arithmetic", "arithmetic_of_step"):
+        assert [it[name] for it in data] == pytest.approx(shares)
 
 
 def test_adamw_is_adam(capsys):

@@ -13,7 +13,7 @@ from dsq.costmodel.cli.pictures.plan import front
 from dsq.costmodel.cli.pictures.roofline import MARKERS, roofs, spread
 from dsq.costmodel.hardware.hardware import load_hardware
 from dsq.costmodel.model.methods import USUAL
-from dsq.costmodel.model.operations import CLASSES
+from dsq.costmodel.model.roofline import STEP_CLASSES
 
 PLANNED = [re.escape(f"<!-- {method.name} -->") for method in USUAL if method.trusted]
 SETUPS = "[16,4,4,16]", "[2,2,2,16]", "fixed:[16,16,16,16]", "float:[16,16,16,16]"
@@ -33,7 +33,7 @@ def test_a_picture_beside_the_answer_names_every_method_or_setup(capsys, tmp_pat
 
 
 def test_each_class_of_operations_has_a_mark_of_its_own():
-    assert list(MARKERS) == [*CLASSES, "total"]
+    assert list(MARKERS) == [*STEP_CLASSES, "total"]
     assert len(set(MARKERS.values())) == len(MARKERS)
 
 

@@ -248,6 +248,13 @@ def test_bad_hardware_file_names_the_field(line, replacement, message, tmp_path)
 ENERGY = "[energy]\ndram_pj_per_byte = 160\nmac_pj = { narrow = 0.5, wide = 2 }\n"
 
 
+def test_all_that_a_file_lacks_is_named_at_once(tmp_path):
+    with pytest.raises(ValueError, match=r"field name, vector.tflops, peak\[0\].tflops are missing"):
+        read(tmp_path, 'bandwidth = { gb_per_s = 1 }\npeak = [{ datatype = "a", holds = { float = 16 } }]')
+    with pytest.raises(ValueError, match=r"peak\[0\]\.datatype, .* are missing"):
+        read(tmp_path, MACHINE)
+
+
 def test_energy_is_stated_of_dram_and_of_each_datatype(tmp_path, mine):
     energy = read(tmp_path, MINE + ENERGY).energy
     assert (energy.dram, energy.sram, energy.macs["narrow"]) == (160e-12, 0, 0.5e-12)
@@ -267,7 +274,11 @@ def test_the_recipe_of_a_profile_is_a_file_as_it_stands(tmp_path):
 
 def test_the_pages_listing_is_a_file_as_it_stands(tmp_path):
     page = (Path(__file__).parents[3] / "docs/cost-model.md").read_text()
-    listing = page.partition("## A hardware file")[2].partition("```toml\n")[2].partition("```")[0]
+    minimal, listing = re.findall(r"```toml\n(.*?)```", page.partition("## A hardware file")[2], re.DOTALL)
+    assert len(minimal.splitlines()) <= 10
+    chip = read(tmp_path, minimal)
+    assert (chip.sram, chip.memory_bytes, chip.efficiency) == (48e6, 64e9, profiles.ROOFLINE)
+    assert costmodel.plan("gpt2", str(tmp_path / "mine.toml"), tokens=64).best.fits
     hardware = read(tmp_path, listing)
     assert hardware.node == 8
     assert hardware.sources["link"] == "not stated"

@@ -157,7 +157,7 @@ def test_both_gradients_of_a_product_of_activations_take_q2():
 
 def test_unquantized_products_multiply_significands():
     products = matmuls(of(Gemm("l", 1, 1, 1, quantized=False)), SETUP)
-    assert [product.first.multiplier_bits for product in products] == 3 * [11]
+    assert [product.first.multiplier_bits for product in products] == 3 * [8]
 
 
 def test_a_setup_lays_blocks_along_the_axis_that_is_summed_over():
