@@ -55,7 +55,7 @@ class FirstTraining:
     def __call__(self, layer: nn.Module, args: Any) -> None:
         if not isinstance(layer, Quantized):
             return
-        if self.awaited and torch.is_grad_enabled() and _trains(layer, args):
+        if torch.is_grad_enabled() and _trains(layer, args):  # awaited or not: a compiler may trace it twice
             _decide(self, layer)
         elif not self.awaited:
             _follow(self, layer)

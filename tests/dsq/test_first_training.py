@@ -138,10 +138,10 @@ def test_who_names_levels_or_how_products_are_made_gets_them(options):
     assert str(before.levels[0]) == SIMULATION
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_compiler_traces_one_graph_in_which_the_levels_are_decided(inside, fresh_compiler):
+@pytest.mark.parametrize("inside, symbolic", [(False, None), (True, None), (False, True)])  # traced twice: True
+def test_a_compiler_traces_one_graph_in_which_the_levels_are_decided(inside, symbolic, fresh_compiler):
     dynamic = dsq.DynamicPrecision(Model(inside), stash="linears")
-    run = torch.compile(dynamic.model, backend="aot_eager", fullgraph=True)
+    run = torch.compile(dynamic.model, backend="aot_eager", fullgraph=True, dynamic=symbolic)
     for _ in range(3):
         with contextlib.nullcontext() if inside else autocast():
             step(run)
