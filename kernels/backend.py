@@ -334,6 +334,7 @@ class Backend:
     tuned: bool = (
         False  #: of the kernels that fit, choose the fastest by measurement (kernels/tuning.py), else the first
     )
+    build: str = ""  #: of compiled kernels: what tells builds apart, as another may have other times
     linear: FusedLinear | None = None  #: None: a linear layer runs kernel by kernel
     #: a context in which these kernels serve PyTorch's attention, in all threads; None: PyTorch's is as fast
     fused_attention: Callable[[], AbstractContextManager[None]] | None = None

@@ -1,4 +1,4 @@
-"""The fastest of the GEMMs that fit a product on this CPU, measured once for each machine and class of sizes.
+"""The fastest of the GEMMs that fit a product on this CPU, measured once for each machine, build and class of sizes.
 
 The time of a GEMM includes the preparation of its operands: quantized to values, or packed. Sizes are rounded up to one
 of four steps per octave (4, 5, 6, 7, 8, 10 and so on). For a product of over MEASURED multiply-accumulates a smaller
@@ -148,7 +148,8 @@ def _text(matmul: MatMul) -> str:
 
 
 def _machine(backend: Backend) -> str:
-    return f"{processor()}, {backend.name}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    build = f"{backend.name} {backend.build}"
+    return f"{processor()}, {build}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
 def _file() -> Path:

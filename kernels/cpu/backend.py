@@ -39,6 +39,7 @@ def backend(isa: str) -> Backend:
         affine_unpack=codec.affine_unpack,
         gemms=_gemms(codec),
         tuned=True,
+        build=loaded.build,
         linear=CpuLinear(codec) if fused else None,
         fused_attention=attention_kernels.serving if attention_kernels else None,
         attention=attention_kernels.result if attention_kernels else None,

@@ -13,6 +13,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from cffi import FFI
@@ -37,6 +38,7 @@ class Library:
 
     ffi: FFI
     c: Any
+    build: str  #: a checksum of the file
 
     def new(self, struct: str, fields: dict[str, Any]) -> Any:
         """Return a pointer to a new struct of abi.h, which lives as long as the pointer. Other fields are 0."""
@@ -106,7 +108,7 @@ def load(path: Path, header: Path) -> Library:
         raise RuntimeError(f"the C++ kernels do not load: {reason}; {_REBUILD}") from None
     if ffi.string(c.dsq_abi_digest()) != sha256(text.encode()).hexdigest().encode():
         raise RuntimeError(f"{path} is stale: the C++ kernels were built from another version of abi.h; {_REBUILD}")
-    return Library(ffi, c)
+    return Library(ffi, c, f"{crc32(path.read_bytes()):08x}")
 
 
 def is_older(path: Path, sources: Path) -> bool:
