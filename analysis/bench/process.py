@@ -33,7 +33,7 @@ from analysis.figures import BLUE, GREY, ORANGE, save
 from analysis.models import GPT, attach
 from analysis.timing import host_clock
 from dsq.command import as_csv, count, write_text
-from dsq.precision import DEFAULT_LEVELS
+from dsq.precision import DEFAULT_LEVELS, SAVING_LEVELS
 from dsq.process_memory import resident
 
 WARM = 2  #: steps that are not timed: caches exist after them, and gact has chosen its bits
@@ -46,6 +46,10 @@ SETUPS = {
     "linears": f"{DEFAULT_LEVELS[0]} headless",
     "all": f"{DEFAULT_LEVELS[0]} all headless",
     "all + autocast": f"{DEFAULT_LEVELS[0]} all headless + autocast",
+    "saving + autocast": f"{SAVING_LEVELS[0]} all headless + autocast",
+    "compiled autocast": "autocast + compiled",
+    "compiled checkpoint + autocast": "around checkpoint + autocast + compiled",
+    "compiled saving + autocast": "snvint 4 + autocast + compiled",
     "all + packed checkpoints": f"{DEFAULT_LEVELS[0]} all headless + around snvint 4",
     "mesa": "mesa",
     "gact": "gact",
@@ -211,9 +215,9 @@ def training(case: ProcessCase) -> tuple[Callable[[], Tensor], nn.Module]:
 
 
 def measure(case: ProcessCase) -> dict[str, float]:
-    """MiB of the resident set's high-water mark above the state before the first step (parameters, AdamW's moments and
-    the batch exist). Besides, MiB of the whole process at that mark, and the median of the seconds of a step: of CPU
-    time on one thread.
+    """MiB of the resident set's high-water mark above the state before the first step, or behind the compiler
+    (parameters, AdamW's moments and the batch exist). Besides, MiB of the whole process at that mark, and the median of
+    the seconds of a step: of CPU time on one thread.
     """
     if case.setting == "first":
         dsq.release_memory()
@@ -231,6 +235,8 @@ def measure(case: ProcessCase) -> dict[str, float]:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()  # makes the moments
     optimizer.zero_grad()
+    for _ in range(WARM * case.setup.startswith("compiled")):  # what compiling takes is no step's
+        step()
     gc.collect()
     with suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
