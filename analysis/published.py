@@ -172,10 +172,9 @@ def commanded(row: CsvRow, folder: Path) -> dict[str, Any]:
         Path(device).write_text(f'like = "{profile}"\nname = "{profile}"\nnetwork = {{ gb_per_s = {gigabytes} }}\n')
     fused = ["--compiled"] * is_compiled(f"{row['layout']} {row['source']}")
     words += ["--hardware", device, *row["layout"].split(), *fused]
-    cost, _ = as_typed(words, row["precision"])
-    tokens = int(row["accumulation"]) * int(row["micro_batch"]) * int(row["sequence"])
+    cost, _, speed = as_typed(words, row["precision"])
     published, known = (float(row[name] or 0) for name in ("tokens_per_second_per_device", "memory"))
-    found: dict[str, Any] = {"fits": cost.fits, "peak": cost.memory.peak, "predicted": tokens / cost.step.launched}
+    found: dict[str, Any] = {"fits": cost.fits, "peak": cost.memory.peak, "predicted": speed}
     found["ratio"] = found["predicted"] / published if published else None
     return found | {"of_peak": cost.memory.peak / (known * 2**30) if known else None}
 
@@ -214,9 +213,8 @@ def residuals(more: Path | None = None, kinds: Sequence[str] = ()) -> list[Resid
                 listed.append(Residual(name, kind_of_row(row), row["table"], ratio))
     for row in _further(more):
         words = shlex.split(re.sub("--optimi[sz]er", "--optimizer", row["command"]))
-        cost, kind = as_typed([*words[1:], *["--compiled"] * is_compiled(row["note"])], row["method"])
+        _, kind, speed = as_typed([*words[1:], *["--compiled"] * is_compiled(row["note"])], row["method"])
         if not kinds or kind in kinds:
-            speed = cost.tokens_per_second / cost.method.devices
             listed.append(Residual(f"{row['group']} {row['what']}", kind, "more", speed / float(row["published"])))
     for row in judged_once():
         if row["kind"] in (kinds or KINDS):
@@ -225,14 +223,18 @@ def residuals(more: Path | None = None, kinds: Sequence[str] = ()) -> list[Resid
     return listed
 
 
-def as_typed(words: Sequence[str], method: str) -> tuple[MethodCost, str]:
-    """A method's row of the plan that the words of a command ask for, and the kind of the training."""
+def as_typed(words: Sequence[str], method: str) -> tuple[MethodCost, str, float]:
+    """A method's row of the plan that the words of a command ask for, the kind of the training, and the tokens per
+    second of a device."""
     given = vars(parser().parse_args(words))
-    options = {name: given[name] for name in (*vars(AskedStep()), *ASKED, "hardware", "qlora", "gpus") if name in given}
+    names = (*vars(AskedStep()), *ASKED, "hardware", "qlora", "gpus", "base_bits")
+    options = {name: given[name] for name in names if given.get(name) is not None}
     options |= {"workload": given["words"][0], "methods": tuple(usual for usual in USUAL if usual.name == method)}
     plan = costmodel.plan(**options)
     row = next(row for row in plan.rows if row.method.name == method)
-    return row, kind_of(row.method, plan.question.hardware)
+    shard = plan.question.shard
+    speed = row.tokens_per_second / (row.method.devices * shard.devices)
+    return row, kind_of(row.method, plan.question.hardware, shard.devices), speed
 
 
 def judged_once() -> list[CsvRow]:
@@ -249,11 +251,11 @@ def judged_now(row: CsvRow, folder: Path) -> dict[str, str]:
         config = folder / Path(words[1]).name
         config.write_text(row["config"])
         words[1] = str(config)
-    cost, kind = as_typed(words, row["method"])
+    cost, kind, speed = as_typed(words, row["method"])
     if row["kind"] == "memory":
         figure, kind = cost.memory.peak / (2**30 if row["unit"] == "GiB" else 1e9), "memory"
     else:  # of a translation the target's tokens are published
-        figure = cost.tokens_per_second / cost.method.devices / (2 if row["unit"].startswith("target") else 1)
+        figure = speed / (2 if row["unit"].startswith("target") else 1)
     ratio = figure / float(row["published"])
     within = "" if kind == "memory" else _yes(cost.step.low <= ratio <= cost.step.high)
     return row | {"kind": kind, "ratio": f"{ratio:.4g}", "within": within, "fits": _yes(cost.fits)}

@@ -80,6 +80,7 @@ def of_width(width: str, tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
 _DATA = read_toml(Path(__file__).with_suffix(".toml"))
 RECOMPUTED: tuple[str, ...] = tuple(_DATA["recomputed"])
 TIMED_AS: dict[str, str] = _DATA["timed_as"]
+COMPILED: dict[str, str] = _DATA["compiled"]
 #: the tensors of matrix products, and the parts of those
 PRODUCTS = _tensors(_DATA["products"])
 #: the tensors of each pointwise operation

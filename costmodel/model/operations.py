@@ -189,7 +189,8 @@ class Workload:
         """Return the workload with LoRA (Hu et al., 2021): all is frozen, and each linear layer whose name matches the
         regex adds B_NR A_RK x, scaled, to its result. Raises ValueError where no layer matches.
 
-        copies: each adapter keeps a copy of x of its own, as PEFT's do, which are fp32 and cast what they read.
+        copies: each adapter keeps a copy of x of its own, as PEFT's do, which are fp32 and cast what they read;
+            autocast, under which they train, makes the loss in fp32.
         dropout: each adapter reads what a dropout of its own leaves of x.
         """
         named, operations = layers_named("lora_layers", layers), []
@@ -208,7 +209,8 @@ class Workload:
             linears = [op.name for op in self.operations if isinstance(op, Gemm) and op.weight]
             layer_names = ", ".join(dict.fromkeys(re.sub(r"\d+", "0", name, count=1) for name in linears))
             raise ValueError(f"lora_layers {layers!r} matches no linear layer of {self.name}: it has {layer_names}")
-        return self._training(operations)
+        adapted = self._training(operations)
+        return adapted.changed(lambda op: op.kind == "loss", kind="loss of fp32") if copies else adapted
 
     def _training(self, operations: list[Operation]) -> "Workload":
         """Return the operations as a workload whose optimizer updates what trains, and whose backward ends there."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from dsq.arguments import choice, whole_number
 from dsq.costmodel.hardware.hardware import Hardware
+from dsq.costmodel.model.ledger import COMPILED
 from dsq.costmodel.model.memory import Memory, update_copy
 from dsq.costmodel.model.methods import ADAPTERS, FP32, OPTIMIZERS, USUAL, Method, Training
 from dsq.costmodel.model.operations import Workload
@@ -27,6 +28,8 @@ GROWTH = 6
 NF4_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 #: bits of frozen weights that a user may ask for -> those that each takes; 0: as all weights
 BASE_BITS = {0: 0, 4: NF4_BITS, 8: 8, 16: 0, 32: 32}
+#: what PyTorch's allocator reserved in published trainings, over the predicted peak, in the median (docs/cost-model.md)
+RESERVED = 1.14
 #: advice names what makes a step this much quicker, a token
 WORTH_IT = 1.05
 #: options of a question that its answer repeats
@@ -128,13 +131,12 @@ class Question(Training):
 
     def stages(self, method: Method, **sizes: Any) -> Stages:
         """Return a device's operations of one micro-batch, of the first and the last stage; sizes: in place of the
-        step's. A gelu of several kernels is one of a compiled step, which saves x alone."""
+        step's."""
         stages = replace(self.step, **sizes).parts(self.shard, copies=" by PEFT" in method.name)
-        if not self.compiled:
-            return stages
-        return tuple(
-            stage.changed(lambda op: op.kind in ("gelu_new", "quick_gelu"), kind="activation") for stage in stages
-        )
+        kinds = COMPILED.items() if self.compiled else ()
+        for kind, fused in kinds:
+            stages = tuple(stage.changed(lambda op, kind=kind: op.kind == kind, kind=fused) for stage in stages)
+        return stages
 
     def ask(self) -> "Plan":
         """Return the answer. Raises ValueError for what cannot be planned."""
@@ -157,6 +159,7 @@ class MethodCost:
     step: StepTime
     tokens: int  #: tokens of a step on all devices together
     fits: bool
+    tight: bool  #: it fits as allocated, and would not if the allocator reserved RESERVED as much
     fits_chunked: bool  #: whether it fits if the loss is made in chunks or by a fused kernel
     sent: float  #: bytes that a device sends in a step
     host: float  #: bytes of its state in the host's memory
@@ -172,7 +175,7 @@ class MethodCost:
         memory, step = self.memory, self.step
         return {
             **{"method": self.method.name, "mode": self.method.mode},
-            "fits": "yes" if self.fits else "chunked loss" if self.fits_chunked else "no",
+            "fits": "tight" if self.tight else "yes" if self.fits else "chunked loss" if self.fits_chunked else "no",
             **{"peak_GB": memory.peak / GIGA, "peak_at": memory.cause, "saved_GB": memory.saved / GIGA},
             "host_GB": self.host / GIGA,
             **{name: size / GIGA for name, size in zip(_SHORT, memory.categories.values(), strict=True)},
@@ -192,11 +195,12 @@ def _costed(question: Question, method: Method, stages: Stages) -> MethodCost:
     step = sharded_step(stages, method, shard, micro, question.hardware)
     tokens = stages[0].tokens * micro * method.devices
     fits = memory.peak <= question.memory
+    tight = fits and not question.hardware.cpu and memory.peak * RESERVED > question.memory
     chunked = tuple(stage.chunking_loss() for stage in stages)
     fits_chunked = fits or sharded_memory(chunked, method, shard, micro).peak <= question.memory
     sent, host = sent_bytes(stages, method, shard, micro), max(offloaded_bytes(stage, method) for stage in stages)
     copied = max(update_copy(stage, method) for stage in stages)
-    return MethodCost(method, memory, step, tokens, fits, fits_chunked, sent, host, copied)
+    return MethodCost(method, memory, step, tokens, fits, tight, fits_chunked, sent, host, copied)
 
 
 class Most(NamedTuple):
@@ -244,7 +248,7 @@ class Plan:
         several = f"each of {devices:,}" if devices > 1 else "one"
         room = f"{_size(question.memory)} of {several} {question.hardware.name}"
         peak, sizes = f"takes {_size(best.memory.peak)}", best.memory.categories
-        first = f"{model} fits in the {room}: {best.method.name} {peak}"
+        first = f"{model} fits in the {room}: {best.method.name} {peak}{', which is tight' * best.tight}"
         if batch := self.largest_batch:
             items = "images" if self.workload.patches else "sequences"
             first += f", and the largest batch that fits has {self._stated(batch, items)}"
@@ -313,7 +317,7 @@ class Plan:
     @property
     def _of_training(self) -> str:
         """A sentence on the whole training; empty: not asked."""
-        if not self.question.train_tokens:
+        if not self.question.train_tokens or not self.best.fits:
             return ""
         price = (
             f" and cost {self.cost:,.0f} at {self.question.price:g} an hour and device" if self.question.price else ""
@@ -381,7 +385,7 @@ class Plan:
     def notes(self) -> list[str]:
         question, rows = self.question, self.rows
         parts = [f"{question.devices} data parallel, ZeRO {question.zero}", *filter(None, [str(question.shard)])]
-        tight = [row.method.name for row in rows if row.fits and row.memory.totals[-1] + row.copied > question.memory]
+        unfused = [row.method.name for row in rows if row.fits and row.memory.totals[-1] + row.copied > question.memory]
         on_cpu = question.hardware.cpu
         left_out = "what a process takes besides (up to 0.1 GB)" if on_cpu else "the CUDA context (0.5 GB)"
         units = {peak.datatype for peak in question.hardware.peaks}
@@ -411,8 +415,13 @@ class Plan:
             ),
             (question.offload, f"--offload: {_size(self.best.host)} a device lie in the host's memory."),
             (
-                tight and not question.foreach,
-                f"give AdamW fused=True: its other update (--foreach) does not fit with {', '.join(tight)}.",
+                unfused and not question.foreach,
+                f"give AdamW fused=True: its other update (--foreach) does not fit with {', '.join(unfused)}.",
+            ),
+            (
+                any(row.tight for row in rows),
+                f"tight: fits as allocated; PyTorch's allocator reserves {RESERVED - 1:.0%} more in the median, which "
+                "does not: give it expandable_segments:True.",
             ),
             (
                 any(row.fits_chunked and not row.fits for row in rows),

@@ -105,8 +105,9 @@ def launching_seconds(workload: Workload, method: Method) -> float:
     return per_layer * layers + HOST_PER_LINEAR * linears + HOST_PER_TENSOR * tensors
 
 
-def kind_of(method: Method, hardware: Hardware, tensor: int = 1) -> str:
-    """Return the kind of a training, a key of RANGES: errors of the predicted time are alike in each."""
+def kind_of(method: Method, hardware: Hardware, shards: int = 1) -> str:
+    """Return the kind of a training, a key of RANGES: errors of the predicted time are alike in each. shards: devices
+    that share a model."""
     if hardware.measured:
         return "measured"
     if hardware.efficiency.overlaps:
@@ -115,7 +116,7 @@ def kind_of(method: Method, hardware: Hardware, tensor: int = 1) -> str:
         return "compiled"
     if hardware.memory_type.startswith("GDDR"):
         return "GDDR"
-    return "several nodes" if _nodes(method.devices * tensor, hardware) > 1 else "eager"
+    return "several nodes" if _nodes(method.devices * shards, hardware) > 1 else "eager"
 
 
 def offloaded_bytes(workload: Workload, method: Method) -> float:
@@ -230,8 +231,10 @@ def sharded_step(stages: Stages, method: Method, shard: Shard, micro_batches: in
     link = min(hardware.link, hardware.network) if _nodes(shard.tensor, hardware) > 1 else hardware.link
     inside = micro_batches * busy * max(sent_inside(stage, shard, method) for stage in stages) / link
     bound = "link" if slowest.exposed + inside > busy * slowest.compute else slowest.bound
+    low, high = RANGES[kind_of(method, hardware, shard.devices)]
     slowest = replace(slowest, compute=busy * slowest.compute, packing=busy * slowest.packing, bound=bound)
-    return replace(slowest, communication=slowest.communication + inside, exposed=slowest.exposed + inside)
+    sending, exposed = slowest.communication + inside, slowest.exposed + inside
+    return replace(slowest, communication=sending, exposed=exposed, low=low, high=high)
 
 
 def sharded_memory(stages: Stages, method: Method, shard: Shard, micro_batches: int) -> Memory:

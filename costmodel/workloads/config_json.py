@@ -32,6 +32,7 @@ class Family:
     activation: str = "gelu"  #: if the config does not say
     fuses: bool = True  #: see Transformer
     more_positions: int = 0  #: rows of the table that the config does not count
+    ffn_parts: int = 1  #: layers whose outputs the config's width of an MLP counts
 
 
 def _families(tables: Mapping[str, Any]) -> dict[str, Family]:
@@ -102,6 +103,7 @@ class _Config:
         read |= {name: self.size(*_FIELDS[name]) for name in ("layers", "d", "heads")}
         defaults = {"ffn": 4 * read["d"], "kv_heads": 0, "head_dim": 0}
         read |= {name: self.size(*_FIELDS[name], default=read.get(name, least)) for name, least in defaults.items()}
+        read["ffn"] //= family.ffn_parts
         for flag, fields in _DATA["flags"].items():
             if flag in self.data:
                 read |= dict.fromkeys(fields, self.typed(flag, False))
@@ -144,7 +146,8 @@ class _Config:
             return Head("classes", count, bias=not lm, dense=family.kind == "encoder")
         options |= {"outputs": self.size("vocab_size"), "tied": self.typed("tie_word_embeddings", family.tied)}
         masked = {"bias": True, "dense": True, "norm": True} if family.kind == "encoder" else {}
-        return Head("lm", **masked | options, loss="loss of fp32" if family.kind == "decoder" else "loss")
+        loss = "loss of fp32" if family.kind == "decoder" else "loss"
+        return Head("lm", **{"loss": loss} | masked | options)
 
     def rows(self, table: str, family: Family) -> int:
         if table == "positions":
