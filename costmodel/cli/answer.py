@@ -66,14 +66,14 @@ def _narrow(section: Section) -> str:
     hold."""
     import tabulate
 
-    def wrapped(cell: object) -> object:
-        return textwrap.fill(cell, CELL_WIDTH) if isinstance(cell, str) else cell
-
     columns = _COLUMNS[section.columns].items()
     shown = {name: spec for name, spec in columns if any(name in record for record in section.records)}
     lines = {name: name.replace("_", "\n") for name in shown}
     records = [
-        {head: wrapped(record.get(name)) for name, head in lines.items()}
+        {
+            head: textwrap.fill(cell, CELL_WIDTH) if isinstance(cell := record.get(name), str) else cell
+            for name, head in lines.items()
+        }
         for record in section.records
         if record.get("method") not in section.hidden
     ]

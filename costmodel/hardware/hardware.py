@@ -340,7 +340,13 @@ def _peak(entry: Any, label: str, measured: bool) -> Peak:
         datasheet_flops=0 if measured else flops,
         per_value=per_value,
         per_call=per_call,
-        attention=_fused_unit(data, f"{label}.attention") if "attention" in entry else None,
+        attention=FusedUnit(
+            1e12 * _number(data, f"{label}.attention.tflops"),
+            *_terms(data, f"{label}.attention"),
+            _number(data, f"{label}.attention.causal"),
+        )
+        if "attention" in entry
+        else None,
     )
 
 
@@ -351,11 +357,6 @@ def _terms(data: Any, dotted: str) -> tuple[float, float]:
         _number(data, f"{dotted}.{name}", zero=True) if name in table else 0 for name in ("ns_per_value", "us_per_call")
     )
     return NANO * per_value, MICRO * per_call
-
-
-def _fused_unit(data: Any, dotted: str) -> FusedUnit:
-    flops, causal = 1e12 * _number(data, f"{dotted}.tflops"), _number(data, f"{dotted}.causal")
-    return FusedUnit(flops, *_terms(data, dotted), causal)
 
 
 def _holds(held: dict[str, Any], label: str) -> dict[str, tuple[int, int]]:

@@ -215,7 +215,8 @@ def _op_bytes(
     tensors = list(_ledger_tensors(group, setup, policy, widths))
     saved = tuple(tensor for tensor in _saved(op, tensors, setup, policy, widths) if _needed(op, tensor.stored))
     packed = [tensor for tensor in saved if tensor.packed]
-    entering = _entering(tensors)
+    # x, which the operation before made
+    entering = next((tensor for tensor in tensors if tensor.stored.written == BEFORE and tensor.nbytes), None)
     forward = _forward_bytes(op, tensors, packed)
     backward = _backward_bytes(op, tensors, packed, setup, policy, recompute)
     if not op.backward:  # nothing saves its input, and its temporary tensors exist while y is made
@@ -224,54 +225,39 @@ def _op_bytes(
         saved=saved,
         input=entering.nbytes if entering else 0.0,
         coded_input=_coded_input_bytes(entering, policy),
-        shared_bias=_shared_bias_bytes(op, tensors),
+        shared_bias=sum(
+            tensor.saved_nbytes for tensor in tensors if tensor.stored.shape == "bias" or op.kind == "fused bias"
+        ),  # made once for all layers; masks exist from step to step
         forward_temporary=forward,
         backward_temporary=backward,
-        gradients=_gradient_bytes(op),
-        result=_result_bytes(tensors),
+        gradients=op.parameters * STATE_BITS / 8 if op.trains and op.kind != "adam" else 0.0,
+        result=sum(tensor.nbytes for tensor in tensors if tensor.stored.name in ("y", "logsumexp")),
     )
-
-
-def _entering(tensors: list[SizedTensor]) -> SizedTensor | None:
-    """Return the tensor that the operation before made: x."""
-    return next((tensor for tensor in tensors if tensor.stored.written == BEFORE and tensor.nbytes), None)
 
 
 def _coded_input_bytes(entering: SizedTensor | None, policy: CostedPolicy | None) -> float:
     """Return min(bytes of x, values of x * code bits / 8): the input of a recomputed layer."""
-    if not entering:
-        return 0.0
-    if not policy or entering.values <= MAX_EXACT_NUMEL:
-        return entering.nbytes
+    if not entering or not policy or entering.values <= MAX_EXACT_NUMEL:
+        return entering.nbytes if entering else 0.0
     return min(entering.nbytes, entering.values * policy.code_bits("boundary") / 8)
 
 
-def _shared_bias_bytes(op: Operation, tensors: list[SizedTensor]) -> float:
-    """Return the bytes of a bias of scores, which is made once for all layers; masks exist from step to step."""
-    return sum(tensor.saved_nbytes for tensor in tensors if tensor.stored.shape == "bias" or op.kind == "fused bias")
-
-
 def _forward_bytes(op: Operation, tensors: list[SizedTensor], packed: list[SizedTensor]) -> float:
-    """Return sum(unpacked bytes of packed tensors) + y where nothing saves it + log p + a fused kernel's + a
-    chunk's."""
+    """Return sum(unpacked bytes of packed tensors) + y where nothing saves it + log p + a fused kernel's + all tensors
+    of a loss made in chunks * min(1, CHUNK / rows)."""
     passing = sum(
         tensor.nbytes
         for tensor in tensors
         if tensor.stored.name == "log p" or (tensor.stored.name == "y" and not tensor.stored.saved)
     )
-    return sum(tensor.nbytes for tensor in packed) + passing + _kernel_bytes(op) + _chunk_bytes(op, tensors)
+    if isinstance(op, Pointwise) and op.kind == "chunked loss":
+        passing += sum(tensor.nbytes for tensor in tensors) * min(1, CHUNK / op.rows)
+    return sum(tensor.nbytes for tensor in packed) + passing + _kernel_bytes(op)
 
 
 def _kernel_bytes(op: Operation) -> float:
     """Return `score_bytes` for each of the M * K scores of a fused attention."""
     return op.score_bytes * op.batch * op.M * op.K if isinstance(op, Gemm) and op.on_chip == "x" else 0.0
-
-
-def _chunk_bytes(op: Operation, tensors: list[SizedTensor]) -> float:
-    """Return the bytes of all tensors of a loss made in chunks * min(1, CHUNK / rows)."""
-    if not isinstance(op, Pointwise) or op.kind != "chunked loss":
-        return 0.0
-    return sum(tensor.nbytes for tensor in tensors) * min(1, CHUNK / op.rows)
 
 
 def _backward_bytes(
@@ -282,7 +268,8 @@ def _backward_bytes(
     policy: CostedPolicy | None,
     recompute: bool,
 ) -> float:
-    """Return dy + dx + 2 log p + gradients of copies + 16-bit operands + unpacked tensors, one at a time."""
+    """Return dy + dx + 2 log p + gradients of copies (2 bytes a parameter, fp32 dx of the residual stream) + 16-bit
+    operands + unpacked tensors, one at a time."""
     if policy and policy.bits and op.kind == "tied":
         return 0.0  # a row's gradient is a tensor of its own, to which autograd adds the table's in place
     unpacked = sum(tensor.nbytes / tensor.stored.times for tensor in packed)
@@ -296,35 +283,18 @@ def _backward_bytes(
     )
     # the gradient of log p, and that of the logits
     passing += sum(2 * tensor.nbytes for tensor in tensors if tensor.stored.name == "log p")
-    return passing + _cast_gradient_bytes(op, setup) + _operand_bytes(op, setup) + unpacked + _kernel_bytes(op)
-
-
-def _cast_gradient_bytes(op: Operation, setup: Setup) -> float:
-    """Return 2 bytes a parameter + fp32 dx of the residual stream: gradients of autocast's copies."""
-    if not (isinstance(op, Gemm) and op.weight and op.weights == 1 and setup.autocast):
-        return 0.0
-    return op.parameters * 2 + (op.M * op.K * STATE_BITS / 8 if op.stream else 0)
+    if isinstance(op, Gemm) and op.weight and op.weights == 1 and setup.autocast:  # gradients of autocast's copies
+        passing += op.parameters * 2 + (op.M * op.K * STATE_BITS / 8 if op.stream else 0)
+    return passing + _operand_bytes(op, setup) + unpacked + _kernel_bytes(op)
 
 
 def _operand_bytes(op: Operation, setup: Setup) -> float:
     """Return M (K [the stash is codes] + N [dy is rounded]) container bits / 8: codes are multiplied as 16-bit copies,
     beside a dy in floating point as copies of the container."""
-    if not (isinstance(op, Gemm) and op.quantized and op.weight):
-        return 0.0
     rounded = not isinstance(setup.operands["dy_for_dw"], Identity)
-    if rounded and setup.container_bits == WIDEST:
+    if not (isinstance(op, Gemm) and op.quantized and op.weight) or (rounded and setup.container_bits == WIDEST):
         return 0.0
     return op.M * (op.K * setup.stash.packs + op.N * rounded) * setup.container_bits / 8
-
-
-def _gradient_bytes(op: Operation) -> float:
-    """Return 4 bytes for each parameter that trains."""
-    return op.parameters * STATE_BITS / 8 if op.trains and op.kind != "adam" else 0.0
-
-
-def _result_bytes(tensors: list[SizedTensor]) -> float:
-    """Return the bytes of y, and of the logarithms of sums that a fused kernel saves."""
-    return sum(tensor.nbytes for tensor in tensors if tensor.stored.name in ("y", "logsumexp"))
 
 
 # ---- an operation's tensors
@@ -344,7 +314,9 @@ def _ledger_tensors(
 
 
 def _sized(op: Operation, stored: Stored, nbytes: float, values: float, policy: CostedPolicy | None) -> SizedTensor:
-    category = _category(op, stored)
+    weight = stored.name == "w" and isinstance(op, Gemm) and op.weight  # autocast's copy
+    category = Category.PARAMETERS if weight else Category.STASH if stored.width == "q1" else Category.ACTIVATIONS
+    category = Category.LOGITS if op.kind in LOSSES else category
     size = policy.saved_bytes(op, stored, nbytes, values) if policy and category is not Category.STASH else nbytes
     return SizedTensor(stored, category, values, nbytes, size)
 
@@ -389,11 +361,3 @@ def _needed(op: Operation, stored: Stored) -> bool:
     if isinstance(op, Gemm):
         return stored.name != "x" or op.w_grad or bool(op.on_chip)
     return stored.name != "normalized" or op.trained
-
-
-def _category(op: Operation, stored: Stored) -> Category:
-    if op.kind in LOSSES:
-        return Category.LOGITS
-    if stored.name == "w" and isinstance(op, Gemm) and op.weight:
-        return Category.PARAMETERS  # autocast's copy
-    return Category.STASH if stored.width == "q1" else Category.ACTIVATIONS

@@ -86,8 +86,7 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
         rows[:, Category.GRADIENTS] = workload.trained * gradient_bytes(method) / method.devices
         rows[:-1, Category.PARAMETERS] += _gathered_bytes(workload, run)
         rows[len(names) : -1, Category.TEMPORARY] += _unscattered_bytes(by_policy(workload, method.stash), run)
-    if method.foreach:
-        rows[-1, Category.TEMPORARY] += update_copy(workload, method)
+    rows[-1, Category.TEMPORARY] += update_copy(workload, method) * method.foreach
     return Memory(names, rows, float(left.sum()))
 
 
@@ -155,9 +154,7 @@ def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Bytes, 
     gradients = sum(entry.op_bytes.gradients for entry in entries) * method.accumulates
     # the 16-bit copy that a weight of few bits is multiplied as
     widened = np.array([2.0 * entry.op.parameters * is_base(entry.op, method) for entry in entries])
-    sums = (
-        [entry.op_bytes.forward_temporary for entry in entries if entry.op.kind == "residual"] if method.stash else []
-    )
+    sums = (entry.op_bytes.forward_temporary for entry in entries if method.stash and entry.op.kind == "residual")
     frames = FRAMES * max(sums, default=0.0)  # where nothing is packed, the graph holds these anyway
     extra = [(gradients, entry.op_bytes.forward_temporary + frames * bool(entry.layer)) for entry in entries]
     extra += _backward_moments(entries, method, gradients)

@@ -50,10 +50,6 @@ class Floor:
     def __add__(self, other: "Floor") -> "Floor":
         return Floor(*(value + vars(other)[name] for name, value in vars(self).items()))
 
-    def __truediv__(self, devices: float) -> "Floor":
-        """Return the totals of one of the devices that share these kernels."""
-        return Floor(*(value / devices for value in vars(self).values()))
-
     @property
     def intensity(self) -> float:
         """Operations a DRAM byte."""

@@ -11,7 +11,7 @@ from dsq.costmodel.hardware.hardware import Hardware
 from dsq.costmodel.model.ledger import COMPILED
 from dsq.costmodel.model.memory import Memory, update_copy
 from dsq.costmodel.model.methods import ADAPTERS, FP32, OPTIMIZERS, USUAL, Method, Training
-from dsq.costmodel.model.operations import Workload
+from dsq.costmodel.model.operations import Pointwise, Workload
 from dsq.costmodel.names import refuse
 from dsq.costmodel.planning.step import Stages, StepTime, offloaded_bytes, sent_bytes, sharded_memory, sharded_step
 from dsq.costmodel.workloads.named import AskedStep, load_shapes
@@ -133,10 +133,17 @@ class Question(Training):
         """Return a device's operations of one micro-batch, of the first and the last stage; sizes: in place of the
         step's."""
         stages = replace(self.step, **sizes).parts(self.shard, copies=" by PEFT" in method.name)
-        kinds = COMPILED.items() if self.compiled else ()
-        for kind, fused in kinds:
-            stages = tuple(stage.changed(lambda op, kind=kind: op.kind == kind, kind=fused) for stage in stages)
-        return stages
+        fused = (
+            replace(
+                stage,
+                operations=tuple(
+                    replace(op, kind=COMPILED[op.kind]) if isinstance(op, Pointwise) and op.kind in COMPILED else op
+                    for op in stage.operations
+                ),
+            )
+            for stage in stages
+        )
+        return tuple(fused) if self.compiled else stages
 
     def ask(self) -> "Plan":
         """Return the answer. Raises ValueError for what cannot be planned."""

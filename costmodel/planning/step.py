@@ -67,19 +67,21 @@ def step_time(
     moved, multiplied = transfers(workload, method.setup), matmuls(workload, method.setup)
     container, updated = method.setup.container_bits, [transfer for transfer in moved if transfer.phase == UPDATE]
     passes = step_floor([t for t in moved if t.phase != UPDATE], multiplied, hardware, container)
-    update = step_floor(updated, [], hardware, container) / (
-        method.shared_by(1) / OPTIMIZERS[method.optimizer].traffic / FOREACH_TRAFFIC**method.foreach
-    )
+    update = step_floor(updated, [], hardware, container)
+    share = OPTIMIZERS[method.optimizer].traffic * FOREACH_TRAFFIC**method.foreach / method.shared_by(1)
     # the state's way to the host's memory and back, both ways at once
     paging = offloaded_bytes(workload, method) / hardware.host if method.offload else 0.0
-    updating = max(float(update.seconds), paging)
-    seconds = float(passes.seconds) + _widening_seconds(workload, method, hardware)
+    updating = max(share * update.seconds, paging)
+    # 16-bit weights are made of those of few bits in each forward and backward: what their bytes take
+    widened = sum(op.parameters for op in workload.operations if is_base(op, method)) * (method.base_bits / 8 + 2)
+    seconds = float(passes.seconds) + (2 + method.recompute) * hardware.moving(widened)
     if method.recompute:
         seconds += _forward_again(workload, method, hardware, filter(layer_of, workload.operations))
     if method.stash and method.stash.bits:  # which keeps no result of fused attention, and runs it again
         fused = [gemm for gemm in workload.gemms if gemm.on_chip and not gemm.weight]
         seconds += _forward_again(workload, method, hardware, fused)
-    bound = "memory" if (passes + update).memory_bound else "compute"
+    waiting = passes.waiting_seconds + share * update.waiting_seconds
+    bound = "memory" if 2 * waiting >= passes.seconds + share * update.seconds else "compute"
     sending, reached = sending_seconds(workload, method, hardware, micro_batches, tensor), hardware.efficiency
     seconds *= micro_batches
     packing = micro_batches * packing_seconds(workload, method, hardware)
@@ -108,15 +110,10 @@ def launching_seconds(workload: Workload, method: Method) -> float:
 def kind_of(method: Method, hardware: Hardware, shards: int = 1) -> str:
     """Return the kind of a training, a key of RANGES: errors of the predicted time are alike in each. shards: devices
     that share a model."""
-    if hardware.measured:
-        return "measured"
-    if hardware.efficiency.overlaps:
-        return "roofline"
-    if method.compiled:
-        return "compiled"
-    if hardware.memory_type.startswith("GDDR"):
-        return "GDDR"
-    return "several nodes" if _nodes(method.devices * shards, hardware) > 1 else "eager"
+    several = _nodes(method.devices * shards, hardware) > 1
+    kinds = {"measured": hardware.measured, "roofline": hardware.efficiency.overlaps, "compiled": method.compiled}
+    kinds |= {"GDDR": hardware.memory_type.startswith("GDDR"), "several nodes": several}
+    return next((kind for kind, holds in kinds.items() if holds), "eager")
 
 
 def offloaded_bytes(workload: Workload, method: Method) -> float:
@@ -172,13 +169,6 @@ def _packing(stash: CostedPolicy, hardware: Hardware) -> list[Pass]:
         return []
     passes = (hardware.passes.get(("pack", _TIMED_BITS, phase)) for phase in (FORWARD, BACKWARD))
     return [timing for timing in passes if timing]
-
-
-def _widening_seconds(workload: Workload, method: Method, hardware: Hardware) -> float:
-    """Return the time of making 16-bit weights of those of few bits, in each forward and backward: what their bytes
-    take."""
-    values = sum(op.parameters for op in workload.operations if is_base(op, method))
-    return (2 + method.recompute) * hardware.moving(values * (method.base_bits / 8 + 2))
 
 
 def _forward_again(workload: Workload, method: Method, hardware: Hardware, operations: Iterable[Operation]) -> float:

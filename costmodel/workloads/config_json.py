@@ -92,10 +92,8 @@ class _Config:
     def weight_format(self) -> str:
         """Return the format in which the weights are stored; empty: 16 or 32 bits."""
         table: dict[str, Any] = self.typed("quantization_config", {})
-        if not table:
-            return ""
         bits = 4 if table.get("load_in_4bit") else table.get("bits", 8)
-        return f"{bits}-bit ({table.get('quant_method', 'unnamed')})"
+        return f"{bits}-bit ({table.get('quant_method', 'unnamed')})" if table else ""
 
     def stack(self, side: str, family: Family, **overrides: Any) -> Stack:
         """Return a stack, with the config's sizes, dropout and activation."""
@@ -108,8 +106,10 @@ class _Config:
             if flag in self.data:
                 read |= dict.fromkeys(fields, self.typed(flag, False))
         for name in ("dropout", "attention_dropout"):
-            drops = [self.drops(one) for one in _FIELDS[name] if one in self.data]
-            read[name] = any(drops) if drops else read.get(name, False)
+            rates = {one: self.data[one] for one in _FIELDS[name] if one in self.data}
+            for one, rate in rates.items():
+                self.refuse(type(rate) not in (int, float), f"{one} must be a number, not {rate!r}")
+            read[name] = any(rate > 0 for rate in rates.values()) if rates else read.get(name, False)
         act = next((str(self.data[one]) for one in _FIELDS["activation"] if one in self.data), family.activation)
         if family.kind == "both":
             act = self.typed("feed_forward_proj", family.activation)
@@ -130,11 +130,15 @@ class _Config:
     def head(self, family: Family) -> Head:
         options = dict(family.head)
         pooler = options.pop("pooler", True)
-        kinds = _DATA["heads"][family.kind]
-        end = next((end for end in kinds if self.architecture.endswith(end)), "")
+        kinds, classes = _DATA["heads"][family.kind], self.data.get("architectures") or [""]
         self.refuse(
-            self.architecture and (not end or (end == "Model" and self.architecture.endswith(_NOT_BARE))),
-            f"architectures: classes that end in {', '.join(kinds)} are described, not {self.architecture!r}",
+            not isinstance(classes, list) or not isinstance(classes[0], str),
+            f"architectures must be a list of names, not {classes!r}",
+        )
+        end = next((end for end in kinds if classes[0].endswith(end)), "")
+        self.refuse(
+            classes[0] and (not end or (end == "Model" and classes[0].endswith(_NOT_BARE))),
+            f"architectures: classes that end in {', '.join(kinds)} are described, not {classes[0]!r}",
         )
         lm = family.kind in ("decoder", "both")
         kind = kinds[end] if end else "lm" if lm else "none"
@@ -195,11 +199,6 @@ class _Config:
             raise self.fault(f"{name} must be a positive whole number, not {value!r}")
         return int(value)
 
-    def drops(self, name: str) -> bool:
-        rate = self.data[name]
-        self.refuse(type(rate) not in (int, float), f"{name} must be a number, not {rate!r}")
-        return bool(rate > 0)
-
     def typed(self, name: str, default: T) -> T:
         """Return a field of the default's type."""
         value: T = self.data.get(name, default)
@@ -214,13 +213,3 @@ class _Config:
 
     def fault(self, text: str) -> ValueError:
         return ValueError(f"config {self.where}: field {text}")
-
-    @property
-    def architecture(self) -> str:
-        """The model class that the config names first, e.g. BertForMaskedLM; empty: none."""
-        names = self.data.get("architectures") or [""]
-        self.refuse(
-            not isinstance(names, list) or not isinstance(names[0], str),
-            f"architectures must be a list of names, not {names!r}",
-        )
-        return str(names[0])

@@ -178,13 +178,11 @@ class AskedStep:
 
     def weight_format(self) -> str:
         """Return the format in which a config.json stores weights of few bits; empty: it does not."""
-        loaded = _load(self.workload)
-        return "" if isinstance(loaded, Workload) else loaded.weight_format
+        return "" if isinstance(loaded := _load(self.workload), Workload) else loaded.weight_format
 
     def positions(self) -> int:
         """Return the positions that the model was made for; 0: not stated."""
-        model = _load(self.workload)
-        return 0 if isinstance(model, Workload) else model.positions
+        return 0 if isinstance(model := _load(self.workload), Workload) else model.positions
 
     def beyond_positions(self) -> int:
         """Return the tokens of a sequence that has more than the model has positions; else 0."""

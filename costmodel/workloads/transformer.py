@@ -17,31 +17,24 @@ def build(model: Transformer) -> Workload:
     """Return the operations of one training step, its attention unfused (see Workload.fusing_attention)."""
     ops: list[Operation] = []
     source_tokens, target_tokens = (model.sequences * n for n in (model.source_length, model.target_length))
-    if model.encoder:
-        ops += _stack(model.encoder, model, model.source_length)
-    if model.decoder:
-        ops += _stack(model.decoder, model, model.target_length)
+    for stack, length in ((model.encoder, model.source_length), (model.decoder, model.target_length)):
+        ops += _stack(stack, model, length) if stack else []
     last = model.decoder or model.encoder
     assert last is not None
     ops += _head(model.head, last.d, target_tokens if model.decoder else source_tokens, model.sequences)
     loss = ops[-1]
     if last.caps and isinstance(loss, Pointwise) and loss.kind.startswith("loss"):
         ops.insert(-1, replace(loss, name="logits.cap", kind="cap"))
-    ops = _mark_stream(ops)
+    branch = {op.name for op in ops if isinstance(op, Gemm) or op.kind in _BRANCH}
+    ops = [
+        replace(op, stream=True) if isinstance(op, Gemm) and op.weight and op.input not in branch else op for op in ops
+    ]
     if model.head.kind == "lm" and model.head.tied:
         ops.insert(0, Pointwise("tied weights", "tied", last.d, model.head.outputs))
     tokens = (source_tokens if model.encoder else 0) + (target_tokens if model.decoder else 0)
     ops.append(Pointwise("optimizer", "adam", sum(op.parameters for op in ops if op.trains), 1))
     images = model.encoder is not None and model.encoder.patches is not None
     return Workload(model.name, tuple(ops), tokens, model.source, model.source_length if images else 0)
-
-
-def _mark_stream(ops: list[Operation]) -> list[Operation]:
-    """Return the operations, those layers marked whose x is no product's or activation's output."""
-    branch = {op.name for op in ops if isinstance(op, Gemm) or op.kind in _BRANCH}
-    return [
-        replace(op, stream=True) if isinstance(op, Gemm) and op.weight and op.input not in branch else op for op in ops
-    ]
 
 
 def _stack(stack: Stack, model: Transformer, length: int) -> list[Operation]:
@@ -112,10 +105,8 @@ def _layer(stack: Stack, layer: int, model: Transformer, length: int) -> list[Op
         cross = _Attention(f"{prefix}.encoder_attn", replace(stack, causal=False), model.sequences, length, *memory)
         sublayer("encoder_attn", _attention(cross))
     source = f"{prefix}.{'self_attn' if stack.norms == 1 else 'mlp'}.x"  # behind one norm, side by side
-    if stack.experts:
-        sublayer("mlp", _experts(prefix, stack, stack.experts, tokens, source))
-    else:
-        sublayer("mlp", _mlp(f"{prefix}.", stack, tokens, source))
+    experts = stack.experts and _experts(prefix, stack, stack.experts, tokens, source)
+    sublayer("mlp", experts or _mlp(f"{prefix}.", stack, tokens, source))
     return ops
 
 
@@ -243,10 +234,8 @@ def _on_heads(attention: _Attention) -> list[Operation]:
 
 def _head_copy(attention: _Attention, name: str, kind: str, tokens: int) -> list[Operation]:
     """Return a copy of every head, where heads are copied."""
-    if not attention.stack.heads_copied:
-        return []
-    stack = attention.stack
-    return [attention.pointwise(f"{name}_heads", kind, tokens * stack.heads, stack.head_width, cls="attention")]
+    stack, size = attention.stack, (tokens * attention.stack.heads, attention.stack.head_width)
+    return [attention.pointwise(f"{name}_heads", kind, *size, cls="attention")] * stack.heads_copied
 
 
 def _products(attention: _Attention) -> list[Operation]:

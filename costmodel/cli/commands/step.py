@@ -35,10 +35,12 @@ def plan(arguments: argparse.Namespace) -> Answer:
         refuse_idle(arguments, ("all",), "with precisions, which are all shown")
     names = (*vars(AskedStep()), *ASKED, "hardware", "qlora", "gpus", "base_bits")
     options = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
-    options["fit"] = parse_size("fit", arguments.fit, _BYTES, "80GB or 24GiB")
-    options["train_tokens"] = parse_size("train_tokens", arguments.train_tokens, _COUNTS, "300M or 10B")
-    options["price"] = parse_size("price", arguments.price, {"": 1}, "2.5")
-    options["methods"] = methods
+    options |= {
+        "methods": methods,
+        "fit": parse_size("fit", arguments.fit, _BYTES, "80GB or 24GiB"),
+        "train_tokens": parse_size("train_tokens", arguments.train_tokens, _COUNTS, "300M or 10B"),
+        "price": parse_size("price", arguments.price, {"": 1}, "2.5"),
+    }
     if arguments.hardware == "all":
         for option in ("picture", "html", "fit"):
             if getattr(arguments, option):
@@ -71,10 +73,12 @@ def _devices(options: dict[str, Any]) -> Answer:
         | {name: getattr(plan_, name) for name, is_asked in asked_for.items() if is_asked}
         for plan_ in plans
     ]
-    workload = plans[0].workload
-    title = f"{workload.name}: devices of {len(profile_names())} that fit a step of {workload.tokens:,} tokens"
-    legend = _explained(records)
-    return Answer([Section("devices", title, records, "devices")], [], facts(workload), legend=legend)
+    workload, question = plans[0].workload, plans[0].question
+    several = f", {count:,} of each" if (count := question.devices * question.shard.devices) > 1 else ""
+    title = f"{workload.name}: devices of {len(profile_names())} that fit a step of {plans[0].best.tokens:,} tokens"
+    return Answer(
+        [Section("devices", title + several, records, "devices")], [], facts(workload), legend=_explained(records)
+    )
 
 
 def _explained(records: Iterable[Record]) -> str:
@@ -85,11 +89,13 @@ def _explained(records: Iterable[Record]) -> str:
     return "; ".join([*parts, *_uses(modes)]) + "."
 
 
-def _uses(modes: Mapping[str, str]) -> Iterator[str]:
-    """Yield which rows simulate, and which save; modes: row -> its mode."""
-    for use, meaning in _NAMES["modes"].items():
-        if rows := [row for row, mode in modes.items() if mode == use]:
-            yield f"{use} ({meaning}): {' / '.join(rows)}"
+def _uses(modes: Mapping[str, str]) -> list[str]:
+    """Return which rows simulate, and which save; modes: row -> its mode."""
+    return [
+        f"{use} ({meaning}): {' / '.join(row for row, mode in modes.items() if mode == use)}"
+        for use, meaning in _NAMES["modes"].items()
+        if use in modes.values()
+    ]
 
 
 def _asked_methods(arguments: argparse.Namespace) -> Iterator[Method]:
@@ -97,8 +103,7 @@ def _asked_methods(arguments: argparse.Namespace) -> Iterator[Method]:
     precisions = _precisions(arguments)
     _check_options(arguments, [text.removesuffix(" all") for text in precisions])
     for text in precisions:
-        levels = text.removesuffix(" all")
-        behind = text[len(levels) :]
+        levels, behind = text.removesuffix(" all"), " all" * text.endswith(" all")
         for setup in parse_setups(levels, vars(arguments)):
             yield Method(f"{setup}{behind}", setup, stash=whole_stash(setup) if behind else None)
 
@@ -133,7 +138,7 @@ def parse_size(name: str, text: str | None, units: Mapping[str, float], example:
     """Return the number, without its unit: '80GB' -> 80e9; None -> 0. Raises ValueError."""
     if text is None:
         return 0
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]*)", text.lower())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d{1,2})?) ?([a-z]*)", text.lower())
     if not match or match[2] not in units or not float(match[1]):
         unit = " with its unit" if "" not in units else ""
         raise ValueError(f"{name} must be a number above 0{unit}, as in {example}, got {text!r}")
@@ -273,14 +278,14 @@ _JOULES = (
 _NO_JOULES = "no joules: the hardware's file states no [energy] for each unit that runs."
 
 
-def _widened(setups: Iterable[Setup], workload: Workload, hardware: Hardware) -> Iterator[str]:
-    """Yield a note for each setup whose unquantized products run in a unit wider than they are."""
-    for setup in setups:
-        if seconds := widened_seconds(matmuls(workload, setup), hardware):
-            yield (
-                f"{setup}: unquantized products take {seconds * 1e3:,.1f} ms in a wider unit, as no [[peak]] that is "
-                f"faster holds float = {setup.container_bits}."
-            )
+def _widened(setups: Iterable[Setup], workload: Workload, hardware: Hardware) -> list[str]:
+    """Return a note for each setup whose unquantized products run in a unit wider than they are."""
+    return [
+        f"{setup}: unquantized products take {seconds * 1e3:,.1f} ms in a wider unit, as no [[peak]] that is faster "
+        f"holds float = {setup.container_bits}."
+        for setup in setups
+        if (seconds := widened_seconds(matmuls(workload, setup), hardware))
+    ]
 
 
 def _estimates(
@@ -320,8 +325,8 @@ def _mean_record(records: list[Record], worked: Sequence[float]) -> Record:
         "format": records[0]["format"],
         "precision": "mean",
         "mode": "",
+        "share": 1.0,
     }
-    mean["share"] = 1.0
     costs = [name for name in records[0] if name not in _NO_COSTS and all(name in record for record in records)]
     return mean | {name: sum(record[name] * record["share"] for record in records) for name in costs}
 
@@ -341,12 +346,10 @@ def roofline(arguments: argparse.Namespace) -> Answer:
     hardware, setups = load_hardware(arguments.hardware), _setups(arguments)
     workload = asked(**vars(arguments), cpu=hardware.cpu).build()
     buffer = _buffer(arguments, hardware)
-    records: list[Record] = []
+    of_setups = [_classes(workload, setup, hardware, buffer) for setup in setups]
+    records = [record for classes, _ in of_setups for record in classes]
     notes = [*_limits(workload, setups, hardware, buffer)]
-    for setup in setups:
-        classes, note = _classes(workload, setup, hardware, buffer)
-        records += classes
-        notes.append(f"{note} {_by_bits(workload, setup, buffer)}")
+    notes += [f"{note} {_by_bits(workload, setup, buffer)}" for setup, (_, note) in zip(setups, of_setups, strict=True)]
     if arguments.picture:
         from dsq.costmodel.cli.pictures.roofline import draw_roofline
 

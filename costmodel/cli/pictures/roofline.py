@@ -81,11 +81,8 @@ def _label_step(axes: Axes, record: Record, place: tuple[float, float], color: s
 
 def _lines(hardware: Hardware) -> list[float]:
     """Return the heights of all roofs that are drawn, in TFLOP/s."""
-    rates = [
-        hardware.vector_flops,
-        *(rate for peak in hardware.peaks for rate in (peak.flops, peak.datasheet_flops) if rate),
-    ]
-    return [rate / TERA for rate in rates]
+    rates = (rate for peak in hardware.peaks for rate in (peak.flops, peak.datasheet_flops) if rate)
+    return [rate / TERA for rate in (hardware.vector_flops, *rates)]
 
 
 def roofs(hardware: Hardware) -> list[tuple[float, str]]:

@@ -87,6 +87,8 @@ def test_all_hardware_is_a_table_of_devices(capsys):
         records = list(csv.DictReader(io.StringIO(text)))
         assert len(records) > 20
         assert {"device", "method", "tokens/s", "hours", "cost"} - set(records[0]) == absent
+    arguments = parser().parse_args(["plan", "gpt2", "--hardware", "all", "--gpus", "8", "--zero", "1"])
+    assert plan(arguments).sections[0].title.endswith(" that fit a step of 8,192 tokens, 8 of each")
 
 
 def test_a_schedule_is_read_as_everywhere_in_the_project(capsys):

@@ -124,7 +124,7 @@ def test_the_largest_batch_of_a_pipeline_whose_fullest_stage_changes_with_it():
 
 @pytest.mark.parametrize(
     ("text", "units", "size"),
-    [("24gib", _BYTES, 24 * 2**30), ("24.0 GIB", _BYTES, 24 * 2**30), ("10B", _COUNTS, 1e10), ("500", _COUNTS, 500)],
+    [("24gib", _BYTES, 24 * 2**30), ("24.0 GIB", _BYTES, 24 * 2**30), ("10B", _COUNTS, 1e10), ("5e2", _COUNTS, 500)],
 )
 def test_sizes_are_read_whatever_their_case(text, units, size):
     assert parse_size("size", text, units, "") == size
