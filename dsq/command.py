@@ -151,12 +151,13 @@ def table(records: Sequence[Record], columns: Mapping[str, str] | None = None, m
     from tabulate import tabulate  # not needed to parse a command line
 
     specs = dict.fromkeys(records[0] if records else (), "") if columns is None else columns
+    examples = (next((r[name] for r in records if not is_missing(r.get(name))), None) for name in specs)
     text: str = tabulate(
         [[_cell(record.get(name), spec) for name, spec in specs.items()] for record in records],
         [name.replace("_", " ") for name in specs],
         tablefmt="pipe" if markdown else "simple",
         disable_numparse=True,
-        colalign=["left" if _is_text(records, name) else "right" for name in specs] if records else None,
+        colalign=["left" if isinstance(value, str) else "right" for value in examples] if records else None,
     )
     return text
 
@@ -165,10 +166,6 @@ def _cell(value: Any, spec: str) -> str:
     if is_missing(value):
         return "-"
     return str(value) if isinstance(value, str) else f"{value:{spec}}" if spec else str(value)
-
-
-def _is_text(records: Sequence[Record], name: str) -> bool:
-    return isinstance(next((r[name] for r in records if not is_missing(r.get(name))), None), str)
 
 
 def is_missing(value: Any) -> bool:

@@ -50,11 +50,6 @@ def apply() -> None:
         sys.meta_path.remove(_FairseqImport)  # type: ignore[arg-type]
 
 
-def apply_on_import() -> None:
-    """Make fairseq importable; change nothing in a process that never imports it."""
-    sys.meta_path.insert(0, _FairseqImport)  # type: ignore[arg-type]
-
-
 def install(site_packages: Path) -> Path:
     """Write the .pth file into ``site_packages``."""
     path = str(Path(__file__).resolve())
@@ -85,4 +80,4 @@ def main() -> None:
 if __name__ == "__main__":
     main()
 elif __name__ == HOOK:
-    apply_on_import()
+    sys.meta_path.insert(0, _FairseqImport)  # type: ignore[arg-type]

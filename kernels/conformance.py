@@ -181,11 +181,6 @@ def _cases_of_grids(rows: int, columns: int) -> Iterator[CodecCase]:
             yield CodecCase(shape, -1 if len(shape) < 2 else 0, fmt)
 
 
-def _scales_tensor(fmt: Format) -> bool:
-    """Return whether one NaN makes the whole tensor NaN."""
-    return fmt.block_size == 0 or fmt.tensor_bytes > 0 or (isinstance(fmt, GridFormat) and fmt.scale == "e4m3")
-
-
 def edges(case: CodecCase) -> Tensor:
     """Return a tensor of patches of ordinary values over many binades, ties, subnormals, zeros of both signs, the
     largest values, and NaN and infinities. One patch in eight has the latter, so that most blocks are finite.
@@ -196,7 +191,8 @@ def edges(case: CodecCase) -> Tensor:
     layout = Layout.of(case.shape, -1)
     uniform = torch.rand(layout.rows, layout.columns, generator=generator, dtype=torch.float64)
     limits = torch.finfo(case.dtype)
-    of_tensor = _scales_tensor(case.format)
+    fmt = case.format  # one NaN makes the whole tensor NaN if it has a scale
+    of_tensor = fmt.block_size == 0 or fmt.tensor_bytes > 0 or (isinstance(fmt, GridFormat) and fmt.scale == "e4m3")
     ends = [2.0**-9, 2.0**9] if of_tensor else [limits.tiny * 0.9, limits.max]
     lowest, highest = torch.tensor(ends).double().log2().floor().tolist()
 

@@ -57,7 +57,8 @@ def fastest(
         return next((gemm for gemm in gemms if gemm.name == forced_name), gemms[0])
     shape = size_class(sizes)
     names = " ".join(gemm.name for gemm in gemms)  # a release may add one
-    key = f"{_machine(backend)}; {_text(matmul)}; {'x'.join(map(str, shape))}; of {names}"
+    build = f"{backend.name} {backend.build}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    key = f"{processor()}, {build}; {_text(matmul)}; {'x'.join(map(str, shape))}; of {names}"
     if dtype is not torch.float32:
         key += f"; {dtype}"
     if (precision := torch.get_float32_matmul_precision()) != "highest":  # PyTorch's own products may take TF32
@@ -145,11 +146,6 @@ def operands_for(gemm: GemmKernel, matmul: MatMul, a: Tensor, b: Tensor, backend
 def _text(matmul: MatMul) -> str:
     operands = " by ".join(f"{x.format} axis {x.axis}{' transposed' * x.transposed}" for x in (matmul.a, matmul.b))
     return operands if matmul.exact else f"{operands} in float32"  # fits other kernels
-
-
-def _machine(backend: Backend) -> str:
-    build = f"{backend.name} {backend.build}"
-    return f"{processor()}, {build}, {torch.get_num_threads()} threads, torch {torch.__version__}"
 
 
 def _file() -> Path:

@@ -148,9 +148,6 @@ class Products(TorchFunctionMode):
             self.small_flops += 2 * rows * w_NK.numel()
         return small
 
-    def _linear_unless_small(self, x: Tensor, w_NK: Tensor) -> Tensor:
-        return F.linear(x, w_NK) if self._is_small(len(x), w_NK) else linear(x, w_NK, None, self.quantizers)
-
     def grouped(self, input: Tensor, mat2: Tensor, *, offs: Tensor | None = None, **options: Any) -> Tensor | None:
         """Return grouped_mm of rows sorted by group, each group by its matrix (K, N) of ``mat2``."""
         default = all(value is None for value in options.values())
@@ -158,7 +155,8 @@ class Products(TorchFunctionMode):
             return None
         rows = offs.diff(prepend=offs.new_zeros(1)).tolist()
         operands = zip(input[: sum(rows)].split(rows), mat2.mT.unbind(), strict=True)
-        y = torch.cat([self._linear_unless_small(x, w_NK) for x, w_NK in operands])
+        q = self.quantizers
+        y = torch.cat([F.linear(x, w) if self._is_small(len(x), w) else linear(x, w, None, q) for x, w in operands])
         return y if len(y) == len(input) else F.pad(y, (0, 0, 0, len(input) - len(y)))
 
     def einsum(self, equation: Any, *operands: Any) -> Tensor | None:

@@ -138,8 +138,9 @@ class Controller:
         if applied(target).get(self.name) is not self:
             return
         hooks = target._forward_pre_hooks
-        for number in [number for number, hook in hooks.items() if _is_check_of(self, hook)]:
-            del hooks[number]
+        for number, hook in list(hooks.items()):
+            if isinstance(hook, partial) and hook.func is _check_entered and hook.args == (self,):
+                del hooks[number]
         for module in list(target.modules()):
             _release(module, self)
             self.restore(module)
@@ -242,10 +243,6 @@ def _check_entered(controller: Controller, model: nn.Module, args: Any) -> None:
         controller.enter_graph(model)
     elif controller not in RUNNING.entered and not RUNNING.suspended and torch.is_grad_enabled():
         raise RuntimeError(COMPILE_BEFORE)
-
-
-def _is_check_of(controller: Controller, hook: Any) -> bool:
-    return isinstance(hook, partial) and hook.func is _check_entered and hook.args == (controller,)
 
 
 def _parts(model: nn.Module) -> Iterator[nn.Module]:

@@ -1,5 +1,7 @@
 """The CPU as a backend: the compiled kernels of one instruction set."""
 
+import torch
+
 from dsq.formats import GridFormat
 from dsq.kernels.backend import Backend, GemmKernel
 from dsq.kernels.cpu.attention import cpu_attention
@@ -7,7 +9,14 @@ from dsq.kernels.cpu.codec import SCALES, CodecKernels, supports
 from dsq.kernels.cpu.elements import bfloat16_elements_gemm, elements_gemm
 from dsq.kernels.cpu.library import library
 from dsq.kernels.cpu.linear import CpuLinear
-from dsq.kernels.cpu.products import ONEDNN, bfloat16_gemm, by_onednn, fits_onednn, integer_gemm, with_first_check
+from dsq.kernels.cpu.products import (
+    ONEDNN,
+    bfloat16_gemm,
+    by_onednn,
+    fits_integer,
+    multiply_packed,
+    with_first_check,
+)
 from dsq.kernels.reference.backend import TORCH
 
 
@@ -37,25 +46,25 @@ def backend(isa: str) -> Backend:
         relu=codec.relu,
         affine_pack=codec.affine_pack,
         affine_unpack=codec.affine_unpack,
-        gemms=_gemms(codec),
+        gemms=(
+            bfloat16_gemm(loaded, "bfloat16"),
+            GemmKernel("integer", loaded.fits_with("GEMM_INTEGER", fits_integer), multiply_packed, packed=True),
+            elements_gemm(codec),
+            bfloat16_elements_gemm(codec),
+            with_first_check(bfloat16_gemm(loaded, "amx")),  # late, so that it is chosen by its time alone
+            # PyTorch's, for other products: MKL starts a small one sooner, but on CPUs of other makers than Intel it
+            # may leave the widest units idle
+            TORCH,
+            GemmKernel(
+                ONEDNN,
+                lambda _, dtype: dtype is torch.float32 and torch.backends.mkldnn.is_available(),
+                lambda _, a_MK, b_KN, bias_N: by_onednn(a_MK, b_KN.t(), bias_N),
+            ),
+        ),
         tuned=True,
         build=loaded.build,
         linear=CpuLinear(codec) if fused else None,
         fused_attention=attention_kernels.serving if attention_kernels else None,
         attention=attention_kernels.result if attention_kernels else None,
         attention_gradients=attention_kernels.gradients if attention_kernels else None,
-    )
-
-
-def _gemms(codec: CodecKernels) -> tuple[GemmKernel, ...]:
-    """Return the kernels that multiply, and for other products PyTorch's matmul by MKL and by oneDNN. MKL starts a
-    small product sooner, but on CPUs of other makers than Intel it may leave the widest units idle."""
-    return (
-        bfloat16_gemm(codec.library, "bfloat16"),
-        integer_gemm(codec.library),
-        elements_gemm(codec),
-        bfloat16_elements_gemm(codec),
-        with_first_check(bfloat16_gemm(codec.library, "amx")),  # late, so that it is chosen by its time alone
-        TORCH,
-        GemmKernel(ONEDNN, fits_onednn, lambda _, a_MK, b_KN, bias_N: by_onednn(a_MK, b_KN.t(), bias_N)),
     )

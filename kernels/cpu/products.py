@@ -37,11 +37,6 @@ _MAX_BLOCK_SIZE = 256
 ONEDNN = "onednn"
 
 
-def integer_gemm(library: Library) -> GemmKernel:
-    """Return the kernel "integer"."""
-    return GemmKernel("integer", library.fits_with("GEMM_INTEGER", fits_integer), multiply_packed, packed=True)
-
-
 def bfloat16_gemm(library: Library, name: str) -> GemmKernel:
     bf16 = torch.bfloat16
     run = partial(_multiply_bfloat16, getattr(library.c, KERNELS[name]))
@@ -88,10 +83,6 @@ def fits_integer(matmul: MatMul, dtype: torch.dtype) -> bool:
     supported = _MAX_BLOCK_SIZE % block_size == 0 and library().c.dsq_gemm_integer_fits(a.bits, b.bits, block_size)
     sums_fit = a.packs and b.packs and a.smallest_code * b.smallest_code * block_size < 1 << 31
     return bool(supported) and sums_fit and matmul.blocks_match()
-
-
-def fits_onednn(matmul: MatMul, dtype: torch.dtype) -> bool:
-    return dtype is torch.float32 and torch.backends.mkldnn.is_available()
 
 
 def by_onednn(a_MK: Tensor, b_NK: Tensor, bias_N: Tensor | None) -> Tensor:

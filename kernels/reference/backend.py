@@ -17,14 +17,10 @@ def _in_float64(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | Non
     return (product if bias_N is None else product + bias_N).to(torch.promote_types(a_MK.dtype, torch.float32))
 
 
-def _by_torch(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
-    return a_MK @ b_KN if bias_N is None else torch.addmm(bias_N, a_MK, b_KN)
-
-
 #: sums in float64, rounded once to float32, unless the operands are float64
 FLOAT64 = GemmKernel("float64", lambda *_: True, _in_float64)
 #: PyTorch's matmul in the operands' own dtype
-TORCH = GemmKernel("torch", lambda *_: True, _by_torch)
+TORCH = GemmKernel("torch", lambda *_: True, lambda _, a, b, bias: a @ b if bias is None else torch.addmm(bias, a, b))
 
 
 def _quantize(x: Tensor, fmt: Format, layout: Layout, seed: int | None, dtype: torch.dtype) -> Tensor:

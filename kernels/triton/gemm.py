@@ -32,11 +32,6 @@ def _narrow(fmt: Format | None) -> bool:
     return fmt is not None and fmt.exact_in_bfloat16
 
 
-def _two_parts(fmt: Format | None) -> bool:
-    """Return whether the significand is that of two bfloat16 values: each holds 8 bits, the second one signed."""
-    return fmt is not None and fmt.significand_bits <= 15
-
-
 def matmul_bf16(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
     product = torch.mm(a_MK, b_KN, out_dtype=torch.float32)
     return product if bias_N is None else product.add_(bias_N)
@@ -48,7 +43,7 @@ def _in_parts(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None)
 
 
 def split(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two bfloat16 tensors whose sum is ``x``: 16 bits are a sign and 15 more, and each part holds 8."""
+    """Return two bfloat16 tensors whose sum is ``x`` of 15 significant bits: each part holds 8."""
     high = x.to(torch.bfloat16)
     return high, (x - high).to(torch.bfloat16)
 
@@ -56,6 +51,11 @@ def split(x: Tensor) -> tuple[Tensor, Tensor]:
 _BF16 = torch.bfloat16
 GEMMS = (
     GemmKernel("bfloat16", _exact(_narrow, _narrow, DTYPES), matmul_bf16, a_dtype=_BF16, b_dtype=_BF16),
-    GemmKernel("split", _exact(_two_parts, _narrow, DTYPES[:1]), _in_parts, b_dtype=_BF16),
+    GemmKernel(
+        "split",
+        _exact(lambda fmt: fmt is not None and fmt.significand_bits <= 15, _narrow, DTYPES[:1]),
+        _in_parts,
+        b_dtype=_BF16,
+    ),
     TORCH,
 )

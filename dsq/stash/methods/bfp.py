@@ -72,12 +72,10 @@ class Bfp(RulePolicy):
         """
         q1 = None
         if self.bits is None or self.format_name is None:  # the search takes time, and a forward asks each time
-            q1 = self._q1(self.model if module is None else module)
+            module = self.model if module is None else module
+            layer = self.layer(module)
+            q1 = self._q1_without_layers(module) if layer is None else layer.quantizers.q1
         return _format(self.bits, self.format_name, self.block_size, q1)
-
-    def _q1(self, module: nn.Module) -> Format | None:
-        layer = self.layer(module)
-        return self._q1_without_layers(module) if layer is None else layer.quantizers.q1
 
     def _q1_without_layers(self, module: nn.Module) -> Format | None:
         return getattr(module, STASH_FORMAT, getattr(self.model, STASH_FORMAT, None))
