@@ -4,9 +4,10 @@ Shape suffixes: M rows, N columns, K the contraction; T tokens.
 """
 
 import math
+from ast import literal_eval
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -110,23 +111,6 @@ class Operand:
         assert self.format is not None
         return self.format
 
-    def __str__(self) -> str:
-        """Return four words: format, axis, whether transposed, and the seed with the other options."""
-        options = "/n" * self.nearest + f"/h{self.hadamard}" * (self.hadamard > 0) + "/r" * self.random_signs
-        first = "" if self.first is None else "/^" + str(self.first).replace(" ", "|")
-        return f"{self.format or '-'} {self.axis} {int(self.transposed)} {self.seed}{options}{first}"
-
-    @staticmethod
-    def parse(words: list[str]) -> "Operand":
-        """Return the operand of the four words of its text."""
-        fmt, axis, transposed, seed_and_options = words
-        seed_and_options, _, first_text = seed_and_options.partition("/^")
-        seed, *options = seed_and_options.split("/")
-        hadamard = next((int(option[1:]) for option in options if option.startswith("h")), 0)
-        first = Operand.parse(first_text.split("|")) if first_text else None
-        rounding = int(seed), "n" in options, hadamard, "r" in options, first
-        return Operand(_format(fmt), int(axis), transposed == "1", *rounding)
-
 
 @dataclass(frozen=True, slots=True, eq=False)  # compared by identity, so that caches look it up fast
 class MatMul:
@@ -143,9 +127,7 @@ class MatMul:
     text: str = field(init=False, repr=False)  #: for ``parse_matmul``: a registered operator takes text
 
     def __post_init__(self) -> None:
-        result_seed = f"{self.result_seed}{'/n' * self.result_nearest}"
-        text = f"{self.a} {self.b} {self.result or '-'} {result_seed} {int(self.exact)}"
-        object.__setattr__(self, "text", text)
+        object.__setattr__(self, "text", repr(_as_tuple(self)))
 
     def seed_of_result(self, seed: int | None) -> int | None:
         """Return the seed of the result's rounding from the seed of the product; None: round to nearest."""
@@ -181,15 +163,19 @@ class MatMul:
 @lru_cache(maxsize=256)
 def parse_matmul(text: str) -> MatMul:
     """Return the product of a ``MatMul.text``."""
-    words = text.split()
-    result, result_seed, exact = words[8:]
-    seed, _, nearest = result_seed.partition("/")
-    a, b = Operand.parse(words[:4]), Operand.parse(words[4:8])
-    return MatMul(a, b, _format(result), int(seed), nearest == "n", exact == "1")
+    a, b, result, *options = literal_eval(text)
+    return MatMul(_operand(a), _operand(b), result and parse_format(result), *options)
 
 
-def _format(text: str) -> Format | None:
-    return None if text == "-" else parse_format(text)
+def _operand(values: tuple[Any, ...]) -> Operand:
+    fmt, *options, first = values
+    return Operand(fmt and parse_format(fmt), *options, first and _operand(first))
+
+
+def _as_tuple(record: Operand | MatMul) -> tuple[Any, ...]:
+    """Return the arguments that make an equal record, formats as text and operands as tuples."""
+    values = (getattr(record, field.name) for field in fields(record) if field.init)
+    return tuple(str(v) if isinstance(v, Format) else _as_tuple(v) if isinstance(v, Operand) else v for v in values)
 
 
 class LinearMatMuls(NamedTuple):

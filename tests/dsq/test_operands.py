@@ -12,6 +12,7 @@ import dsq
 from dsq import recipes
 from dsq.costmodel.model.methods import Setup
 from dsq.functional import linear, matmul
+from dsq.kernels.backend import parse_matmul
 from dsq.ops.hadamard import transform
 from dsq.precision import Precision, parse_levels
 from dsq.quantizers import Quantizers
@@ -317,7 +318,8 @@ def test_every_recipe_is_a_level_of_its_own():
         quantizers = dsq.DSQConfig(name).at(0)
         again = Quantizers.parse(quantizers.text)
         assert again == quantizers
-        assert [it.text for it in again.linear_matmuls] == [it.text for it in quantizers.linear_matmuls]
+        texts = [matmul.text for matmul in quantizers.linear_matmuls]
+        assert [parse_matmul(matmul.text).text for matmul in again.linear_matmuls] == texts
 
 
 def test_the_text_of_quantizers_has_all_of_them():
