@@ -6,7 +6,8 @@ runs product by product. Compilers, dispatch modes and special tensors always se
 operators (ops/products.py). Shape suffixes as in dsq.linear: T tokens, K in-features, N out-features.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ from dsq.ops.products import any_autocast, autocast_dtype, multiply, packed
 from dsq.ops.unquantized_passes import UnquantizedBackward, backward_call, forward_call, leaves_products
 
 _MAX_PLANS = 4096
+RECOMPUTED_BITS = 8  #: in which a recomputed x enters dw: it was rounded before, at q1
 
 #: x as the backward reads it: as it came, or in codes
 SavedInput = Tensor | Codes
@@ -90,14 +92,14 @@ def plan_of(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | No
     return cached
 
 
-def with_matmuls(plan: LinearPlan, matmuls: LinearMatMuls) -> LinearPlan:
-    """Return the plan of the same layer, which has direct calls, with other products."""
-    calls = plan.direct_calls
-    assert calls is not None
-    key = calls, matmuls
-    return _plans.get(key) or _cached(
-        key, _new_plan(calls.spec._replace(matmuls=matmuls), calls.stored_as_KN, calls.backend)
-    )
+@lru_cache(maxsize=_MAX_PLANS)
+def plan_of_recomputed(calls: DirectCalls, matmuls: LinearMatMuls) -> LinearPlan:
+    """Return the plan of the same layer for an x that is recomputed, which enters dw in at least RECOMPUTED_BITS."""
+    operand = matmuls.weight_gradient.b
+    fmt = operand.quantized_to.at(max(RECOMPUTED_BITS, operand.quantized_to.bits))
+    dw = replace(matmuls.weight_gradient, b=replace(operand, format=fmt))
+    spec = calls.spec._replace(matmuls=matmuls._replace(weight_gradient=dw))
+    return _new_plan(spec, calls.stored_as_KN, calls.backend)
 
 
 def forward(

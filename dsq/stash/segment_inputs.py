@@ -12,8 +12,7 @@ from torch._C._autograd import SavedTensor
 from torch.utils.checkpoint import _CheckpointFrame
 
 from dsq.ops.torch_checkpoint import MODULE
-from dsq.stash.saved_forms import Saved, SavedForm, read, split
-from dsq.stash.saving import refuse_create_graph
+from dsq.stash.saved_forms import Saved, SavedForm, read, refuse_create_graph, split
 
 
 def exact_inputs(segment: Any) -> list[Any]:

@@ -38,8 +38,8 @@ class Stash:
     """The saved tensors of one forward of a model under a policy.
 
     A rule asks it in the forward for a form of each tensor x that its backward reads, and hands all forms to ``save``
-    (saving.py). Forms are cached by the memory of x and its version, so that a tensor which several operations save, or
-    views of it, is coded once:
+    (saved_forms.py). Forms are cached by the memory of x and its version, so that a tensor which several operations
+    save, or views of it, is coded once:
 
     code(x, role)          the form that x has, else new codes
     code_repaired(y, ...)  codes whose decoded values a function corrects, as the rows of a softmax

@@ -37,7 +37,7 @@ from dsq.stash.controller import RUNNING, Controller, PolicyStatus
 from dsq.stash.interception import stash_now
 from dsq.stash.memory import weak
 from dsq.stash.policy import register
-from dsq.stash.saving import save, saved
+from dsq.stash.saved_forms import save, saved
 
 
 def norms_of(x: Tensor) -> Tensor:

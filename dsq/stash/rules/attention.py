@@ -24,7 +24,7 @@ from dsq.kernels.backend import AttentionOptions
 from dsq.kernels.dispatch import backend_for, pack_mask
 from dsq.ops.products import autocast_dtype
 from dsq.stash.memory import MemoryOrder
-from dsq.stash.saving import save, saved
+from dsq.stash.saved_forms import save, saved
 from dsq.stash.stash import Stash
 
 

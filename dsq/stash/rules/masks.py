@@ -12,8 +12,7 @@ from dsq.kernels.dispatch import apply_mask
 from dsq.kernels.dispatch import relu as masked_relu
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.rules.pointwise import overwrite
-from dsq.stash.saved_forms import SavedForm
-from dsq.stash.saving import save, saved
+from dsq.stash.saved_forms import SavedForm, save, saved
 from dsq.stash.stash import Stash
 
 

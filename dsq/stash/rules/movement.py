@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.stash.rules.products import as_tuple
-from dsq.stash.saving import save, saved
+from dsq.stash.saved_forms import save, saved
 from dsq.stash.stash import Stash
 
 aten = torch.ops.aten

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 from dsq.ops.products import autocast_dtype
 from dsq.stash.memory import is_weight
-from dsq.stash.saved_forms import Saved
-from dsq.stash.saving import save, saved
+from dsq.stash.saved_forms import Saved, save, saved
 from dsq.stash.stash import Stash
 
 aten = torch.ops.aten

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dsq.stash.rules.norms import channels
-from dsq.stash.saving import reusable_buffers, save, saved
+from dsq.stash.saved_forms import reusable_buffers, save, saved
 from dsq.stash.stash import Stash
 
 aten = torch.ops.aten

@@ -4,15 +4,14 @@ An operand is saved if the other one needs a gradient. Rounding an operand moves
 many rounding errors, so low bits are safest here (DSQ, section 3). Shape suffixes: K in-, N out-features.
 """
 
-from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dsq.kernels.backend import Codes, LinearMatMuls
+from dsq.kernels.backend import Codes
 from dsq.kernels.dispatch import pack
 from dsq.linear import linear
 from dsq.ops import linear_passes
@@ -21,7 +20,7 @@ from dsq.ops.linear_passes import LinearPlan
 from dsq.ops.shared_inputs import input_key
 from dsq.quantizers import Quantizers
 from dsq.stash.memory import is_weight
-from dsq.stash.saving import save, saved
+from dsq.stash.saved_forms import save, saved
 from dsq.stash.stash import Stash
 
 
@@ -107,7 +106,7 @@ class QuantizedLinear(torch.autograd.Function):
         if x is not None and plan.direct_calls.of_unquantized is not None:
             x_or_codes = x.to(plan.dtypes.y)  # wider values would be held until the end of the product
         elif x is not None:
-            plan = linear_passes.with_matmuls(plan, _read_wide(plan.matmuls))
+            plan = linear_passes.plan_of_recomputed(plan.direct_calls, plan.matmuls)
             # the product could quantize the values itself, but would hold them until its end: 16 of a GPT's 260 MiB
             packed = pack(linear_passes.as_rows(x), plan.x_for_dw.quantized_to, plan.x_for_dw.axis)
             x_or_codes = Codes(*packed, plan.x_shape_TK)
@@ -117,17 +116,6 @@ class QuantizedLinear(torch.autograd.Function):
         dx, dw_NK = linear_passes.backward(plan, dy, w_NK, x_or_codes, ctx.seed)
         db_N = linear_passes.as_rows(dy).sum(0) if ctx.needs_input_grad[3] else None
         return None, dx, dw_NK, db_N, None, None, None
-
-
-_WIDE = 8  #: bits at which a recomputed input enters the product: it was rounded before, at q1
-
-
-@lru_cache(maxsize=256)  # the caches of kernels go by it
-def _read_wide(matmuls: LinearMatMuls) -> LinearMatMuls:
-    operand = matmuls.weight_gradient.b
-    assert operand.format is not None
-    wide = replace(operand, format=operand.format.at(max(_WIDE, operand.format.bits)))
-    return matmuls._replace(weight_gradient=replace(matmuls.weight_gradient, b=wide))
 
 
 def matmul(stash: Stash, input: Tensor, other: Tensor) -> Tensor:
