@@ -243,10 +243,9 @@ def read_text(path: str | Path, label: str = "") -> str:
 MAX_DOTS = 1000
 
 
-def read_json(path: str | Path, label: str = "", finite: bool = True) -> Any:
-    """Return the data of a JSON file. finite: refuse Infinity and NaN, which Python writes."""
-    number = _finite if finite else float
-    return _parsed(path, label, "JSON", lambda text: json.loads(text, parse_float=number, parse_constant=number))
+def read_json(path: str | Path, label: str = "") -> Any:
+    """Return the data of a JSON file, of which Infinity and NaN may be part: Python writes them."""
+    return _parsed(path, label, "JSON", json.loads)
 
 
 def read_toml(path: str | Path, label: str = "") -> dict[str, Any]:

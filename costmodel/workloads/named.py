@@ -72,7 +72,7 @@ def _load(name: str) -> Transformer | Workload:
             sources = {entry["source"].partition(";")[0].lower(): model for model, entry in _models().items()}
             return _of_models(completed("workload", sources.get(name.lower(), name), names(), otherwise, _RELEASE))
         name = str(Path(name, "config.json"))
-    data = read_json(Path(name), finite=False)
+    data = read_json(Path(name))
     if workload_file.is_workload(data):
         return workload_file.parse(data, name)
     return config_json.transformer_of(data, name)

@@ -5,7 +5,7 @@ with several layers, bounds (dsq/layers/forwards.py). The backward bounds what a
 called outside of both share nothing: a buffer may have been refilled since another layer read it, past autograd's
 version counter, by NumPy, ``x.data.copy_`` or a collective. Inside of a forward such a refill is not seen.
 
-Under ``stash="all"`` the forms of the forward hold the codes that layers share (dsq/stash/form_cache.py).
+Under ``stash="all"`` the forms of the forward hold the codes that layers share (dsq/stash/stash.py).
 """
 
 import threading

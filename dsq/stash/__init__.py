@@ -8,9 +8,9 @@ print(dsq.stash.measure(lambda: model(x).sum()))      # bytes saved for the back
 
 x = dsq.stash.packed_checkpoint(block, x)             # checkpoints whose saved inputs are packed
 
-Start reading in rules/ (what is saved of each operation), then saved_forms.py and stash.py (how; with form_cache.py,
-segment_inputs.py and byte_count.py), interception.py and controller.py (when). methods/ has a file for each policy,
-graphs/ what compiled models save.
+Start reading in rules/ (what is saved of each operation), then saved_forms.py and stash.py (how; with memory.py and
+segment_inputs.py), interception.py and controller.py (when). methods/ has a file for each policy (policy.py applies
+them), graphs/ what compiled models save, meter.py the bytes that are saved.
 docs/extending.md has a whole policy in 20 lines.
 """
 

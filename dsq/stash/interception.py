@@ -52,6 +52,9 @@ def _own_body(func: FunctionType) -> FunctionType:
 #: tensors have other shapes
 _CHOOSE = {torch.topk, Tensor.topk, torch.argmax, Tensor.argmax, torch.nonzero, Tensor.nonzero}
 
+#: methods that PyTorch wrote in Python, whose own calls no mode sees
+_OF_PYTHON = {Tensor.__pow__: torch.pow, Tensor.__rsub__: torch.rsub, Tensor.norm: torch.norm}
+
 _COLLECTIVES = sys.modules.get("torch.distributed.distributed_c10d")  # which import torch brings, where it is built in
 #: what gives memory away to be written past the version counter, or writes so itself: a collective
 _EXPOSES_MEMORY = {
@@ -79,20 +82,15 @@ class Interception(TorchFunctionMode):
     @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is Tensor.unflatten:  # Python's methods, which a compiler does not find in a dict, or trace here
+        if func is Tensor.unflatten:  # a Python function that a compiler does not trace under a mode
             func = torch.unflatten
-        elif func is Tensor.__pow__:
-            func = torch.pow
-        elif func is Tensor.__rsub__:
-            func = torch.rsub
-        elif func is Tensor.norm:
-            func = torch.norm
         if torch.compiler.is_compiling():
             note_graph(self.policy, self.level)  # a guard on the level, so that a rise compiles once more
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:  # one call to a mode: its body makes calls with rules
             with self:
                 return multi_head_attention_forward(*args, **kwargs)
+        func = _OF_PYTHON.get(func, func)
         rule = self.rules.get(func)
         if rule is None and func in _EXPOSES_MEMORY:
             for x in tree_leaves((args, kwargs)):

@@ -6,7 +6,7 @@ The operations whose tensors are coded, and why, are in dsq/stash/rules.
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsq.kernels.backend import FLOATS, Codes, Operand
 from dsq.kernels.dispatch import pack_mask, unpack
-from dsq.ops.shared_inputs import version
+from dsq.ops.shared_inputs import SharedInputs, version
 from dsq.ops.torch_checkpoint import in_backward
-from dsq.stash.byte_count import ByteCount
-from dsq.stash.form_cache import CachedForm, FormCache, Key
 from dsq.stash.memory import MemoryOrder, is_weight, may_be_freed, place, weak
 from dsq.stash.saved_forms import HELD, Bitmask, Codec, Coded, Recomputed, Saved, SavedForm, Shared, split
 from dsq.stash_bits import MAX_EXACT_NUMEL, Role
@@ -32,6 +30,72 @@ _SAVE_THEIR_RESULT = {
 #: values -> the values that are coded in their place
 Prepare = Callable[[Tensor], Tensor]
 _NBYTES = attrgetter("nbytes")
+
+
+#: storage, version, and what tells the tensor from others of its storage (dsq.stash.memory.place)
+Key = tuple[object, ...]
+
+
+class CachedForm(NamedTuple):
+    """The form of a piece of memory."""
+
+    form: SavedForm
+    order: MemoryOrder  #: in which the form lays the values out
+    source: StorageWeakRef  #: while it lives no other storage has the address that the key names
+
+    def seen_as(self, order: MemoryOrder) -> SavedForm:
+        """Return the form of a view that lays the values out in ``order``."""
+        tensors, decoder = self.form
+        cached_order = self.order
+        if order is cached_order:
+            return self.form
+        sources = ((len(tensors), decoder),)
+        return SavedForm(
+            tensors, Shared(Recomputed(lambda value: order.restore(cached_order.flat(value)), sources, None))
+        )
+
+
+class FormCache:
+    """Forms by memory, the codes that linear layers share, and the memory that is to stay exact."""
+
+    def __init__(self) -> None:
+        self.forms: dict[Key, CachedForm] = {}
+        self.inputs = SharedInputs()
+        self.exact: dict[tuple[int, object], StorageWeakRef] = {}  #: by storage and version
+
+    def drop(self, x: Tensor) -> None:
+        """Forget the forms of the memory of ``x``, and its codes."""
+        self.inputs.drop(x)
+        storage = x.untyped_storage()._cdata
+        for key in [key for key in self.forms if key[0] == storage]:
+            del self.forms[key]
+
+
+class ByteCount:
+    """Bytes of the tensors that came to be saved, weights aside, and bytes saved in their place.
+
+    A segment of a checkpoint saves nothing beyond its own forward: while ``paused`` nothing is counted.
+    """
+
+    def __init__(self) -> None:
+        self.raw = 0
+        self.saved = 0
+        self.paused = False
+        self.exact: dict[tuple[int, object], StorageWeakRef] = {}  #: tensors of this forward counted as they are
+
+    def add(self, raw: int, tensors: Sequence[Tensor]) -> None:
+        """Count ``raw`` bytes, and ``tensors`` saved for them."""
+        if not self.paused:
+            self.raw += raw
+            for tensor in tensors:
+                self.saved += tensor.nbytes
+
+    def add_exact(self, x: Tensor) -> None:
+        """Count ``x``, which is saved as it is, once for its storage and version."""
+        key = x.untyped_storage()._cdata, version(x)
+        if key not in self.exact:
+            self.exact[key] = weak(x)
+            self.add(x.nbytes, (x,))
 
 
 class Stash:

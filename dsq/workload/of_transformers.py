@@ -22,7 +22,7 @@ def trace_config(path: str, sequences: int, tokens: int) -> dict[str, Any]:
     from huggingface_hub.errors import StrictDataclassError
 
     file = Path(path, "config.json") if Path(path).is_dir() else Path(path)
-    fields = read_json(file, f"config {file}", finite=False)
+    fields = read_json(file, f"config {file}")
     try:
         # attention is written out, which runs without data; so do experts in one grouped product
         # transformers reads what it wrote: {"__float__": "Infinity"} in Mamba-2's
