@@ -68,12 +68,10 @@ class RowSample:
 class Tally:
     """Counts of what the latest training forward sampled."""
 
-    tokens: int = 0  #: rows drawn from
     sampled: int = 0  #: rows drawn
     draws: int = 0
     readers: int = 0  #: linears that read a draw's rows
     cached: int = 0  #: draws whose probabilities used cached gradient norms
-    exact: int = 0  #: linear layers with no more tokens than the budget: all rows are saved
     raw_bytes: int = 0
     saved_bytes: int = 0
 
@@ -275,7 +273,6 @@ class WTACRS(Controller):
         tally = self.tally
         tally.draws += 1
         tally.cached += norms_B is not None
-        tally.tokens += len(h_TK)
         tally.sampled += k
         tally.raw_bytes += x.numel() * dtype.itemsize
         tally.saved_bytes += h_kK.nbytes + index_2k.nbytes
@@ -297,9 +294,8 @@ class WTACRS(Controller):
     def report(self) -> PolicyStatus:
         tally, samples = self.tally, len(self.cache.slot_of)
         details = (
-            f"{tally.sampled} of {tally.tokens} rows sampled in {tally.draws} draws, read by {tally.readers} linears",
+            f"{tally.sampled} rows sampled in {tally.draws} draws, read by {tally.readers} linears",
             f"{tally.cached} draws used cached gradient norms; {samples} sample ids known",
-            f"{tally.exact} linears saved in full: no more tokens than the budget",
         )
         return PolicyStatus(self.name, self.attached, tally.raw_bytes, tally.saved_bytes, details)
 
@@ -349,7 +345,6 @@ class SampledLinear(nn.Linear):
             return F.linear(input, self.weight, self.bias)
         (policy, reader), rows = self._wtacrs, input.shape[:-1].numel()
         if rows == 0 or budget(rows, policy.ratio) >= rows:
-            policy.tally.exact += 1
             return F.linear(input, self.weight, self.bias)
         z_TN: Tensor = _SampledLinear.apply(input, self.weight, self.bias, policy, reader)  # type: ignore[no-untyped-call]
         return z_TN.view(*input.shape[:-1], z_TN.shape[-1])
