@@ -12,7 +12,17 @@ results_page.py  the tables of the README and docs/, from results/; tables.py fi
 figures.py    how pictures look
 """
 
+import tempfile
 from pathlib import Path
 
 #: the checkout's folder
 ROOT = Path(__file__).parents[1]
+
+
+def make_folder(out: Path) -> None:
+    """Make the folder --out, before the work whose results go there. Raises ValueError where none can be written."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        raise ValueError(f"--out {out}: {error.strerror}; give a directory that can be written to") from None

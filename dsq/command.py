@@ -129,15 +129,6 @@ def _file_at(path: str | Path) -> Path:
     return target
 
 
-def make_folder(out: Path) -> None:
-    """Make the folder --out, before the work whose results go there. Raises ValueError where none can be written."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=out).close()
-    except OSError as error:
-        raise ValueError(f"--out {out}: {error.strerror}; give a directory that can be written to") from None
-
-
 Record = Mapping[str, Any]
 
 

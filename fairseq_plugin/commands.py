@@ -84,13 +84,9 @@ def _run(command: str) -> None:
 
 
 #: the commands of pyproject.toml
-preprocess = functools.partial(_run, "preprocess")
-train = functools.partial(_run, "train")
-hydra_train = functools.partial(_run, "hydra-train")
-generate = functools.partial(_run, "generate")
-interactive = functools.partial(_run, "interactive")
-eval_lm = functools.partial(_run, "eval-lm")
-average = functools.partial(_run, "average")
+preprocess, train, hydra_train, generate, interactive, eval_lm, average = (
+    functools.partial(_run, command) for command in COMMANDS
+)
 
 if __name__ == "__main__":
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:

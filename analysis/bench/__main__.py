@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from analysis import make_folder
 from analysis.bench import comparisons, process
 from analysis.timing import TRUSTED_SPREAD
-from dsq.command import OneLineParser, as_csv, count, guarded, make_folder, table, write_text
+from dsq.command import OneLineParser, as_csv, count, guarded, table, write_text
 
 #: part -> its races, of rounds
 RACES = {

@@ -20,9 +20,9 @@ from resource import struct_rusage
 
 from filelock import FileLock
 
-from analysis import ROOT
+from analysis import ROOT, make_folder
 from analysis.evidence.suite import FP32, IN_NATS, SEEDS, Run, Suite, Task, locate
-from dsq.command import Record, as_csv, make_folder, processor, write_text
+from dsq.command import Record, as_csv, processor, write_text
 
 LEDGER = ROOT / "analysis" / "results" / "evidence.csv"
 #: what decides a run's numbers, but for the suite

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from analysis import make_folder
 from analysis.evidence.loop import Result, apply_policies, autocast
 from analysis.evidence.suite import Setting, Task
 from analysis.translation import training
 from analysis.translation.text import read_pairs
-from dsq.command import make_folder
 
 USER = Path(__file__).with_name("fairseq_user") / "dsq_evidence"
 #: the variable of the environment that USER reads

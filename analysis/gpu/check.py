@@ -40,9 +40,9 @@ from typing import NamedTuple
 
 import torch
 
-from analysis import ROOT
+from analysis import ROOT, make_folder
 from analysis.gpu import this_machine
-from dsq.command import OneLineParser, Record, fail, guarded, make_folder, table, write_text
+from dsq.command import OneLineParser, Record, fail, guarded, table, write_text
 
 PROG = "python -m analysis.gpu.check"
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
+from analysis import make_folder
 from analysis.figures import BLUE, GREY, save
 from analysis.translation.text import read_pairs
 from analysis.translation.training import SPLITS, Text, Trained, prepare, train
-from dsq.command import OneLineParser, as_csv, guarded, make_folder, table, write_text
+from dsq.command import OneLineParser, as_csv, guarded, table, write_text
 from dsq.precision import DEFAULT_LEVELS, levels_text
 
 TATOEBA = Path(__file__).with_name("tatoeba")

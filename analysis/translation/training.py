@@ -14,9 +14,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from analysis import ROOT
+from analysis import ROOT, make_folder
 from analysis.translation.text import Pair, train_bpe
-from dsq.command import make_folder, write_text
+from dsq.command import write_text
 
 SPLITS = ("train", "valid", "test")
 #: flags that this file relies on

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from analysis import make_folder
 from dsq import command
 
 
@@ -63,11 +64,11 @@ def test_an_output_that_cannot_be_written_is_refused(tmp_path):
 
 
 def test_a_folder_that_is_there_may_be_gone_on_with(tmp_path):
-    command.make_folder(tmp_path / "a" / "b")
+    make_folder(tmp_path / "a" / "b")
     assert list((tmp_path / "a" / "b").iterdir()) == []
-    command.make_folder(tmp_path / "a")
+    make_folder(tmp_path / "a")
     with pytest.raises(ValueError, match=r"--out /proc/run: .*; give a directory that can be written to$"):
-        command.make_folder(type(tmp_path)("/proc/run"))
+        make_folder(type(tmp_path)("/proc/run"))
 
 
 @pytest.mark.parametrize("error", [ValueError("--out x:\nthere already"), OSError("--out x: there already")])
