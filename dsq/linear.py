@@ -10,8 +10,9 @@ of the product that consumes the tensor: K for y, N for dx, T for dw. The weight
 quantizes it there. It takes no bytes of the stash, so Qw may have more bits than the paper's Q1: max(q1, min(q0, 5)) by
 default (DSQConfig.min_weight_bits).
 
-A call goes linear -> _Linear.forward -> ops/linear_passes.py. Quantizers (quantizers.py) hold the formats of the three
-products as LinearMatMuls. linear_passes makes a plan of them for the shapes and dtypes, and runs it by dsq.kernels.
+A call goes linear -> _Linear.forward -> ops/linear_passes.py; in training under a stash policy, as by default, its mode
+takes it instead to QuantizedLinear.forward (stash/rules/products.py) -> linear_passes. Quantizers (quantizers.py) hold
+the formats of the three products as LinearMatMuls, of which linear_passes makes a plan for the shapes and dtypes.
 """
 
 from typing import Any
@@ -105,7 +106,7 @@ class _Linear(torch.autograd.Function):
         needs_dx, needs_dw = ctx.needs_input_grad[:2]
         plan = ctx.plan = linear_passes.plan_of(matmuls, x, w_NK, bias, seed is not None)
         ctx.seed = seed
-        # without direct calls a compiler sees each product, and removes duplicate packing by itself
+        # without direct calls a compiler or a mode sees each product, and may remove duplicate packing by itself
         may_share = (
             needs_dw and plan.direct_calls is not None and plan.x_for_dw.packs and not plan.x_for_dw.is_of_one_call
         )
@@ -117,7 +118,7 @@ class _Linear(torch.autograd.Function):
         y, saved_x = linear_passes.forward(plan, x, w_NK, bias, seed, stashing=needs_dw and shared_codes is None)
         if shared_inputs is not None and isinstance(saved_x, Codes):
             shared_inputs.put(key, x, saved_x)
-        saved_x = shared_codes or saved_x
+        saved_x = saved_x if shared_codes is None else shared_codes
         w = w_NK if needs_dx else None
         x_or_codes = (None, saved_x.codes, saved_x.scales) if isinstance(saved_x, Codes) else (saved_x, None, None)
         ctx.save_for_backward(w, *x_or_codes)

@@ -54,8 +54,8 @@ class Quantizers:
                 raise TypeError(f"q0, q1, q2 and q3 must be formats, as dsq.BFP(4), got {q!r}")
         formats = map(str, (self.q0, self.q1, self.q2, self.q3))
         words = *formats, self.rounding, self.gemm, str(self.min_weight_bits), str(int(self.always_draws))
-        drawn = any(operand.stochastic or operand.random_signs for operand in self.operands or ())
-        object.__setattr__(self, "draws", drawn or self.always_draws or self.rounding == "stochastic")
+        random = any(operand.stochastic or operand.random_signs for operand in self.operands or ())
+        object.__setattr__(self, "draws", random or self.always_draws or self.rounding == "stochastic")
         if self.operands is not None:
             words += (str(self.operands),)
         linear, activations = self._products(self.operands or self._operands_of_formats())

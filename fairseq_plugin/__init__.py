@@ -7,6 +7,7 @@ tasks.py        adds DSQ to a task; writes dsq_history.json and dsq_workload.jso
 extension.py    adds DSQ to fairseq's tasks, parsers, checkpoints and trainer
 state.py        converts a model, and saves and loads the state of the run in its checkpoints
 checkpoints.py  writes checkpoints whole, and checks them
+bleu_counts.py  reads the counts of BLEU in fairseq's checkpoints, as numbers alone
 loss_in_chunks.py  computes cross-entropies without the logits of a whole batch
 commands.py     dsq-preprocess, dsq-train, dsq-generate and other commands, and their error messages
 averaging.py    dsq-average

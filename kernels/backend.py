@@ -120,9 +120,8 @@ class MatMul:
     b: Operand
     result: Format | None = None  #: blocks along the last axis
     result_seed: int = 0
-    result_nearest: bool = (
-        False  #: whether to round the result to nearest even if the operands are rounded stochastically
-    )
+    #: whether to round the result to nearest even if the operands are rounded stochastically
+    result_nearest: bool = False
     exact: bool = True  #: by the fastest kernel whose products of values are exact; else in the operands' own dtype
     text: str = field(init=False, repr=False)  #: for ``parse_matmul``: a registered operator takes text
 
@@ -317,9 +316,8 @@ class Backend:
     affine_unpack: Callable[[AffineCodes, int, Groups, int, torch.dtype], Tensor]
     #: the kernels that multiply, in order of preference. PyTorch's matmul, which fits any product, is one of them
     gemms: tuple[GemmKernel, ...]
-    tuned: bool = (
-        False  #: of the kernels that fit, choose the fastest by measurement (kernels/tuning.py), else the first
-    )
+    #: of the kernels that fit, choose the fastest by measurement (kernels/tuning.py), else the first
+    tuned: bool = False
     build: str = ""  #: of compiled kernels: what tells builds apart, as another may have other times
     linear: FusedLinear | None = None  #: None: a linear layer runs kernel by kernel
     #: a context in which these kernels serve PyTorch's attention, in all threads; None: PyTorch's is as fast

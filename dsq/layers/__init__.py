@@ -3,6 +3,7 @@
 attention.py            nn.MultiheadAttention
 own_products.py         modules that multiply by parameters of their own, or queries by keys, in their forward
 experts_and_patches.py  transformers' experts, in parameters of three dimensions; nn.Conv2d of non-overlapping patches
+blocks.py               the repeated blocks of a model, and what stays in floating point at both ends
 forwards.py             hooks that mark the begin and the end of a converted model's forward
 of_transformers.py      GPT-2's Conv1D; attention in models of transformers (imports transformers)
 

@@ -5,6 +5,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 
 class SeedOffset:
@@ -29,8 +30,10 @@ def draw() -> int:
 
 
 def _in_autograd_function() -> bool:
-    """Return whether a frame is the forward of an autograd function: its first argument is ``ctx`` by convention."""
+    """Return whether a frame is the forward of an autograd function, whose first argument, ``ctx``, is its context."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_varnames[:1] != ("ctx",):
+    while frame is not None and not (
+        frame.f_code.co_varnames[:1] == ("ctx",) and isinstance(frame.f_locals.get("ctx"), FunctionCtx)
+    ):
         frame = frame.f_back
     return frame is not None

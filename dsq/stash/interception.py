@@ -30,8 +30,8 @@ from dsq.ops.torch_checkpoint import (
 from dsq.quantizers import Quantized
 from dsq.stash.controller import RUNNING, Controller, PolicyStatus, run_under
 from dsq.stash.rules import ALSO_WITHOUT_GRADIENT, RULES, Rule
-from dsq.stash.saved_forms import EXACT_CODEC, Codec
-from dsq.stash.segment_inputs import code_inputs, exact_inputs, set_inputs
+from dsq.stash.saved_forms import NO_CODEC, Codec
+from dsq.stash.segment_inputs import code_inputs, inputs_of, set_inputs
 from dsq.stash.stash import Stash
 
 _TENSORS = (Tensor, nn.Parameter)
@@ -76,8 +76,9 @@ class Interception(TorchFunctionMode):
         self.entered: tuple[tuple[Controller, nn.Module], ...] = ()  #: policies; () before a checkpoint
         #: each policy's level; filled in again when the forward ends, as "auto" may be decided in it
         self.levels: list[str] = []
-        self.segments: list[tuple[Any, list[Any]]] = []  #: of checkpoints that run, outer first, and exact inputs
-        self.around = innermost_hooks() and segment_now()  #: the segment that this forward, of a part, lies in
+        self.segments: list[tuple[Any, list[Any]]] = []  #: of checkpoints that run, outer first, and their inputs
+        #: the segment that this forward, of a part, lies in
+        self.outer_segment = None if innermost_hooks() is None else segment_now()
 
     @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -128,8 +129,8 @@ class Interception(TorchFunctionMode):
             if not self.entered:
                 self.entered = tuple(RUNNING.entered.items())
                 self.levels += levels_now(self.entered)
-            recompute_under(segment, recompute_at_level, self.entered, self.levels, segment is not self.around)
-            inputs = exact_inputs(segment)
+            recompute_under(segment, recompute_at_level, self.entered, self.levels, segment is not self.outer_segment)
+            inputs = inputs_of(segment)
             if code_inputs(segment, lambda x: self.stash.code(x, "boundary")):
                 self.segments.append((segment, inputs))
         self.stash.enter_segment(segment)
@@ -211,7 +212,7 @@ class RulePolicy(Controller):
 
     def codec(self, module: nn.Module) -> Codec:
         """Return the codec of the forward that begins."""
-        return EXACT_CODEC
+        return NO_CODEC
 
     @contextmanager
     def enter(self, module: nn.Module) -> Iterator[None]:
@@ -258,4 +259,4 @@ class RulePolicy(Controller):
 def stash_now() -> Stash:
     """Return the stash of the policy of the table in whose forward this thread is; one that codes nothing without one.
     For autograd functions of other policies."""
-    return RUNNING.stashes[-1] if RUNNING.stashes else Stash(EXACT_CODEC)
+    return RUNNING.stashes[-1] if RUNNING.stashes else Stash(NO_CODEC)

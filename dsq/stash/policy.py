@@ -50,7 +50,8 @@ def register(
     """
 
     def enter(attach: Callable[..., Controller]) -> Callable[..., Controller]:
-        assert name not in _POLICIES, f"policy {name} registered twice"
+        if name in _POLICIES:
+            raise ValueError(f"policy must have a name of its own, got {name!r}, which is registered")
         _POLICIES[name] = Policy(name, attach, frozenset(composes_with), compiles)
         return attach
 

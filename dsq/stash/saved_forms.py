@@ -43,12 +43,12 @@ class Codec(Protocol):
         ...
 
 
-class _ExactCodec:
+class _NoCodec:
     def encode(self, values: Tensor, order: MemoryOrder, role: Role) -> None:
         return None
 
 
-EXACT_CODEC = _ExactCodec()  #: the codec that saves every tensor exact
+NO_CODEC = _NoCodec()  #: the codec that saves every tensor exact
 
 
 def encode_blocks(values: Tensor, fmt: Format) -> Encoded:

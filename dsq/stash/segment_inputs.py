@@ -15,7 +15,7 @@ from dsq.ops.torch_checkpoint import MODULE
 from dsq.stash.saved_forms import Saved, SavedForm, read, refuse_create_graph, split
 
 
-def exact_inputs(segment: Any) -> list[Any]:
+def inputs_of(segment: Any) -> list[Any]:
     """Return the inputs as PyTorch saves them; none where ``code_inputs`` took them, and in PyTorch 2.11."""
     return getattr(segment, "saved_args", [])
 
@@ -27,7 +27,7 @@ def code_inputs(segment: Any, code: Callable[[Tensor], Saved]) -> bool:
     Inputs that went through hooks stay there. They may unpack a tensor once, and in a backward alone (TRL's
     ``activation_offloading``). An outer segment's save nothing, and would recompute it here, in its own forward.
     """
-    arguments = exact_inputs(segment)
+    arguments = inputs_of(segment)
     if not arguments or any(getattr(argument, "unpack_hook", None) is not None for argument in arguments):
         return False
     saved: list[Any] = []
@@ -73,7 +73,7 @@ def saved_behind(hook: Any) -> tuple[Any, ...]:
     segment = next(cell for cell in _cells(hook) if isinstance(cell, _CheckpointFrame))
     recompute = segment.recompute_fn
     recompute = recompute.args[-1] if isinstance(recompute, partial) else recompute  # under policies
-    return exact_inputs(segment), getattr(segment, "get_inputs", None), _cells(recompute)
+    return inputs_of(segment), getattr(segment, "get_inputs", None), _cells(recompute)
 
 
 def _cells(function: Any) -> list[Any]:

@@ -27,8 +27,8 @@ def elements_gemm(codec: CodecKernels) -> GemmKernel:
 
 def bfloat16_elements_gemm(codec: CodecKernels) -> GemmKernel:
     """Return the kernel "bfloat16 elements"."""
-    fits = codec.library.fits_with("GEMM_BFLOAT16", _fits_bfloat16)
-    run = partial(_multiply_bfloat16, bfloat16_gemm(codec.library, "bfloat16"))
+    fits = codec.library.fits_with("GEMM_BFLOAT16", _fits_bfloat16_elements)
+    run = partial(_multiply_bfloat16_elements, bfloat16_gemm(codec.library, "bfloat16"))
     return GemmKernel("bfloat16 elements", fits, run, packed=True, convert=partial(_as_bfloat16, codec))
 
 
@@ -68,14 +68,16 @@ def _has_float32_scales(operand: Operand, contracted: int) -> bool:
 # ---- elements that bfloat16 holds
 
 
-def _fits_bfloat16(matmul: MatMul, dtype: torch.dtype) -> bool:
+def _fits_bfloat16_elements(matmul: MatMul, dtype: torch.dtype) -> bool:
     operands = zip((matmul.a, matmul.b), matmul.contracted(), strict=True)
     scaled = all(_has_float32_scales(*operand) for operand in operands)
     exact = all(isinstance(x.format, GridFormat) and x.format.grid.significand_bits <= 8 for x in (matmul.a, matmul.b))
     return scaled and exact and wants_exact(matmul, dtype)
 
 
-def _multiply_bfloat16(gemm: GemmKernel, matmul: MatMul, a: _Elements, b: _Elements, bias_N: Tensor | None) -> Tensor:
+def _multiply_bfloat16_elements(
+    gemm: GemmKernel, matmul: MatMul, a: _Elements, b: _Elements, bias_N: Tensor | None
+) -> Tensor:
     return _scaled(gemm.run(matmul, a.elements, b.elements, None), a, b, bias_N)
 
 

@@ -38,9 +38,8 @@ def _block_reduce(x_ORC: Tensor, fmt: Format, layout: Layout, reduce: Callable[[
         return reduce(x_ORC.flatten(), 0).view(1) if x_ORC.numel() else x_ORC.new_zeros(1)
     dim = 1 if layout.along_rows else 2
     size = x_ORC.shape[dim]
-    block_size = min(
-        fmt.block_size, max(size, 1)
-    )  # a block longer than the tensor needs no memory for what is not there
+    # a block longer than the tensor needs no memory for what is not there
+    block_size = min(fmt.block_size, max(size, 1))
     blocks = -(-size // block_size)
     padding = blocks * block_size - size
     padded = torch.nn.functional.pad(x_ORC, (0, 0, 0, padding) if layout.along_rows else (0, padding))
@@ -54,7 +53,7 @@ def _block_extremes(x_ORC: Tensor, fmt: Format, layout: Layout) -> tuple[Tensor,
     return torch.maximum(most, -least), most >= -least
 
 
-def _power_of_two(exponent: Tensor) -> Tensor:
+def _float64_power(exponent: Tensor) -> Tensor:
     """2.0**exponent, built from the bits of a float64: exact, which pow and exp2 need not be."""
     return ((exponent + 1023) << 52).view(torch.float64)
 
@@ -83,7 +82,7 @@ def _power_scales(x_ORC: Tensor, fmt: Format, layout: Layout) -> Tensor:
 
 def _power_steps(scales: Tensor, fmt: Format, layout: Layout) -> Tensor:
     stored = scales.long()
-    return torch.where(stored == NAN_EXPONENT, torch.nan, _power_of_two(stored - BIAS - (fmt.bits - 2)))
+    return torch.where(stored == NAN_EXPONENT, torch.nan, _float64_power(stored - BIAS - (fmt.bits - 2)))
 
 
 # ---- a signed E4M3 number a block, a power of two a tensor: dsq.formats.SignedNVInt
@@ -113,7 +112,7 @@ def _e4m3_scales(x_ORC: Tensor, fmt: Format, layout: Layout) -> Tensor:
 def _e4m3_steps(scales: Tensor, fmt: Format, layout: Layout) -> Tensor:
     blocks, tensor = scales[:-1].long(), scales[-1].long()
     field, mantissa = blocks % SIGN >> 3, blocks & 7  # 127, which no kernel writes, is 480 here, not OCP's NaN
-    size = torch.where(field == 0, 2 * mantissa, 8 + mantissa) * _power_of_two(field - 10)
+    size = torch.where(field == 0, 2 * mantissa, 8 + mantissa) * _float64_power(field - 10)
     size *= _unit((tensor - BIAS).clamp(*SignedNVInt.exponents), fmt)
     step = torch.where(blocks >= SIGN, -size, size)
     return torch.where(tensor == NAN_EXPONENT, torch.nan, step).view(layout.block_shape(fmt.block_size))
@@ -121,7 +120,7 @@ def _e4m3_steps(scales: Tensor, fmt: Format, layout: Layout) -> Tensor:
 
 def _unit(exponent: Tensor, fmt: Format) -> Tensor:
     """T of dsq.formats.SignedNVInt."""
-    return _power_of_two(exponent - fmt.bits - 6)
+    return _float64_power(exponent - fmt.bits - 6)
 
 
 def _e4m3_divide(x_ORC: Tensor, step_ORC: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class _Scales(NamedTuple):
     def steps(self, fmt: GridFormat) -> Tensor:
         """Return the float32 that elements are multiplied by."""
         if fmt.scale == "e8m0":
-            return torch.where(self.scale > 127, torch.nan, _power_of_two(self.scale))
+            return torch.where(self.scale > 127, torch.nan, _float32_power(self.scale))
         return self.scale if self.of_tensor is None else self.scale.float() * self.of_tensor
 
     def stored(self, fmt: GridFormat) -> Tensor:
@@ -114,9 +114,9 @@ def _values(t: Tensor, scales: _Scales, fmt: GridFormat) -> Tensor:
 def round_to(grid: Grid, t: Tensor, u: Tensor | None = None) -> Tensor:
     """``t`` (float32) rounded to the magnitudes of ``grid``, in new memory: to nearest, or by uniform numbers ``u``."""
     step = _exponent(t).clamp_(min=grid.lowest).sub_(grid.digits)
-    k = t * _power_of_two(-step)
+    k = t * _float32_power(-step)
     k = k.round_() if u is None else torch.copysign(k.abs().floor() + (u < k.abs().frac()), k)
-    return k.mul_(_power_of_two(step)).clamp_(-grid.largest, grid.largest)
+    return k.mul_(_float32_power(step)).clamp_(-grid.largest, grid.largest)
 
 
 def _exponent(x: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def _exponent(x: Tensor) -> Tensor:
     return (x.contiguous().view(torch.int32) >> 23).bitwise_and_(255).sub_(127)
 
 
-def _power_of_two(exponent: Tensor) -> Tensor:
+def _float32_power(exponent: Tensor) -> Tensor:
     """2.0**exponent, exact, for -127 <= exponent <= 127."""
     bits = (exponent + 127) << 23
     return torch.where(exponent == -127, 1 << 22, bits).int().view(torch.float32)
@@ -148,7 +148,7 @@ def _e8m0(largest: Tensor, fmt: GridFormat) -> _Ruled:
     if fmt.rule != "rceil":
         exponent -= grid.top
     exponent.clamp_(-127, 127)
-    return _power_of_two(-exponent), _Scales(exponent.masked_fill(broken, E8M0_NAN - 127), None, None), broken
+    return _float32_power(-exponent), _Scales(exponent.masked_fill(broken, E8M0_NAN - 127), None, None), broken
 
 
 def _e4m3(largest: Tensor, fmt: GridFormat) -> _Ruled:
@@ -214,7 +214,7 @@ def _joined(v: Tensor, fmt: GridFormat, layout: Layout) -> Tensor:
 def _codes(t: Tensor, grid: Grid) -> Tensor:
     """Return the code of each element: the place of its magnitude, and its sign as the highest bit; int32."""
     exponent = _exponent(t).clamp_(min=grid.lowest)
-    index = (t.abs() * _power_of_two(grid.digits - exponent)).int() + ((exponent - grid.lowest) << grid.digits)
+    index = (t.abs() * _float32_power(grid.digits - exponent)).int() + ((exponent - grid.lowest) << grid.digits)
     return index | (t.signbit().int() << (grid.bits - 1))
 
 

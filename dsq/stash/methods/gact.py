@@ -42,7 +42,7 @@ from dsq.stash.policy import register
 from dsq.stash.saved_forms import Codec, Decode, Encoded
 from dsq.stash_bits import GACT_GROUP, Role
 
-EXACT = 32  #: the width that stands for "saved exact"
+UNCODED = 32  #: the width that stands for a tensor as it is
 #: bits that a code may have, narrowest first
 WIDTHS = tuple(range(1, 9))
 
@@ -57,7 +57,7 @@ def encode(values_N: Tensor, bits: int, seed: int) -> Encoded:
 
 def rounding_variance(bits: int) -> float:
     """Return S(b): how the variance of the rounding depends on the bits (assumption B2); 0 for an exact tensor."""
-    return 0.0 if bits == EXACT else (2.0**bits - 1) ** -2
+    return 0.0 if bits == UNCODED else (2.0**bits - 1) ** -2
 
 
 Counts = tuple[int, ...]  #: values of each tensor that one kind of input makes the model save, in order
@@ -85,7 +85,7 @@ class BitPlan:
         c = tuple(
             c * size / max(size_then, 1) for c, size, size_then in zip(sensitivities, sizes, sizes_then, strict=True)
         )
-        return allocate(c, sizes, self.bits * sum(sizes), (*WIDTHS, EXACT))
+        return allocate(c, sizes, self.bits * sum(sizes), (*WIDTHS, UNCODED))
 
 
 @lru_cache(maxsize=64)  # of the kinds of input that training has
@@ -161,7 +161,7 @@ class TrainingForward:
         bits = bits if expected == size else self.plan.uniform
         self.sizes.append(size)
         self.bits.append(bits)
-        if bits == EXACT:
+        if bits == UNCODED:
             return None
         code = encode(flat, bits, _seed_of(*self.seed, index))
         if not self.measured:

@@ -30,13 +30,13 @@ def pool(kind: str, dimensions: int) -> Any:
     """Return the rule of F.max_pool{1,2,3}d, or of F.avg_pool{1,2,3}d. A pool over one axis is one over two, as in
     PyTorch."""
     function = getattr(F, f"{kind}_pool{dimensions}d")
-    usual = _OPTIONS[kind]
+    defaults = _OPTIONS[kind]
     axes = max(2, dimensions)
 
-    def run(stash: Stash, input: Tensor, kernel_size: Any, *rest: Any, **named: Any) -> Any:
-        options = {"kernel_size": kernel_size} | usual | dict(zip(usual, rest, strict=False)) | named
+    def run(stash: Stash, input: Tensor, kernel_size: Any, *args: Any, **keywords: Any) -> Any:
+        options = {"kernel_size": kernel_size} | defaults | dict(zip(defaults, args, strict=False)) | keywords
         if options.pop("return_indices", False) or input.dim() != dimensions + 2:
-            return function(input, kernel_size, *rest, **named)
+            return function(input, kernel_size, *args, **keywords)
         for name, one in _BESIDE.items():
             if name in options:
                 sizes = [] if options[name] is None else as_tuple(options[name], dimensions)

@@ -103,7 +103,7 @@ def test_a_segment_is_found_while_its_forward_runs_alone():
     assert not torch_checkpoint._MISSING
     assert torch_checkpoint.segment_now() is None
     assert not torch_checkpoint.is_open(outer)
-    assert torch.equal(segment_inputs.exact_inputs(outer)[0].unpack(), x)
+    assert torch.equal(segment_inputs.inputs_of(outer)[0].unpack(), x)
     calls = []
 
     def around(name, run, *inputs):
