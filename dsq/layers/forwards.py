@@ -13,22 +13,12 @@ from dsq.quantizers import Quantized
 
 def bound_forwards(model: nn.Module) -> Callable[[nn.Module], Any]:
     """Let calls of ``model``, and of its parts with several converted layers, bound a forward; return the inverse."""
-    layers: dict[nn.Module, int] = {}
-    _count_layers(model, layers)
-    for module, count in layers.items():
-        if count > 1 or (module is model and not isinstance(model, Quantized)):
+    for module in model.modules():
+        layers = sum(isinstance(part, Quantized) for part in module.modules())
+        if layers > 1 or (module is model and not isinstance(model, Quantized)):
             module.register_forward_pre_hook(_begin, prepend=True)
             module.register_forward_hook(_end, always_call=True)
     return free_forwards
-
-
-def _count_layers(module: nn.Module, layers: dict[nn.Module, int]) -> int:
-    """Enter in ``layers`` the number of converted layers of ``module``, itself included, and of each of its parts."""
-    if module not in layers:
-        layers[module] = isinstance(module, Quantized) + sum(
-            _count_layers(child, layers) for child in module.children()
-        )
-    return layers[module]
 
 
 def free_forwards(model: nn.Module) -> Callable[[nn.Module], Any]:

@@ -210,14 +210,11 @@ class _Watched(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         measure, ctx.measure = ctx.measure, None
-        if measure is not None and not torch.is_grad_enabled() and not any(map(_is_batch, gradients)):
+        # of is_grads_batched=True, a gradient stands for several, none of which is a training step's
+        several = any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in gradients)
+        if measure is not None and not torch.is_grad_enabled() and not several:
             measure(gradients)
         return None, *gradients
-
-
-def _is_batch(gradient: Tensor | None) -> bool:
-    """Return whether it stands for several, under is_grads_batched=True: none of them is a training step's."""
-    return gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)
 
 
 def sensitivities(gradient: Callable[[], Sequence[Tensor]], duals: Sequence[Dual], variance: float) -> list[float]:
