@@ -168,7 +168,7 @@ def parse_matmul(text: str) -> MatMul:
 
 def _operand(values: tuple[Any, ...]) -> Operand:
     fmt, *options, first = values
-    return Operand(fmt and parse_format(fmt), *options, first and _operand(first))
+    return Operand(*[fmt and parse_format(fmt), *options, first and _operand(first)])
 
 
 def _as_tuple(record: Operand | MatMul) -> tuple[Any, ...]:
