@@ -199,11 +199,6 @@ def is_conversion_root(module: nn.Module) -> bool:
     return _ROOT in vars(module)
 
 
-def conversion_root(model: nn.Module) -> nn.Module | None:
-    """Return the first module, ``model`` or a part of it, that ``convert`` was called with; None if nothing changed."""
-    return next(filter(is_conversion_root, model.modules()), None)
-
-
 def converted_parts(model: nn.Module) -> list[nn.Module]:
     """Return the parts of ``model`` that ``convert`` was called with, if it was not called with all of it.
 

@@ -21,7 +21,6 @@ from dsq.arguments import check_keys, whole_number
 from dsq.config import DSQConfig
 from dsq.conversion import (
     check_conversion,
-    conversion_root,
     convert,
     converted,
     converted_parts,
@@ -97,7 +96,7 @@ class DynamicPrecision:
         set_level(model, self.config, 0)
         self._first: FirstTraining | None = None  #: that is to decide, or did
         self._await_decision()
-        self._converted = conversion_root(model)
+        self._converted = next(filter(is_conversion_root, model.modules()), None)
         self._calls = 0  #: of the model, at the latest record
         self._records_without_call = _MAX_RECORDS_WITHOUT_CALL - 1  #: so that the first one is warned of
         self._check: GradientCheck | None = None

@@ -158,12 +158,6 @@ def _bf16_without_tpu(parse):
     return parse_args_and_arch
 
 
-def _evaluate_literals() -> None:
-    for name, module in sys.modules.items():
-        if name.partition(".")[0] == "fairseq":
-            vars(module)["eval"] = evaluate  # found before Python's own
-
-
 def silence_deprecations() -> None:
     """Hide deprecation warnings between fairseq, hydra and torch."""
     for module in (r"hydra\.", r"fairseq\.tasks\.fairseq_task", r"torch\.utils\.data\.dataloader"):
@@ -173,7 +167,9 @@ def silence_deprecations() -> None:
 
 
 torch.serialization.add_safe_globals([argparse.Namespace])
-_evaluate_literals()
+for _name, _loaded in sys.modules.items():
+    if _name.partition(".")[0] == "fairseq":
+        vars(_loaded)["eval"] = evaluate  # found before Python's own
 silence_deprecations()
 _after_init(TransformerEncoderLayerBase, _drop_fused_copy)
 TransformerEncoderLayerBase._load_from_state_dict = _load_without_fused_copy

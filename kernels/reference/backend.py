@@ -3,10 +3,12 @@
 Shape suffixes: M rows, N columns, K the contraction.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from dsq.formats import Format, GridFormat, Layout
+from dsq.formats import Format, GridFormat
 from dsq.kernels.backend import Backend, GemmKernel, MatMul
 from dsq.kernels.reference import codec, grids, stash
 from dsq.kernels.reference.formats import SCALINGS
@@ -23,28 +25,16 @@ FLOAT64 = GemmKernel("float64", lambda *_: True, _in_float64)
 TORCH = GemmKernel("torch", lambda *_: True, lambda _, a, b, bias: a @ b if bias is None else torch.addmm(bias, a, b))
 
 
-def _quantize(x: Tensor, fmt: Format, layout: Layout, seed: int | None, dtype: torch.dtype) -> Tensor:
-    if isinstance(fmt, GridFormat):
-        return grids.quantize(x, fmt, layout, seed, dtype)
-    return codec.quantize(x, fmt, layout, seed, dtype)
-
-
-def _pack(x: Tensor, fmt: Format, layout: Layout, seed: int | None) -> tuple[Tensor, Tensor]:
-    return grids.pack(x, fmt, layout, seed) if isinstance(fmt, GridFormat) else codec.pack(x, fmt, layout, seed)
-
-
-def _unpack(codes: Tensor, scales: Tensor, fmt: Format, layout: Layout, dtype: torch.dtype) -> Tensor:
-    if isinstance(fmt, GridFormat):
-        return grids.unpack(codes, scales, fmt, layout, dtype)
-    return codec.unpack(codes, scales, fmt, layout, dtype)
+def _codec_of(fmt: Format) -> Any:
+    return grids if isinstance(fmt, GridFormat) else codec
 
 
 REFERENCE = Backend(
     name="reference",
     formats=frozenset(SCALINGS),
-    quantize=_quantize,
-    pack=_pack,
-    unpack=_unpack,
+    quantize=lambda x, fmt, *args: _codec_of(fmt).quantize(x, fmt, *args),
+    pack=lambda x, fmt, *args: _codec_of(fmt).pack(x, fmt, *args),
+    unpack=lambda codes, scales, fmt, *args: _codec_of(fmt).unpack(codes, scales, fmt, *args),
     pack_mask=stash.pack_mask,
     unpack_mask=stash.unpack_mask,
     apply_mask=stash.apply_mask,
