@@ -37,8 +37,8 @@ def plan(workload: str, hardware: str = "a100-80gb", **options: Any) -> "Plan":
 
 
 def compare_devices(workload: str, **options: Any) -> "list[Plan]":
-    """Return the plan for each device that has a profile and fits the training, the fastest first: `dsq-cost plan
-    --hardware all`. Largest batches are left out.
+    """Return the plan for each device that has a profile, first of those that fit the training, the fastest first:
+    `dsq-cost plan --hardware all`. Largest batches are left out.
 
     Args:
         workload: a model's name or a config.json.
@@ -58,7 +58,7 @@ def compare_devices(workload: str, **options: Any) -> "list[Plan]":
             faults.append(error)
     if not plans:
         raise faults[0]
-    return sorted((plan for plan in plans if plan.best.fits), key=lambda plan: -plan.best.tokens_per_second)
+    return sorted(plans, key=lambda plan: (not plan.best.fits, -plan.best.tokens_per_second))
 
 
 def _question(

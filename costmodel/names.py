@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 
 #: what names leave out: all but letters and digits, and words of a device's full name, as "NVIDIA A100-SXM4-80GB"
-_LEFT_OUT = re.compile(r"[^a-z0-9]|nvidia|geforce|tesla|amd|instinct|sxm\d?")
+_LEFT_OUT = re.compile(r"[^a-z0-9]|nvidia|geforce|tesla|amd|instinct|sxm\d?|hbm\d?e?")
 
 
 def refuse(*faults: tuple[object, str]) -> None:

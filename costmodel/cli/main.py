@@ -6,6 +6,7 @@ Nothing here needs numpy, for --help to be quick.
 
 import argparse
 import difflib
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -89,6 +90,14 @@ def parser() -> OneLineParser:
     return top
 
 
+def whole(text: str) -> int:
+    """Read a whole number, as argparse's type: 2048, 2e3. Raises ValueError."""
+    return int(float(text)) if re.fullmatch(r"\d+e\d", text) else int(text)
+
+
+whole.__name__ = "int"  # which argparse's errors name
+
+
 def _examples(examples: Sequence[str]) -> str:
     return "\n".join(["examples:", *(f"  dsq-cost {example}".rstrip() for example in examples)])
 
@@ -102,7 +111,7 @@ def _add_options(group: argparse._ActionsContainer, options: Options) -> None:
         if instead not in exclusive:
             exclusive[instead] = group.add_mutually_exclusive_group()
         if how.get("metavar") in ("N", "number") or isinstance(how.get("choices", [""])[0], int):
-            how["type"] = int
+            how["type"] = whole
         elif words.startswith("--") and not how.keys() & {"metavar", "choices"}:
             how["action"] = "store_true"
         exclusive[instead].add_argument(*words.split(), **how)

@@ -20,6 +20,9 @@ from dsq.costmodel.names import completed, refuse, suggestion
 from dsq.formats import BFP, FORMATS, NAMED, WIDEST, FixedPoint, Format, Identity, parse_format
 
 DEFAULT_HARDWARE = "a100-80gb"
+#: other names of profiles, with the memory of the usual card
+ALIASES = {"h100-80gb": "h100", "h100-pcie-80gb": "h100-pcie", "h800-80gb": "h800", "v100-32gb": "v100"}
+ALIASES |= {"h200-141gb": "h200", "b200-180gb": "b200", "b200-192gb": "b200", "mi300x-192gb": "mi300x"}
 _PROFILES = Path(__file__).with_name("profiles")
 PICO, NANO, MICRO = 1e-12, 1e-9, 1e-6
 #: of the figures of a file: what is made of others overflows
@@ -214,7 +217,8 @@ def load_hardware(name: str) -> Hardware:
     """Return a named profile, or the TOML file at a path. Raises ValueError that names a missing or mistyped field."""
     path = Path(name)
     if path.suffix != ".toml":
-        name = completed("hardware", name, profile_names(), ", or a .toml file")
+        name = completed("hardware", name, [*profile_names(), *ALIASES], ", or a .toml file")
+        name = ALIASES.get(name, name)
         path = _PROFILES / f"{name}.toml"
     data = read_toml(path, f"hardware file {name}")
     try:

@@ -37,16 +37,13 @@ ASKED = (
     *("devices", "zero", "tensor", "pipeline", "accumulate"),
     *("optimizer", "offload", "foreach", "in_backward", "compiled"),
 )
+#: counts of devices that `Plan.least_devices` tries
+COUNTS = tuple(2**power for power in range(11))
 #: batches that advice tries
 MAX_ADVISED = 64
 #: CATEGORIES, as JSON has them
 _SHORT = ("param_GB", "grad_GB", "optim_GB", "activ_GB", "stash_GB", "logits_GB", "temp_GB")
-_BOUNDS = {
-    "compute": "arithmetic",
-    "memory": "memory bandwidth",
-    "link": "the link between devices",
-    "host": "Python, which launches its kernels",
-}
+_BOUNDS = {"link": "the link between devices", "host": "Python, which launches its kernels"}
 
 
 @dataclass(frozen=True)
@@ -144,6 +141,10 @@ class Question(Training):
             for stage in stages
         )
         return tuple(fused) if self.compiled else stages
+
+    def memory_of(self, method: Method, **sizes: Any) -> Memory:
+        """Return the memory of the device that holds most; sizes: in place of the step's."""
+        return sharded_memory(self.stages(method, **sizes), method, self.shard, self.accumulate)
 
     def ask(self) -> "Plan":
         """Return the answer. Raises ValueError for what cannot be planned."""
@@ -258,10 +259,11 @@ class Plan:
         first = f"{model} fits in the {room}: {best.method.name} {peak}{', which is tight' * best.tight}"
         if batch := self.largest_batch:
             items = "images" if self.workload.patches else "sequences"
-            first += f", and the largest batch that fits has {self._stated(batch, items)}"
+            first += f", and by allocated memory the largest batch that fits has {self._stated(batch, items)}"
         if context := self.longest_context:
             first += f", the longest context {self._stated(context, 'tokens')}"
             first += "" if question.step.beyond_positions() else self._beyond(context.size)
+        first += self._with_chunks
         if not best.fits:
             most = max(sizes, key=lambda name: sizes[name]).replace("temporary", "temporaries")
             first = (
@@ -271,7 +273,9 @@ class Plan:
         takes = f"{_time(step.launched)} ({low} to {high})" if step.low < step.high else f"at least {low}"
         unit, tokens = self._unit
         second = f"A step of {best.tokens // tokens:,} {unit} takes {takes}, "
-        second += f"{self._rate(best)}, bound by {_BOUNDS[step.bound]}; {self.advice}.{self._of_training}"
+        shares = f"{1 - step.waiting:.0%} arithmetic, {step.waiting:.0%} DRAM"
+        bound = f"bound by {_BOUNDS[step.bound]}" if step.bound in _BOUNDS else shares
+        second += f"{self._rate(best)}, {bound}; {self.advice}.{self._of_training}"
         return re.sub(r"\b1 (sequence|token|image)s\b", r"1 \1", f"{first}. {second}")
 
     def _stated(self, most: Most, unit: str) -> str:
@@ -307,29 +311,61 @@ class Plan:
         return longest
 
     @property
+    def _with_chunks(self) -> str:
+        """What --chunked-loss makes of both; empty: they were not asked, or grow by less than WORTH_IT."""
+        chunked, methods = _by_chunks(self.question), {row.method.name: row.method for row in self.rows}
+        grown = list[str]()
+        for unit, most in (("sequences", self.largest_batch), ("tokens", self.longest_context)):
+            if chunked and most and not most.capped:
+                table = load_shapes(chunked.step.workload).table_positions if unit == "tokens" else 0
+                size = largest(chunked, methods[most.method], unit, table or MAX_TOKENS, most.size)
+                grown += [f"{size:,} {unit}"] if size > WORTH_IT * most.size else []
+        return f" (with --chunked-loss {', '.join(grown)})" if grown else ""
+
+    @cached_property
+    def least_devices(self) -> str:
+        """The fewest devices that a shown method fits, and the least stage of ZeRO that it needs: "8, ZeRO 3"; empty:
+        not even COUNTS do."""
+        question, methods = self.question, [row.method for row in self.shown]
+        for count in COUNTS if question.hardware.link else COUNTS[:1]:
+            for zero in range(1 + (_most_zero(question) if count > 1 else 0)):
+                changed = [replace(method, devices=count, zero=zero) for method in methods]
+                if any(question.memory_of(method).peak <= question.memory for method in changed):
+                    return f"{count * question.shard.devices}" + f", ZeRO {zero}" * bool(zero)
+        return ""
+
+    @property
     def _best_first(self) -> list[MethodCost]:
         """The rows that are shown: the best one, then those of least memory."""
         return sorted(self.shown, key=lambda row: (row is not self.best, row.memory.peak))
 
-    @property
-    def hours(self) -> float:
-        """The time of the whole training."""
-        return self.question.train_tokens / self.best.tokens_per_second / 3600
+    @cached_property
+    def _priced(self) -> tuple[str, Question, MethodCost] | None:
+        """What hours and price are of: this step, or the advised one if it does not fit; None: there is none."""
+        return ("", self.question, self.best) if self.best.fits else self.change_to_fit
 
     @property
-    def cost(self) -> float:
+    def hours(self) -> float | None:
+        """The time of the whole training."""
+        return self.question.train_tokens / self._priced[2].tokens_per_second / 3600 if self._priced else None
+
+    @property
+    def cost(self) -> float | None:
         """The price of the whole training, all devices together."""
-        return self.hours * self.question.price * self.question.devices * self.question.shard.devices
+        if self._priced is None or self.hours is None:
+            return None
+        return self.hours * self.question.price * self._priced[1].devices * self._priced[1].shard.devices
 
     @property
     def _of_training(self) -> str:
-        """A sentence on the whole training; empty: not asked."""
-        if not self.question.train_tokens or not self.best.fits:
+        """A sentence on the whole training; empty: not asked, or nothing fits."""
+        if not self.question.train_tokens or not self._priced:
             return ""
+        change = f"With {self._priced[0]} " if self._priced[0] else ""
         price = (
             f" and cost {self.cost:,.0f} at {self.question.price:g} an hour and device" if self.question.price else ""
         )
-        return f" {self.question.train_tokens:,.0f} tokens take {self.hours:,.1f} hours{price}."
+        return f" {change}{self.question.train_tokens:,.0f} tokens take {self.hours:,.1f} hours{price}."
 
     @property
     def _unit(self) -> tuple[str, int]:
@@ -350,8 +386,8 @@ class Plan:
         quickest, change = WORTH_IT * self.best.tokens_per_second, ""
         step, questions = self.question.step, {"": self.question}
         most = max(MAX_ADVISED, 2 * (step.sequences or load_shapes(step.workload).sequences))
-        if not step.chunked_loss and self.best.memory.categories["logits"]:  # without them a larger batch fits
-            questions["--chunked-loss "] = replace(self.question, step=replace(step, chunked_loss=True))
+        if self.best.memory.categories["logits"] and (chunked := _by_chunks(self.question)):
+            questions["--chunked-loss "] = chunked  # without logits a larger batch fits
         for option, question in questions.items():
             own_first = sorted(self.rows, key=lambda row: row is not self.best)
             for method, fitting in ((row.method, row.largest_batch) for row in own_first if row.method.trusted):
@@ -364,14 +400,21 @@ class Plan:
         return f"cheapest change that helps: {change}" if change else "a larger batch would not make it quicker"
 
     def _to_fit(self) -> str:
+        if self.change_to_fit is None:
+            return "no change that dsq-cost knows makes it fit: take a smaller model or larger devices"
+        option, _, row = self.change_to_fit
+        return f"cheapest change that helps: {option} ({row.method.name}: {_size(row.memory.peak)})"
+
+    @cached_property
+    def change_to_fit(self) -> tuple[str, Question, MethodCost] | None:
+        """The cheapest change that makes it fit: its option, its question, its quickest row; None: there is none."""
         fitting = [row.largest_batch or 0 for row in self.rows if row.method.trusted]
         for option, changed in _changes(self.question, max(fitting, default=0)):
             methods = [method for method in changed.compared() if method.trusted]
             rows = [row for row in (_costed(changed, one, changed.stages(one)) for one in methods) if row.fits]
             if rows:
-                best = max(rows, key=lambda row: row.tokens_per_second)
-                return f"cheapest change that helps: {option} ({best.method.name}: {_size(best.memory.peak)})"
-        return "no change that dsq-cost knows makes it fit: take a smaller model or larger devices"
+                return option, changed, max(rows, key=lambda row: row.tokens_per_second)
+        return None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as JSON has it: answer, workload, hardware, methods, notes."""
@@ -394,7 +437,7 @@ class Plan:
         parts = [f"{question.devices} data parallel, ZeRO {question.zero}", *filter(None, [str(question.shard)])]
         unfused = [row.method.name for row in rows if row.fits and row.memory.totals[-1] + row.copied > question.memory]
         on_cpu = question.hardware.cpu
-        left_out = "what a process takes besides (up to 0.1 GB)" if on_cpu else "the CUDA context (0.5 GB)"
+        left_out = ", workspaces and what a process takes besides (up to 0.1 GB)" if on_cpu else " and workspaces"
         units = {peak.datatype for peak in question.hardware.peaks}
         doubted = ", ".join(row.method.name for row in rows if not row.method.trusted)
         shown = "" if question.methods else ", nor shown without --all"
@@ -436,7 +479,7 @@ class Plan:
             ),
             (
                 True,
-                f"memory: allocated tensors, without fragmentation, workspaces and {left_out}; PyTorch's allocator "
+                f"memory: allocated tensors, without fragmentation{left_out}; PyTorch's allocator "
                 "reserves more (docs/cost-model.md).",
             ),
             (
@@ -461,8 +504,8 @@ class Plan:
 def _changes(question: Question, largest_batch: int) -> Iterator[tuple[str, Question]]:
     """Yield the changes that need less memory, the least change first, each with its option."""
     step, hardware = question.step, question.hardware
-    most_zero = 3 if question.pipeline == 1 and not question.in_backward else 1
-    zeros = range(question.zero + 1, most_zero + 1) if question.devices > 1 else ()
+    most_zero = _most_zero(question)
+    shares_more = question.devices > 1 and question.zero < most_zero
     trains_by_adam = question.optimizer == "adam" and step.lora is None
     offloads = trains_by_adam and hardware.host and not question.offload
     frees_gradients = question.zero < 2 and question.accumulate * question.pipeline == 1
@@ -470,12 +513,11 @@ def _changes(question: Question, largest_batch: int) -> Iterator[tuple[str, Ques
     adapts = step.sized and not question.methods
     lora = replace(step, lora=step.lora or 16, freeze=None)
     qlora, chunked = {"step": lora, "base_bits": NF4_BITS}, replace(lora, chunked_loss=True)
-    has_loss = not step.chunked_loss and any(op.kind.startswith("loss") for op in step.build().operations)
     changes: tuple[tuple[Any, str, dict[str, Any]], ...] = (
         (step.stores_scores(), "--fused-attention", {"step": replace(step, fused_attention=True)}),
-        *((True, f"--zero {zero}", {"zero": zero}) for zero in zeros),
+        (shares_more, f"--zero {most_zero}", {"zero": most_zero}),
         (largest_batch, f"--sequences {largest_batch}", {"step": replace(step, sequences=largest_batch)}),
-        (has_loss, "--chunked-loss", {"step": replace(step, chunked_loss=True)}),
+        (_by_chunks(question), "--chunked-loss", {"step": replace(step, chunked_loss=True)}),
         (trains_by_adam, "--optimizer adam-8bit", {"optimizer": "adam-8bit"}),
         (trains_by_adam, "--optimizer adam-16bit", {"optimizer": "adam-16bit"}),
         (offloads, "--offload", {"offload": True}),
@@ -491,6 +533,17 @@ def _changes(question: Question, largest_batch: int) -> Iterator[tuple[str, Ques
     for holds, option, fields in changes:
         if holds:
             yield option, replace(question, **fields)
+
+
+def _most_zero(question: Question) -> int:
+    return 3 if question.pipeline == 1 and not question.in_backward else 1
+
+
+def _by_chunks(question: Question) -> Question | None:
+    """Return the question with --chunked-loss; None: it has that, or no loss to make in chunks."""
+    has_loss = any(op.kind.startswith("loss") for op in question.step.build().operations)
+    chunks = has_loss and not (question.step.chunked_loss or question.step.fused_loss)
+    return replace(question, step=replace(question.step, chunked_loss=True)) if chunks else None
 
 
 def _size(bytes_: float) -> str:
@@ -510,8 +563,7 @@ def largest(
     previous, count = 0, least + 1
     memories: dict[int, Memory] = {}
     while high - low > 1:
-        stages = question.stages(method, **{size: count})
-        memories[count] = sharded_memory(stages, method, question.shard, question.accumulate)
+        memories[count] = question.memory_of(method, **{size: count})
         low, high = (count, high) if memories[count].peak <= question.memory else (low, count)
         guess = count * GROWTH
         if previous:

@@ -40,6 +40,7 @@ class StepTime:
     communication: float  #: sending, by itself
     exposed: float  #: the part of it that the step waits for
     bound: str
+    waiting: float  #: share of forward, backward and update that kernels wait for DRAM
     launching: float = 0  #: least time of a step that Python launches kernel by kernel
     low: float = 1  #: most such steps take between low and high times `launched`: see ranges.toml
     high: float = 1
@@ -80,8 +81,8 @@ def step_time(
     if method.stash and method.stash.bits:  # which keeps no result of fused attention, and runs it again
         fused = [gemm for gemm in workload.gemms if gemm.on_chip and not gemm.weight]
         seconds += _forward_again(workload, method, hardware, fused)
-    waiting = passes.waiting_seconds + share * update.waiting_seconds
-    bound = "memory" if 2 * waiting >= passes.seconds + share * update.seconds else "compute"
+    waiting = (passes.waiting_seconds + share * update.waiting_seconds) / (passes.seconds + share * update.seconds)
+    bound = "memory" if waiting >= 1 / 2 else "compute"
     sending, reached = sending_seconds(workload, method, hardware, micro_batches, tensor), hardware.efficiency
     seconds *= micro_batches
     packing = micro_batches * packing_seconds(workload, method, hardware)
@@ -91,7 +92,7 @@ def step_time(
     launching = micro_batches * launching_seconds(workload, method) if launches else 0.0
     bound = "link" if sending > seconds + packing + updating else bound
     bound = "host" if launching > seconds + packing + updating + exposed else bound
-    return StepTime(seconds, packing, measured, updating, sending, exposed, bound, launching, low, high)
+    return StepTime(seconds, packing, measured, updating, sending, exposed, bound, waiting, launching, low, high)
 
 
 def launching_seconds(workload: Workload, method: Method) -> float:

@@ -205,6 +205,8 @@ class AskedStep:
             return sizes
         if len(sizes) > ("sequences" in sizes):
             raise ValueError("tokens are those of a sequence on both sides: leave out the two lengths")
+        a_whole_run = f"tokens are those of a sequence, got {self.tokens:,}: those of a training are --train-tokens"
+        refuse((self.tokens > MAX_SIZE, a_whole_run))
         model = _load(self.workload)
         if isinstance(model, Workload):
             return {"tokens": self.tokens}  # which its file refuses

@@ -3,6 +3,7 @@
 import argparse
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates, w
 from dsq.costmodel.model.traffic import arithmetic_cost, matmuls, transfers
 from dsq.costmodel.names import refuse
 from dsq.costmodel.paper.calibrated import FIXED_32, arithmetic, dram, moved_bits, shares
-from dsq.costmodel.planning.plan import ASKED, GIGA
+from dsq.costmodel.planning.plan import ASKED, GIGA, RESERVED
 from dsq.costmodel.workloads.named import AskedStep, asked
+from dsq.formats import NAMED
 from dsq.precision import is_level_name, parse_rise_at
 
 _NAMES: dict[str, dict[str, str]] = read_toml(Path(__file__).parents[1] / "method_names.toml")
@@ -63,22 +65,30 @@ def plan(arguments: argparse.Namespace) -> Answer:
 
 
 def _devices(options: dict[str, Any]) -> Answer:
-    """Return a record for each device that fits, with its best method."""
+    """Return a record for each device that fits, with its best method, or of which several would fit."""
     plans = costmodel.compare_devices(options.pop("workload"), **{k: v for k, v in options.items() if k != "hardware"})
-    if not plans:
-        raise ValueError("no device that has a profile fits it: ask of one, for what would help")
     asked_for = {"hours": options["train_tokens"], "cost": options["price"]}
-    records = [
-        {"device": plan_.question.hardware.name, **plan_.best.record()}
-        | {name: getattr(plan_, name) for name, is_asked in asked_for.items() if is_asked}
-        for plan_ in plans
+    fitting = sum(plan_.best.fits for plan_ in plans)
+    records: list[Record] = []
+    for plan_ in filter(lambda plan_: plan_.least_devices, plans):
+        record: Record = {"device": plan_.question.hardware.name, "least": plan_.least_devices}
+        if plan_.best.fits:
+            record |= plan_.best.record() | {
+                name: getattr(plan_, name) for name, is_asked in asked_for.items() if is_asked
+            }
+        records.append(record)
+    refuse((not records, "no device that has a profile fits it: ask of one, for what would help"))
+    workload, question, tokens = plans[0].workload, plans[0].question, plans[0].best.tokens
+    count = question.devices * question.shard.devices
+    title = f"{workload.name}: {fitting} of {len(profile_names())} devices fit a step of {tokens:,} tokens"
+    title += f", {count:,} of each, ZeRO {question.zero}" * (count > 1)
+    notes = [f"cost: at {question.price:g} an hour and device."] * bool(question.price)
+    notes += [
+        f"least: the fewest that fit, each with its batch. tight: not with {RESERVED - 1:.0%} more, reserved.",
+        "times: docs/cost-model.md has ranges.",
     ]
-    workload, question = plans[0].workload, plans[0].question
-    several = f", {count:,} of each" if (count := question.devices * question.shard.devices) > 1 else ""
-    title = f"{workload.name}: devices of {len(profile_names())} that fit a step of {plans[0].best.tokens:,} tokens"
-    return Answer(
-        [Section("devices", title + several, records, "devices")], [], facts(workload), legend=_explained(records)
-    )
+    legend = _explained(record for record in records if "method" in record)
+    return Answer([Section("devices", title, records, "devices")], notes, facts(workload), legend=legend)
 
 
 def _explained(records: Iterable[Record]) -> str:
@@ -122,6 +132,9 @@ def _precisions(arguments: argparse.Namespace) -> list[str]:
         or (not recipe and all(map(is_level_name, word.removesuffix(" all").split())))
     ]
     names = [word for word in arguments.words if word not in precisions]
+    for word in names:
+        near = [name for name in NAMED if name.startswith(word)] or get_close_matches(word, NAMED, cutoff=0.8)
+        refuse((near, f"{word!r} is neither a model nor a precision; nearest are {', '.join(near)}"))
     if has_workload:
         names.append(arguments.workload)
     if len(names) > 1:

@@ -86,9 +86,28 @@ def test_all_hardware_is_a_table_of_devices(capsys):
         _, text, _ = run(capsys, "plan", "gpt2", "--hardware", "all", "--train-tokens", "1B", *options, "--csv")
         records = list(csv.DictReader(io.StringIO(text)))
         assert len(records) > 20
+        assert {record["least"] for record in records} == {"1"}
         assert {"device", "method", "tokens/s", "hours", "cost"} - set(records[0]) == absent
     arguments = parser().parse_args(["plan", "gpt2", "--hardware", "all", "--gpus", "8", "--zero", "1"])
-    assert plan(arguments).sections[0].title.endswith(" that fit a step of 8,192 tokens, 8 of each")
+    assert plan(arguments).sections[0].title.endswith(" devices fit a step of 8,192 tokens, 8 of each, ZeRO 1")
+
+
+def test_all_hardware_says_how_many_of_how_many(capsys):
+    words = "plan", "llama-3-8b", "--hardware", "all", "--gpus", "8", "--zero", "3", "--train-tokens", "1e9"
+    text = run(capsys, *words, "--price", "2")[1]
+    assert re.search(
+        r"^llama-3-8b: \d\d of 31 devices fit a step of 16,384 tokens, 8 of each, ZeRO 3$", text, re.MULTILINE
+    )
+    assert re.search(r"^NVIDIA T4 +16, ZeRO 3 +-", text, re.MULTILINE)
+    assert "cost: at 2 an hour and device." in text
+
+
+def test_natural_spellings(capsys):
+    words = "plan", "llama-3-8b", "--hardware", "h100-80gb", "--tokens", "2e3", "--json", "--lora"
+    data = json.loads(run(capsys, *words)[1])
+    assert (data["best"], data["tokens"]) == ("LoRA 16", 2000)
+    assert "of a training are --train-tokens" in run(capsys, "plan", "llama-3-8b", "--tokens", "1e9")[2]
+    assert "nearest are fp8_tensor, fp8_row," in run(capsys, "estimate", "fp8")[2]
 
 
 def test_a_schedule_is_read_as_everywhere_in_the_project(capsys):

@@ -58,6 +58,16 @@ def test_a_shipped_profile_runs_fp32_names_its_sources_and_reaches_at_most_the_s
     assert ("estimated" in hardware.rates) == (not hardware.efficiency.overlaps) == (name != "msfp-accelerator")
 
 
+@pytest.mark.parametrize("name", [name for name in profile_names() if load_hardware(name).memory_bytes])
+def test_a_cards_memory_is_what_a_process_can_allocate(name):
+    """What is reported of it, in GiB, MiB or bytes, less half a GB of a context."""
+    hardware = load_hardware(name)
+    source = hardware.sources["memory"]
+    assert "half a GB" in source or source.startswith("assumed: as a")
+    if reported := re.match(r"CUDA reports ([\d.]+) GiB", source):
+        assert float(reported[1]) * 2**30 - hardware.memory_bytes == pytest.approx(0.5e9, abs=0.1e9)
+
+
 def test_a_chip_that_states_no_step_reaches_its_roofline(tmp_path, mine):
     """No kernel waits for a launch, and plan prints the floor without a range."""
     assert (mine.efficiency.memory, mine.efficiency.overlaps, mine.moving(100e9)) == (1, True, 1)
@@ -304,6 +314,8 @@ def test_a_format_the_hardware_lacks_is_named(tmp_path):
         ("NVIDIA H20", "h20"),
         ("NVIDIA L40", "l40"),
         ("4090", "rtx-4090"),
+        ("h100-80gb", "h100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
     ],
 )
 def test_a_device_is_known_by_its_full_name(full, profile):

@@ -14,6 +14,7 @@ from dsq.costmodel.cli.main import main, parser
 from dsq.costmodel.hardware.hardware import Pass, load_hardware
 from dsq.costmodel.model.methods import AUTOCAST, BF16, FP32, POLICIES, USUAL, Method
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
+from dsq.costmodel.planning.plan import RESERVED
 from dsq.costmodel.planning.step import RANGES, communication_bytes, packing_seconds, sending_seconds, step_time
 from dsq.costmodel.workloads.named import AskedStep, load_workload
 from dsq.costmodel.workloads.transformer import Shard
@@ -146,7 +147,7 @@ def test_the_largest_batch_and_the_longest_context_are_those_of_all_methods_that
     assert plan.best.method.name == "LoRA 16"
     assert (batch.method, context.method) == ("LoRA 16, recompute", "LoRA 16, recompute")
     assert batch.size == max(row.largest_batch for row in plan.rows)
-    sizes = "has {:,} sequences ({}), the longest context {:,} tokens ({}), beyond its 4,096 positions."
+    sizes = "has {:,} sequences ({}), the longest context {:,} tokens ({}), beyond its 4,096 positions (with "
     assert sizes.format(batch.size, batch.method, context.size, context.method) in plan.answer
     peaks = [row(context.method, "llama-2-7b", "h100", lora=16, tokens=context.size + n).memory.peak for n in (0, 1)]
     assert peaks[0] <= plan.question.memory < peaks[1]
@@ -175,8 +176,56 @@ def test_hours_and_price_of_a_whole_training():
         costmodel.plan("gpt2", "h100", price=2)
 
 
+def test_what_does_not_fit_has_the_price_of_the_advice():
+    plan = costmodel.plan("llama-3-8b", "a100-80gb", gpus=4, train_tokens=1e9, price=2)
+    option, changed, row = plan.change_to_fit
+    assert (option, changed.zero, row.fits) == ("--zero 3", 3, True)
+    assert f"--zero 3 ({row.method.name}: {row.memory.peak / 1e9:.1f} GB). With --zero 3 1,000,000,000" in plan.answer
+    assert plan.cost == pytest.approx(1e9 / row.tokens_per_second / 3600 * 8)
+    nothing = costmodel.plan("llama-3.1-405b", "t4", train_tokens=1e9, price=2)
+    assert (nothing.hours, nothing.cost) == (None, None)
+    assert "hours" not in nothing.answer
+
+
+def test_what_fits_but_for_what_is_reserved_is_tight():
+    peak = costmodel.plan("gpt2", "h100").best.memory.peak
+    plans = [costmodel.plan("gpt2", "h100", fit=share * RESERVED * peak) for share in (1.01, 0.99)]
+    assert [plan.best.record()["fits"] for plan in plans] == ["yes", "tight"]
+    assert [", which is tight" in plan.answer for plan in plans] == [False, True]
+    assert not costmodel.plan("gpt2", "laptop-cpu", fit=4e9).best.tight  # its allocator gives blocks back
+
+
+def test_a_loss_in_chunks_is_named_where_it_raises_what_fits():
+    plan = costmodel.plan("llama-3-8b", "h100", lora=16, tokens=2048)
+    chunked = costmodel.plan("llama-3-8b", "h100", lora=16, tokens=2048, chunked_loss=True)
+    sizes = chunked.largest_batch.size, chunked.longest_context.size
+    assert "(with --chunked-loss {:,} sequences, {:,} tokens)".format(*sizes) in plan.answer
+    assert "chunked" not in chunked.answer
+
+
+def test_the_time_is_split_between_arithmetic_and_dram():
+    plan = costmodel.plan("llama-3-8b", "h100", lora=16, tokens=2048)
+    share = plan.best.step.waiting
+    assert f", {1 - share:.0%} arithmetic, {share:.0%} DRAM; " in plan.answer
+    assert 0.2 < share < 0.5
+
+
+def test_the_least_devices_that_fit():
+    plan = costmodel.plan("llama-3-8b", "a100-80gb")
+    count, zero = plan.least_devices.split(", ZeRO ")
+    least = costmodel.plan("llama-3-8b", "a100-80gb", devices=int(count), zero=int(zero))
+    assert least.best.fits
+    fewer = int(count) // 2
+    assert not any(
+        costmodel.plan("llama-3-8b", "a100-80gb", devices=fewer, zero=zero).best.fits for zero in range(4) if fewer > 1
+    )
+    assert costmodel.plan("gpt2", "t4").least_devices == "1"
+
+
 def test_the_devices_that_fit_the_fastest_first():
-    plans = costmodel.compare_devices("llama-3-8b", lora=16, tokens=2048)
+    every = costmodel.compare_devices("llama-3-8b", lora=16, tokens=2048)
+    plans = [plan for plan in every if plan.best.fits]
+    assert every[: len(plans)] == plans
     speeds = [plan.best.tokens_per_second for plan in plans]
     assert speeds == sorted(speeds, reverse=True)
     names = [plan.question.hardware.name for plan in plans]
@@ -426,4 +475,4 @@ def test_what_fits_as_allocated_may_be_tight():
     assert any("tight: fits as allocated" in note for note in told[0].notes)
     assert not any(each.tight for each in costmodel.plan("gpt2", "laptop-cpu", fit=1.1 * peak).rows)
     refused = costmodel.plan("llama-3-8b", "rtx-4090", train_tokens=1e9, price=2.0)
-    assert "hours" not in refused.answer
+    assert ". With --" in refused.answer.partition("hours")[0]  # what is advised
