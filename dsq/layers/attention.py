@@ -110,8 +110,7 @@ class MultiheadAttention(Quantized, nn.MultiheadAttention):
             y, weights = attention(q_BHLD, k_BHSD, v_BHSD, matmuls, mask, dropout, causal, seed=seed)
             return y, weights if need_weights else None
         if not need_weights:
-            y = F.scaled_dot_product_attention(q_BHLD, k_BHSD, v_BHSD, mask, dropout, causal)
-            return y, None
+            return F.scaled_dot_product_attention(q_BHLD, k_BHSD, v_BHSD, mask, dropout, causal), None
         scores = (q_BHLD * math.sqrt(1.0 / self.head_dim)) @ k_BHSD.mT
         weights = F.dropout(F.softmax(scores if mask is None else scores + mask, -1), dropout)
         return weights @ v_BHSD, weights

@@ -88,7 +88,9 @@ def plan_of(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | No
         check_linear(x, w_NK, bias_N, autocast is not None)
         dtypes = Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype)
         spec = LinearSpec(matmuls, dtypes, x.shape, w_NK.t().shape if stored_as_KN else w_NK.shape, stochastic)
-        cached = _cached(key, _new_plan(spec, stored_as_KN, backend))
+        if len(_plans) >= _MAX_PLANS:
+            _plans.clear()
+        cached = _plans[key] = _new_plan(spec, stored_as_KN, backend)
     return cached
 
 
@@ -167,12 +169,11 @@ def _new_plan(spec: LinearSpec, stored_as_KN: bool, backend: Backend) -> LinearP
     matmuls, dtypes = spec.matmuls, spec.dtypes
     stored = spec._replace(matmuls=of_stored_transpose(matmuls)) if stored_as_KN else spec
     shape_TK, fmt = stored.x_shape_TK, matmuls.x_for_dw.format
-    saved_shapes = call = None
+    saved_shapes = call = of_unquantized = None
     if fmt is not None and fmt.packs:
         layout = layout_of(shape_TK, matmuls.x_for_dw.axis)
         saved_shapes = (layout.code_shape(fmt.bits), torch.uint8, fmt.scale_shape(layout), torch.uint8)
     output = stored.matmuls.output
-    of_unquantized = None
     if leaves_products(matmuls) and torch.float64 not in dtypes:
         call, of_unquantized = forward_call(spec), backward_call(spec)
         stored_as_KN = False  # PyTorch reads either order
@@ -206,10 +207,3 @@ def _fusable(backend: Backend, spec: LinearSpec, *matmuls: MatMul) -> bool:
         return False
     formats = [fmt for m in matmuls for fmt in (m.a.format, m.b.format, *([m.result] if m.result else []))]
     return all(fmt is not None and backend.serves(fmt) for fmt in formats)
-
-
-def _cached(key: Any, plan: LinearPlan) -> LinearPlan:
-    if len(_plans) >= _MAX_PLANS:
-        _plans.clear()
-    _plans[key] = plan
-    return plan

@@ -4,6 +4,7 @@ The operations whose tensors are coded, and why, are in dsq/stash/rules.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from types import NoneType
 from typing import Any, NamedTuple
@@ -55,13 +56,13 @@ class CachedForm(NamedTuple):
         )
 
 
+@dataclass(eq=False)
 class FormCache:
     """Forms by memory, the codes that linear layers share, and the memory that is to stay exact."""
 
-    def __init__(self) -> None:
-        self.forms: dict[Key, CachedForm] = {}
-        self.inputs = SharedInputs()
-        self.exact: dict[tuple[int, object], StorageWeakRef] = {}  #: by storage and version
+    forms: dict[Key, CachedForm] = field(default_factory=dict)
+    inputs: SharedInputs = field(default_factory=SharedInputs)
+    exact: dict[tuple[int, object], StorageWeakRef] = field(default_factory=dict)  #: by storage and version
 
     def drop(self, x: Tensor) -> None:
         """Forget the forms of the memory of ``x``, and its codes."""
@@ -71,17 +72,17 @@ class FormCache:
             del self.forms[key]
 
 
+@dataclass(eq=False)
 class ByteCount:
     """Bytes of the tensors that came to be saved, weights aside, and bytes saved in their place.
 
     A segment of a checkpoint saves nothing beyond its own forward: while ``paused`` nothing is counted.
     """
 
-    def __init__(self) -> None:
-        self.raw = 0
-        self.saved = 0
-        self.paused = False
-        self.exact: dict[tuple[int, object], StorageWeakRef] = {}  #: tensors of this forward counted as they are
+    raw: int = 0
+    saved: int = 0
+    paused: bool = False
+    exact: dict[tuple[int, object], StorageWeakRef] = field(default_factory=dict)  #: tensors counted as they are
 
     def add(self, raw: int, tensors: Sequence[Tensor]) -> None:
         """Count ``raw`` bytes, and ``tensors`` saved for them."""

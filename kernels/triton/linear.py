@@ -125,5 +125,4 @@ class _Product:
         y = self.kernel.run(matmul, a, b, bias)
         if matmul.result is None:
             return y.to(self.dtype)
-        result_seed = None if seed is None else seed + matmul.result_seed
-        return codec.quantize(y, matmul.result, self.layout, result_seed, self.dtype)
+        return codec.quantize(y, matmul.result, self.layout, matmul.seed_of_result(seed), self.dtype)

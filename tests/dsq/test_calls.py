@@ -43,7 +43,7 @@ def _integer_products(monkeypatch):
 
 
 # files: the codes of inputs are one of its own, as is a form; eight calls of "linears" bound the model's forward
-@pytest.mark.parametrize(("stash", "most", "files"), [("linears", 36, 11), ("all", 83, 17)])
+@pytest.mark.parametrize(("stash", "most", "files"), [("linears", 36, 11), ("all", 80, 17)])
 def test_one_linear(stash, most, files):
     found = calls(dsq.convert(nn.Sequential(nn.Linear(WIDTH, WIDTH)), dsq.DSQConfig("[4,4,4,8]", stash=stash)))
     assert 0 < found.total() <= most
@@ -54,4 +54,4 @@ def test_a_block_with_the_whole_stash():
     block = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
     # weights are copied for recomputed inputs, and checked in the backward; versions are
     # read by a function, as an inference tensor has none
-    assert 0 < calls(dsq.convert(block, dsq.DSQConfig("[4,4,4,8]", stash="all"))).total() <= 275
+    assert 0 < calls(dsq.convert(block, dsq.DSQConfig("[4,4,4,8]", stash="all"))).total() <= 272

@@ -111,11 +111,6 @@ class Mesa(RulePolicy):
         self.count = state["count"]
 
 
-def _unseen(values: Tensor, groups: Groups) -> Tensor:
-    wide = torch.promote_types(values.dtype, torch.float32)
-    return torch.full((2, groups.number), math.nan, dtype=wide, device=values.device)
-
-
 class RangeCodec:
     """8 bits in groups along an axis, in ranges told apart by the kind of operation, the width and the turn."""
 
@@ -136,10 +131,10 @@ class RangeCodec:
         """Update the next range of ``key`` by the values, and code them in it."""
         mesa, turn = self.mesa, f"{key}:{self.turns[key]}"
         self.turns[key] += 1
-        ranges = mesa.alpha_beta.get(turn)
+        ranges, dtype = mesa.alpha_beta.get(turn), torch.promote_types(values.dtype, torch.float32)
         if ranges is None or ranges.shape[1] != groups.number:
-            ranges = _unseen(values, groups)
-        mesa.alpha_beta[turn] = ranges = ranges.to(values.device, torch.promote_types(values.dtype, torch.float32))
+            ranges = torch.full((2, groups.number), math.nan, dtype=dtype, device=values.device)
+        mesa.alpha_beta[turn] = ranges = ranges.to(values.device, dtype)
         seed = None if mesa.seed is None else mesa.seed + mesa.count
         mesa.count += 1
         return affine_pack(values, MESA_BITS, groups, MovingRanges(ranges, mesa.decay), seed)
