@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from dsq import recipes
-from dsq.arguments import did_you_mean
-from dsq.formats import NARROWEST, WIDEST, format_names
-from dsq.operands import MIN_WEIGHT_BITS, Operands, OperandSpec, parse_operands
+from dsq.formats import NARROWEST, WIDEST
+from dsq.operands import ACCEPTED, MIN_WEIGHT_BITS, Operands, level_texts, parse_level
 
-ACCEPTED = f"four whole numbers in {NARROWEST}..{WIDEST}, as in [16,4,4,16]"
 ACCEPTED_LEVELS = "precisions that never decrease, as in [4,3,3,8] [8,4,4,8]"
 
 
@@ -19,8 +16,8 @@ ACCEPTED_LEVELS = "precisions that never decrease, as in [4,3,3,8] [8,4,4,8]"
 class Precision:
     """Bits at the four points of a linear layer where DSQ quantizes (DSQ, section 3, figure 2), or its six operands.
 
-    A width above 16 leaves values in floating point, but for bfp. ``text`` has a level that names formats, in dsq's
-    grammar (dsq/operands.py), or a recipe; the widths are then those of x, of the stash, and of dy in dx and in dw.
+    A width above 16 leaves values in floating point, but for bfp. ``text`` has a level that names formats, in the
+    grammar of dsq/operands.py, or a recipe; the widths are then those of x, of the stash, and of dy in dx and in dw.
     Raises ValueError where a width is not a whole number in 2..32.
     """
 
@@ -31,9 +28,8 @@ class Precision:
     text: str = ""  #: as the level was written, if it is not four widths
 
     def __post_init__(self) -> None:
-        for width in self:
-            if not isinstance(width, int) or isinstance(width, bool) or not NARROWEST <= width <= WIDEST:
-                raise ValueError(f"precision must be {ACCEPTED}, got {self}")
+        if not all(isinstance(width, int) and NARROWEST <= width <= WIDEST for width in self):
+            raise ValueError(f"precision must be {ACCEPTED}, got {self}")
 
     def __iter__(self) -> Iterator[int]:
         return iter((self.q0, self.q1, self.q2, self.q3))
@@ -48,7 +44,7 @@ class Precision:
 
     def operands_with(self, min_weight_bits: int) -> Operands:
         """Return ``operands`` under another ``DSQConfig.min_weight_bits``."""
-        return parse_operands(_in_full(str(self)), min_weight_bits)
+        return parse_level(str(self), min_weight_bits).operands
 
     def as_json(self) -> list[int] | str:
         """Return the widths, or the text of a level that names formats: as checkpoints and ledgers have it."""
@@ -59,53 +55,11 @@ class Precision:
         """Read ``[16,4,4,16]``, brackets optional, commas or spaces; a level of named formats; a recipe's or a format's
         name. Raises ValueError for anything else.
         """
-        body = re.fullmatch(r"\s*(?:\[([^\[\]]*)\]|([^\[\]]*))\s*", text) if isinstance(text, str) else None
-        widths = re.split(r"[\s,]+", (body[1] or body[2] or "").strip(" ,")) if body else []
-        if body and (len(widths) != 4 or not all(width.isdecimal() for width in widths)) and _names_formats(text):
-            operands = parse_operands(_in_full(text))
-            backward = operands.x_for_dw.bits, operands.dy_for_dx.bits, operands.dy_for_dw.bits
-            return Precision(operands.x.bits, *backward, text=_tidy(text))
-        if len(widths) != 4 or not all(width.isdecimal() for width in widths):
-            hint = '; stash="all" packs all saved tensors, in dsq-cost: plan "[8,4,8,8] all"'
-            raise ValueError(f"precision must be {ACCEPTED}, got {text!r}{hint * str(text).endswith('all')}")
-        q0, q1, q2, q3 = map(int, widths)
-        return Precision(q0, q1, q2, q3)
-
-
-def _names_formats(text: str) -> bool:
-    """Return whether a text is a level of operands, or a name, and not four widths written wrong."""
-    return bool(re.search(r"[|/~@^]|(?<![\w.])-(?![\w.])|[a-zA-Z]\w", text)) and not text.strip().endswith("all")
-
-
-def is_level_name(word: str) -> bool:
-    """Return whether a word is the name of a recipe, or a format that stands for all operands."""
-    try:
-        return word in recipes.names() or not OperandSpec.parse(word).format.isdecimal()
-    except ValueError:
-        return False
-
-
-def _tidy(text: str) -> str:
-    """Return a level of named formats with brackets around operands, and no more spaces than it needs."""
-    body = text.strip().removeprefix("[").removesuffix("]").strip(" ,")
-    if "|" in body:
-        return "[" + " ".join(re.sub(r"\|", " | ", body).split()) + "]"
-    places = re.split(r"\s*,\s*|\s+", body)
-    return body if len(places) == 1 or is_level_name(body) else "[" + ",".join(places) + "]"
-
-
-def _in_full(text: str) -> str:
-    """Return the operands of a level: its own text, or what the name of a recipe or a format stands for."""
-    name = text.strip()
-    if name.startswith("["):
-        return text
-    named = is_level_name(name)
-    if not named and not re.fullmatch(r"[a-zA-Z][\w.:-]*[~@^\w]*", name):
-        return text
-    nearest = did_you_mean(name, [*recipes.names(), *format_names()])
-    if name in recipes.names() or (not named and nearest and nearest == did_you_mean(name, recipes.names())):
-        return recipes.recipe(name).operands  # or its error, which names the nearest
-    return f"[{name} {name} | {name} {name} | {name} {name}]"
+        if not isinstance(text, str):
+            raise ValueError(f"precision must be {ACCEPTED}, got {text!r}")
+        level = parse_level(text)
+        x, _, dy_for_dx, _, dy_for_dw, stash, _ = level.operands
+        return Precision(x.bits, stash.bits, dy_for_dx.bits, dy_for_dw.bits, level.text)
 
 
 #: the levels that simulate where none are given: fewer bits take as long here and lose more. At q2 = 4 the gradient of
@@ -129,12 +83,11 @@ def parse_levels(levels: Level | Iterable[Level]) -> tuple[Precision, ...]:
     """
     if levels in (AUTO.text, [AUTO.text], (AUTO,)):  # alone: a schedule's levels are decided
         return (AUTO,)
-    schedule = tuple(_precisions(levels))
+    schedule = tuple(_read_levels(levels))
     if not schedule:
         raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got none")
     for before, after in pairwise(schedule):
-        operands = zip(before.operands[:-1], after.operands[:-1], strict=True)  # without dx, a result
-        if any(b.bits > a.bits for b, a in operands):
+        if any(b.bits > a.bits for b, a in zip(before.operands[:-1], after.operands[:-1], strict=True)):  # dx: a result
             raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got {before} before {after}")
     return schedule
 
@@ -144,40 +97,18 @@ def levels_text(levels: Iterable[Precision]) -> str:
     return " ".join(map(str, levels))
 
 
-def _precisions(levels: Any) -> Iterator[Precision]:
+def _read_levels(levels: Any) -> Iterator[Precision]:
     if isinstance(levels, Precision):
         yield levels
-    elif isinstance(levels, str) and re.fullmatch(r"\s*\[[^\[\]]*\](?:[\s,;]*\[[^\[\]]*\])+\s*", levels):
-        yield from map(Precision.parse, re.findall(r"\[[^\[\]]*\]", levels))
-    elif isinstance(levels, str) and len(words := _SCHEDULE.findall(levels)) > 1 and _is_schedule(levels):
-        yield from map(Precision.parse, words)
     elif isinstance(levels, str):
-        yield Precision.parse(levels)
+        yield from map(Precision.parse, level_texts(levels))
     elif not isinstance(levels, Iterable):
         raise ValueError(f"levels must be {ACCEPTED_LEVELS}, got {levels!r}")
     elif len(entries := list(levels)) == 4 and all(isinstance(width, int) for width in entries):
         yield Precision(*entries)
     else:
         for level in entries:
-            yield from _precisions(level)
-
-
-#: a level in brackets, or the name of a recipe or a format
-_SCHEDULE = re.compile(r"\[[^\[\]]*\]|[^\s,;\[\]]+")
-
-
-def _is_schedule(text: str) -> bool:
-    """Return whether a text is of several levels, one of which is a name: "nvfp4-nvidia bf16", "[4,3,3,8] bf16". Four
-    formats by name are the places of one level."""
-    words = _SCHEDULE.findall(text)
-    several = any(word.startswith("[") or word in recipes.names() for word in words)
-    several = several or (len(words) != 4 and "|" not in text and all(_may_be_name(word) for word in words))
-    return several and not text.strip().endswith("all")
-
-
-def _may_be_name(word: str) -> bool:
-    """Return whether a word is the name of a level, perhaps misspelled."""
-    return re.fullmatch(r"[a-zA-Z][\w.:~@^-]*", word) is not None or is_level_name(word)
+            yield from _read_levels(level)
 
 
 RiseAt = float | str | Iterable[float]
@@ -203,9 +134,9 @@ def _moment(value: Any) -> float:
     """Return ``value`` as a number. 1.0 is refused: it may stand for the first update or for the end of the run."""
     if isinstance(value, str) and re.fullmatch(r"\d+|\d*\.\d+", value):
         value = float(value) if "." in value else int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return value
-    if isinstance(value, float) and 0 < value < 1:
+    if (isinstance(value, int) and not isinstance(value, bool) and value >= 1) or (
+        isinstance(value, float) and 0 < value < 1
+    ):
         return value
     raise ValueError(f"rise_at must be whole numbers of updates or fractions between 0 and 1, got {value!r}")
 

@@ -11,7 +11,7 @@ from torch import nn
 from dsq.arguments import choice, whole_number
 from dsq.formats import DEFAULT, WIDEST, Format, GridFormat, Identity, named, parse_format
 from dsq.kernels.backend import LinearMatMuls, MatMul, Operand
-from dsq.operands import MIN_WEIGHT_BITS, UNQUANTIZED_BITS, Operands, OperandSpec, parse_operands
+from dsq.operands import MIN_WEIGHT_BITS, UNQUANTIZED_BITS, Operands, OperandSpec, parse_level
 from dsq.ops.products import ActivationMatMuls
 from dsq.ops.seeds import SeedOffset, draw
 from dsq.packing import Rounding
@@ -52,21 +52,20 @@ class Quantizers:
         for q in (self.q0, self.q1, self.q2, self.q3):
             if not isinstance(q, Format):
                 raise TypeError(f"q0, q1, q2 and q3 must be formats, as dsq.BFP(4), got {q!r}")
-        formats = map(str, (self.q0, self.q1, self.q2, self.q3))
-        words = *formats, self.rounding, self.gemm, str(self.min_weight_bits), str(int(self.always_draws))
+        settings = self.rounding, self.gemm, self.min_weight_bits, int(self.always_draws), self.operands or ""
         random = any(operand.stochastic or operand.random_signs for operand in self.operands or ())
         object.__setattr__(self, "draws", random or self.always_draws or self.rounding == "stochastic")
-        if self.operands is not None:
-            words += (str(self.operands),)
-        linear, activations = self._products(self.operands or self._operands_of_formats())
+        linear, activations = self._products(self._specs())
         object.__setattr__(self, "linear_matmuls", linear)
         object.__setattr__(self, "activation_matmuls", activations)
         named_stash = self.mode == "simulation" or isinstance(linear.x_for_dw.format, GridFormat)
         object.__setattr__(self, "names_stash", self.operands is not None and named_stash)
-        object.__setattr__(self, "text", " ".join(words))
+        object.__setattr__(self, "text", " ".join(map(str, (self.q0, self.q1, self.q2, self.q3, *settings))).strip())
 
-    def _operands_of_formats(self) -> Operands:
-        """Return the operands that the four formats name, as the paper places them."""
+    def _specs(self) -> Operands:
+        """Return the operands; those that the four formats name are as the paper places them."""
+        if self.operands is not None:
+            return self.operands
         w_for_dx = self.backward_weight if self.q1.quantizes else self.q1
         formats = self.q0, self.q0, self.q2, w_for_dx, self.q3, self.q1, self.q3
         return Operands(*(OperandSpec(str(fmt)) if fmt.quantizes else OperandSpec() for fmt in formats))
@@ -139,11 +138,7 @@ class Quantizers:
     @property
     def mode(self) -> Literal["simulation", "saving"]:
         """Return "simulation" if a product has a quantized operand or result, but for the stash; else "saving"."""
-        output, dx, dw = self.linear_matmuls
-        operands = output.a, output.b, dx.a, dx.b, dw.a
-        results = output.result, dx.result, dw.result
-        quantizes = any(operand.format for operand in operands) or any(results)
-        return "simulation" if quantizes else "saving"
+        return self._specs().mode
 
     def seed(self) -> int | None:
         """Draw the seed of one call; None if nothing is random."""
@@ -153,21 +148,15 @@ class Quantizers:
     def parse(text: str) -> "Quantizers":
         """Return the quantizers whose ``text`` this is."""
         words: list[Any] = text.split(maxsplit=8)
-        words[:4] = map(parse_format, words[:4])
-        q0, q1, q2, q3, rounding, gemm, min_weight_bits, always_draws = words[:8]
-        operands = parse_operands(words[8]) if len(words) > 8 else None
-        return Quantizers(q0, q1, q2, q3, rounding, gemm, int(min_weight_bits), operands, always_draws == "1")
+        q0, q1, q2, q3 = map(parse_format, words[:4])
+        operands = parse_level(words[8]).operands if len(words) > 8 else None
+        return Quantizers(q0, q1, q2, q3, words[4], words[5], int(words[6]), operands, words[7] == "1")
 
     def unquantized(self, but_stash: bool = False) -> "Quantizers":
         """Return quantizers that multiply in floating point, on stashes as they are or, ``but_stash``, at q1; they draw
         seeds as these do, so that dropout stays the same."""
-        stash = OperandSpec()
-        if but_stash and self.operands is not None:
-            stash = self.operands.x_for_dw.untransformed()
-        elif but_stash and self.q1.quantizes:
-            stash = OperandSpec(str(self.q1))
-        unquantized = OperandSpec()
-        operands = Operands(*[unquantized] * 7)._replace(x_for_dw=stash)
+        stash = self._specs().x_for_dw.untransformed() if but_stash else OperandSpec()
+        operands = Operands(*[OperandSpec()] * 7)._replace(x_for_dw=stash)
         return replace(Quantizers.of_operands(operands, self.rounding, self.gemm), always_draws=self.draws)
 
     @staticmethod
@@ -195,8 +184,7 @@ class Quantizers:
     ) -> "Quantizers":
         """Return the quantizers of a level, its widths those of ``family``."""
         if precision.text:
-            operands = precision.operands_with(min_weight_bits).with_family(family)
-            return Quantizers.of_operands(operands, rounding, gemm)
+            return Quantizers.of_operands(precision.operands_with(min_weight_bits).with_family(family), rounding, gemm)
         q0, q1, q2, q3 = map(family, precision)
         return Quantizers(q0, q1, q2, q3, rounding, gemm, min_weight_bits)
 

@@ -57,16 +57,12 @@ class Setup:
     @cached_property
     def operands(self) -> dict[str, Format]:
         """The format of each operand of a linear layer and of dx; of "-" floats of the container."""
-        q = self.precision
-        if q.text:
-            return {
-                name: spec.with_family(partial(at_width, self.format)).resolved
-                or self.floats(spec.float_bits or self.container_bits)
-                for name, spec in self.specs.items()
-            }
-        widths = {"x": q.q0, "w": q.q0, "dy_for_dx": q.q2, "w_for_dx": max(q.q1, min(q.q0, self.min_weight_bits))}
-        widths |= {"dy_for_dw": q.q3, "x_for_dw": q.q1, "dx": q.q3}
-        return {name: at_width(self.format, bits) for name, bits in widths.items()}
+        family, named = partial(at_width, self.format), bool(self.precision.text)
+        return {
+            name: (spec.with_family(family).resolved if named else family(int(spec.format)))
+            or self.floats(spec.float_bits or self.container_bits)
+            for name, spec in self.specs.items()
+        }
 
     @cached_property
     def product_operands(self) -> dict[str, Format]:
@@ -156,10 +152,9 @@ def parse_setups(text: str, described: Mapping[str, Any]) -> list[Setup]:
 def used_options(text: str, described: Mapping[str, Any]) -> set[str]:
     """Return the options that change what a precision costs, of its format's."""
     setup = parse_setups(text, described)[-1]
-    widths_alone = {"min_weight_bits"} if "|" not in setup.precision.text else set[str]()
-    prefix = {"format"} if not _PREFIXED.fullmatch(text) else set[str]()
-    blocks = {"block_size"} if setup.family and has_blocks(setup.family) else set[str]()
-    return {*blocks, *widths_alone, *prefix} if setup.family else set()
+    used = {"format": not _PREFIXED.fullmatch(text), "min_weight_bits": "|" not in setup.precision.text}
+    used |= {"block_size": bool(setup.family) and has_blocks(setup.family)}
+    return {name for name in used if used[name] and setup.family}
 
 
 # ---- policies of dsq.stash

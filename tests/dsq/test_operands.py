@@ -62,6 +62,38 @@ def test_a_level_is_printed_as_it_was_written_and_says_each_operand(text, operan
     assert parse_levels(level.as_json()) == (level,)
 
 
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [
+        *((text, "[8,4,8,6]") for text in ("8 4 8 6", "8,4,8,6,", " [ 8 , 4,8 6 ]", "8,,4 8,6")),
+        ("- 4 - -", "[-,4,-,-]"),
+        ("- -", "- -"),
+        ("8/4 4/6 8 8/16", "[8/4,4/6,8,8/16]"),
+        ("8 8|8 5|8 4", "[8 8 | 8 5 | 8 4]"),
+        ("bf16 4 4 8", "[bf16,4,4,8]"),
+        ("fp16", "fp16"),
+        ("mxfp4:rceil~@r16", "mxfp4:rceil~@r16"),
+        ("bfp:bits=4,block_size=32~", "bfp:bits=4,block_size=32~"),
+        ("[bfp:bits=4,4,4,8]", "[bfp:bits=4,4,4,8]"),
+        ("[bfp:bits=4,block_size=32 4 | 4 4 | 4 4]", "[bfp:bits=4,block_size=32 4 | 4 4 | 4 4]"),
+        ("[bfp:bits=4,block_size=32 4 4 8] bf16", "[bfp:bits=4,block_size=32,4,4,8] bf16"),
+        ("grid:1,0,6.0,1x32,e8m0,floor,0,0.5 bf16", "grid:1,0,6.0,1x32,e8m0,floor,0,0.5 bf16"),
+        *((f"[4,3,3,8]{between}[8,4,4,8]", "[4,3,3,8] [8,4,4,8]") for between in ("", " ", ", ", ";", " ,; ")),
+        ("nvfp4-nvidia; bf16", "nvfp4-nvidia bf16"),
+        ("[4,3,3,8],bf16", "[4,3,3,8] bf16"),
+        ("[8 8 | 8 8 | 8 8] bf16", "[8 8 | 8 8 | 8 8] bf16"),
+        ("hfp8 hfp8 bf16 bf16", "hfp8 hfp8 bf16 bf16"),
+        ("mxfp4 mxfp4 [8,8,8,8] bf16", "mxfp4 mxfp4 [8,8,8,8] bf16"),
+        ("mxfp4 mxfp4 mxfp4 mxfp4 bf16", "mxfp4 mxfp4 mxfp4 mxfp4 bf16"),
+        ("mxfp4;mxfp8", "mxfp4 mxfp8"),
+    ],
+)
+def test_spaces_commas_and_semicolons_separate(text, levels):
+    schedule = parse_levels(text)
+    assert " ".join(map(str, schedule)) == levels
+    assert parse_levels(levels) == schedule
+
+
 def test_no_operand_s_bits_may_fall():
     for names in ("nvfp4-nvidia bf16", "mxfp4 mxfp8", "mxfp4 mxfp6 mxfp8", "mxfp4 [8,8,8,8]"):
         assert " ".join(map(str, parse_levels(names))) == names
@@ -93,8 +125,34 @@ def test_no_operand_s_bits_may_fall():
         ("[8,4,8,8^]", "the backward's x and w alone"),
         ("[8,4,8^,8]", "the backward's x and w alone"),
         ("[8 8 | 8 8 8@h16 | 8 8]", "takes no @, got 8@h16"),
-        ("[4/99,4,4,4]", "bits of an operand must be in 2..32"),
-        ("[mxfp4 | mxfp4 | mxfp4]", "a level must have four places"),
+        ("[4/99,4,4,4]", "bits of an operand must be a whole number in 2..32, got 99"),
+        *(
+            (text, rf"precision must be .*, got {re.escape(repr(text))}; formats by name are written as in mxfp8,")
+            for text in (
+                "[mxfp4 | mxfp4 | mxfp4]",
+                "[8 8 | 8 8 | 8 8 8]",
+                "mxfp4 8",
+                "[bf16]",
+                "8~",
+                "8",
+                "16,4,4",
+                "[8;4;8;8]",
+            )
+        ),
+        *(
+            (text, rf"precision must be .*, got {re.escape(repr(text))}")
+            for text in ("", "[]", "[2,2,2,16", "[8,4,8,8]]", "[[8,4,8,8]]", "nvfp4-nvidia [bf16", "[4,3,3,8] ]bf16")
+        ),
+        *(
+            (text, 'got .* all\'; stash="all" packs all saved')
+            for text in ("[8,4,8,8] all", "mxfp4 all", "8 4 8 8 all")
+        ),
+        *((f"[{word},4,8,8]", "an operand must be bits or a format, as in 8, ") for word in ("8.5", "-1", "+8", "8/")),
+        ("[8, mxfp5, 8, 8]", "format must be one of .* got 'mxfp5'; did you mean"),
+        ("auto [8,4,8,8]", "format must be one of .* got 'auto'"),
+        ("[8,4,8,8] 8", "precision must be .*, got '8'"),
+        ("[8,8 | 8 8 | 8/4 8]", "an operand must be bits or a format, .* got '8/4'"),
+        ("nvfp4-nvidia 4 4 [8,8,8,8]", "got '4'"),
     ],
 )
 def test_errors_are_one_line(text, error):

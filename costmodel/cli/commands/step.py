@@ -23,7 +23,8 @@ from dsq.costmodel.paper.calibrated import FIXED_32, arithmetic, dram, moved_bit
 from dsq.costmodel.planning.plan import ASKED, GIGA, RESERVED
 from dsq.costmodel.workloads.named import AskedStep, asked
 from dsq.formats import NAMED
-from dsq.precision import is_level_name, parse_rise_at
+from dsq.operands import is_level_name
+from dsq.precision import parse_rise_at
 
 _NAMES: dict[str, dict[str, str]] = read_toml(Path(__file__).parents[1] / "method_names.toml")
 _BYTES = {"b": 1, "kb": 1e3, "kib": 2**10, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
