@@ -119,9 +119,8 @@ class _Linear(torch.autograd.Function):
         if shared_inputs is not None and isinstance(saved_x, Codes):
             shared_inputs.put(key, x, saved_x)
         saved_x = saved_x if shared_codes is None else shared_codes
-        w = w_NK if needs_dx else None
         x_or_codes = (None, saved_x.codes, saved_x.scales) if isinstance(saved_x, Codes) else (saved_x, None, None)
-        ctx.save_for_backward(w, *x_or_codes)
+        ctx.save_for_backward(w_NK if needs_dx else None, *x_or_codes)
         return y
 
     @staticmethod

@@ -9,6 +9,7 @@ Under ``stash="all"`` the forms of the forward hold the codes that layers share 
 """
 
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -78,7 +79,7 @@ def _tensor(storage: torch.UntypedStorage, shape: torch.Size) -> Tensor:
 class _Sharing(threading.local):
     """The forward, and the backward, that this thread is in."""
 
-    owner: ref[object] | None = None  #: the model or module whose call bounds the forward
+    owner: Callable[[], object] = staticmethod(lambda: None)  #: the model or module whose call bounds the forward
     forward: SharedInputs | None = None
     task: int = -1  #: number of the backward
     backward: SharedInputs | None = None
@@ -102,15 +103,11 @@ def shared_inputs_now() -> SharedInputs | None:
 
 def begin_forward(owner: object) -> None:
     """Begin the forward of ``owner`` if this thread is in none, or in one of its own that Ctrl-C left open."""
-    if _SHARING.forward is None or not _SHARING.forward.open or _owns(owner):
+    if _SHARING.forward is None or not _SHARING.forward.open or _SHARING.owner() is owner:
         _SHARING.owner, _SHARING.forward = ref(owner), SharedInputs()
 
 
 def end_forward(owner: object) -> None:
     """End the forward of ``owner``, if it is the one that this thread is in."""
-    if _owns(owner):
-        _SHARING.owner = _SHARING.forward = None
-
-
-def _owns(owner: object) -> bool:
-    return _SHARING.owner is not None and _SHARING.owner() is owner
+    if _SHARING.owner() is owner:
+        _SHARING.forward = None

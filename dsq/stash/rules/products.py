@@ -85,7 +85,6 @@ class QuantizedLinear(torch.autograd.Function):
         seed: int | None,
         own_codes: bool,
     ) -> Tensor:
-        w = w_NK if ctx.needs_input_grad[1] else None
         key = input_key(x, plan.x_for_dw, seed is None)
         codes, form = stash.find_input(key, x)
         if own_codes:
@@ -94,7 +93,7 @@ class QuantizedLinear(torch.autograd.Function):
         if isinstance(new_codes, Codes):
             codes = new_codes
             stash.put_input(key, x, plan.x_for_dw, codes)
-        save(ctx, w, form, *((None, None) if codes is None else codes[:2]))
+        save(ctx, w_NK if ctx.needs_input_grad[1] else None, form, *((None, None) if codes is None else codes[:2]))
         ctx.plan = plan
         ctx.seed = seed
         return y
