@@ -38,7 +38,12 @@ _DOCS = ("results", "performance", "stash-policies", "formats", "mxfp4", "gpu", 
 PAGES = (PAGE, *(ROOT / "docs" / f"{name}.md" for name in _DOCS))
 RESULTS = ROOT / "analysis" / "results"
 _LEVELS = re.compile(r'"?((?:\[[-\w,]+\] ?)*\[[-\w,]+\])"?')  #: brackets, which Markdown takes for links
-_PROCESSES = {"Zen 5": "process.csv", "Zen 4": "process_zen4.csv", "Xeon": "process_intel.csv"}
+_PROCESSES = {
+    "Zen 5": ("process.csv", 1),
+    "Zen 4": ("process_zen4.csv", 1),
+    "Zen 4, two threads": ("process_zen4.csv", 2),
+    "Xeon": ("process_intel.csv", 1),
+}
 
 
 def _file(file: str, *columns: str) -> str:
@@ -55,9 +60,9 @@ def _file(file: str, *columns: str) -> str:
 def _processors() -> str:
     """MiB and seconds of `analysis.bench process` where freed memory is given back, a column a processor."""
     rows: dict[str, dict[str, Any]] = {}
-    for processor, file in _PROCESSES.items():
+    for processor, (file, threads) in _PROCESSES.items():
         for row in read_csv(RESULTS / file):
-            if row["setting"] == "first":
+            if row["setting"] == "first" and int(row["threads"]) == threads:
                 cells = rows.setdefault(row["setup"], {"setup": row["setup"]})
                 cells[processor] = f"{float(row['above MiB']):.0f}; {float(row['seconds']):.2f}"
     return table(list(rows.values()), dict.fromkeys(("setup", *_PROCESSES), ""), markdown=True)
