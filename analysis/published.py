@@ -340,12 +340,12 @@ def _kind(hardware: str, devices: int, fused: bool) -> str:
 
 
 def range_of(listed: Sequence[Residual]) -> tuple[float, float]:
-    """The times that eight of ten lie between, rounded outwards to hundredths. MPT's many rows weigh as much together
-    as those of all other programs."""
+    """The times that eight of ten further ones are expected to lie between (Weibull's plotting positions), rounded
+    outwards to hundredths. MPT's many rows weigh as much together as those of all other programs."""
     times = sorted(listed, key=lambda one: one.time)
     counts = Counter(one.program == "mpt" for one in times)
     weights = np.array([1 / counts[one.program == "mpt"] for one in times])
-    places = (np.cumsum(weights) - weights / 2) / weights.sum()
+    places = np.cumsum(weights) / (weights.sum() + weights.mean())
     low, high = np.interp([0.1, 0.9], places, [one.time for one in times])
     return math.floor(100 * low) / 100, math.ceil(100 * high) / 100
 

@@ -72,9 +72,9 @@ def test_what_was_judged_once_is_what_is_predicted(tmp_path):
 #: that is printed; and of the other half
 WITHIN = {
     "eager": ((81, 67), (53, 45)),
-    "several nodes": ((33, 27), (28, 22)),
-    "GDDR": ((18, 15), (12, 7)),
-    "compiled": ((19, 15), (19, 15)),
+    "several nodes": ((33, 29), (28, 23)),
+    "GDDR": ((18, 16), (12, 8)),
+    "compiled": ((19, 18), (19, 17)),
 }
 
 
@@ -88,7 +88,7 @@ def test_most_published_times_lie_in_the_range_that_is_printed():
     assert {kind: tuple(halves.values()) for kind, halves in counted.items()} == WITHIN
     for halves in WITHIN.values():
         rows, within = map(sum, zip(*halves, strict=True))
-        assert 0.73 <= within / rows <= 0.9
+        assert 0.75 <= within / rows <= 0.93
 
 
 @pytest.mark.parametrize(("loss", "refused"), [("16 bits", 0), ("fp32", 25)])
