@@ -189,14 +189,11 @@ def test_every_family_is_held_against_its_model():
     [(4096, 32, 22016, 151936, 7_721_324_544), (8192, 80, 49152, 152064, 72_287_920_128)],
 )
 def test_qwen_whose_class_is_on_the_hub(width, layers, ffn, words, parameters):
-    """Parameters of Qwen-7B and 72B; logits stay in 16 bits, but for adapters that train under autocast."""
+    """Parameters of Qwen-7B and 72B; autocast's cross_entropy widens the logits."""
     sizes = {"hidden_size": width, "num_hidden_layers": layers, "intermediate_size": ffn, "vocab_size": words}
     shapes = transformer_of({"model_type": "qwen", "num_attention_heads": width // 128} | sizes, "test")
     assert build(shapes).parameters == parameters
-    losses = [
-        build(shapes).adapting(8, "q_proj|qkv_proj", copies=copies).operations[-2].kind for copies in (False, True)
-    ]
-    assert losses == ["loss", "loss of fp32"]
+    assert build(shapes).operations[-2].kind == "loss of fp32"
 
 
 def test_traced_experts_are_multiplied_in_groups(tmp_path):
