@@ -6,6 +6,7 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, get_args
 
+import torch
 from torch import nn
 
 from dsq.arguments import choice, whole_number
@@ -13,7 +14,7 @@ from dsq.formats import DEFAULT, WIDEST, Format, GridFormat, Identity, named, pa
 from dsq.kernels.backend import LinearMatMuls, MatMul, Operand
 from dsq.operands import MIN_WEIGHT_BITS, UNQUANTIZED_BITS, Operands, OperandSpec, parse_level
 from dsq.ops.products import ActivationMatMuls
-from dsq.ops.seeds import SeedOffset, draw
+from dsq.ops.seeds import SeedOffset
 from dsq.packing import Rounding
 from dsq.precision import Precision
 
@@ -141,8 +142,11 @@ class Quantizers:
         return self._specs().mode
 
     def seed(self) -> int | None:
-        """Draw the seed of one call; None if nothing is random."""
-        return draw() if self.draws else None
+        """Draw the seed of one call from torch's default generator, as dropout does; None if nothing is random."""
+        if not self.draws:
+            return None
+        seed: Any = torch.randint(2**62, (), device="cpu").item()  # int() is no node of an exported graph
+        return seed  # type: ignore[no-any-return]
 
     @staticmethod
     def parse(text: str) -> "Quantizers":

@@ -161,8 +161,11 @@ class MatMul:
 
 @lru_cache(maxsize=256)
 def parse_matmul(text: str) -> MatMul:
-    """Return the product of a ``MatMul.text``."""
-    a, b, result, *options = literal_eval(text)
+    """Return the product of a ``MatMul.text``. Raises ValueError for another text, as an exported program may have."""
+    try:
+        a, b, result, *options = literal_eval(text)
+    except (SyntaxError, ValueError):
+        raise ValueError(f"matmul is of another version of dsq: export the program again; got {text!r}") from None
     return MatMul(_operand(a), _operand(b), result and parse_format(result), *options)
 
 

@@ -378,6 +378,8 @@ def test_every_recipe_is_a_level_of_its_own():
         assert again == quantizers
         texts = [matmul.text for matmul in quantizers.linear_matmuls]
         assert [parse_matmul(matmul.text).text for matmul in again.linear_matmuls] == texts
+    with pytest.raises(ValueError, match="export the program again"):
+        parse_matmul("bfp:bits=8,block_size=16/-1|bfp:bits=8,block_size=16/-1")
 
 
 def test_the_text_of_quantizers_has_all_of_them():
