@@ -55,7 +55,7 @@ class OperandSpec:
     hadamard: int = 0  #: values of a transform along the contraction; 0: none
     random_signs: bool = False  #: of the transform
     of_forward: bool = False  #: quantized from what the forward rounded
-    float_bits: int = field(default=0, compare=False)  #: of an operand that stays as it is: see FLOATS
+    float_name: str = field(default="-", compare=False)  #: of an operand that stays as it is: see FLOATS
 
     @staticmethod
     @lru_cache(maxsize=256)
@@ -75,9 +75,15 @@ class OperandSpec:
             size = int(match["size"] or (0 if fmt is None else fmt.block_size))
             if size < 2 or size & (size - 1) or size > LARGEST_HADAMARD:
                 raise ValueError(f"a Hadamard transform takes 2, 4, 8 .. {LARGEST_HADAMARD} values, got {word!r}")
+        float_name = word if word in FLOATS else "-"
         return OperandSpec(
-            name, bool(match["stochastic"]), size, match["signs"] == "r", bool(match["forward"]), FLOATS.get(word, 0)
+            name, bool(match["stochastic"]), size, match["signs"] == "r", bool(match["forward"]), float_name
         )
+
+    @property
+    def float_bits(self) -> int:
+        """Return the bits that dsq-cost gives an operand that stays as it is; 0: the trainer's."""
+        return FLOATS[self.float_name]
 
     @property
     def bits(self) -> int:
@@ -222,7 +228,7 @@ def _weight_for_dx(w: OperandSpec, stash: OperandSpec, dy: OperandSpec, min_bits
     """Return how dx's product reads w where the level does not say: as the stash, of bits in at least ``min_bits`` if
     the forward has as many; as it is, beside a gradient that stays as it is."""
     if "-" in (stash.format, dy.format):
-        return OperandSpec(float_bits=max(stash.float_bits, dy.float_bits))
+        return OperandSpec(float_name=max(stash, dy, key=lambda spec: spec.float_bits).float_name)
     if not stash.format.isdecimal():
         return OperandSpec(stash.format, hadamard=dy.hadamard, random_signs=dy.random_signs)
     return OperandSpec(str(max(stash.bits, min(w.bits, min_bits))), stash.stochastic)

@@ -15,7 +15,7 @@ from dsq.arguments import choice, whole_number
 from dsq.costmodel.model.ledger import Stored
 from dsq.costmodel.model.operations import Gemm, Operation
 from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, GridFormat, Identity, Layout
-from dsq.operands import MIN_WEIGHT_BITS, OperandSpec
+from dsq.operands import MIN_WEIGHT_BITS, OperandSpec, level_texts, parse_level
 from dsq.precision import DEFAULT_LEVELS, Precision, parse_levels
 from dsq.stash_bits import EXTRA_BITS, GACT_GROUP, MAX_EXACT_NUMEL, MESA_BITS, MIN_BITS, Role
 
@@ -44,10 +44,11 @@ class Setup:
         widest = max(*self.precision, *(spec.float_bits for spec in self.specs.values()))
         return max(self.container, MAX_PACKED_BITS if widest <= MAX_PACKED_BITS else WIDEST)
 
-    @property
-    def floats(self) -> type[Identity]:
-        """The type of values that no quantizer touches."""
-        return Half if "fp16" in self.precision.text else Identity
+    def floats(self, bits: int, name: str = "-") -> Identity:
+        """Return values that no quantizer touches, of an operand's float by name; "-": of the one that all others
+        name."""
+        names = {name} - {"-"} or {spec.float_name for spec in self.specs.values()} - {"-"}
+        return (Half if names == {"fp16"} else Identity)(bits)
 
     @cached_property
     def specs(self) -> dict[str, OperandSpec]:
@@ -60,7 +61,7 @@ class Setup:
         family, named = partial(at_width, self.format), bool(self.precision.text)
         return {
             name: (spec.with_family(family).resolved if named else family(int(spec.format)))
-            or self.floats(spec.float_bits or self.container_bits)
+            or self.floats(spec.float_bits or self.container_bits, spec.float_name)
             for name, spec in self.specs.items()
         }
 
@@ -132,6 +133,17 @@ def template(name: str, described: Mapping[str, Any]) -> Format:
 
 #: widths with the name of their family in front
 _PREFIXED = re.compile(r"\s*(\w+)\s*:\s*(\[.*|[\d\s,]+)", re.DOTALL)
+#: what no model's name has: a bracket, a bar, a colon; or nothing but widths up to the first comma
+_AS_LEVELS = re.compile(r".*[][|:].*|[\d\s]*(,.*)?", re.DOTALL)
+
+
+def is_precision(text: str) -> bool:
+    """Return whether a text is a schedule, or is written as one, so that parse_setups names its fault."""
+    prefixed = _PREFIXED.fullmatch(text)
+    try:
+        return all(map(parse_level, level_texts(prefixed[2] if prefixed else text)))
+    except ValueError:
+        return bool(_AS_LEVELS.fullmatch(text))
 
 
 def parse_setups(text: str, described: Mapping[str, Any]) -> list[Setup]:

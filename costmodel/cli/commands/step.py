@@ -14,7 +14,7 @@ from dsq.command import read_toml, write_whole
 from dsq.costmodel.cli.answer import Answer, Record, Section, hardware_facts, refuse_idle
 from dsq.costmodel.hardware.hardware import Hardware, Rate, load_hardware, profile_names
 from dsq.costmodel.model.memory import peak_memory
-from dsq.costmodel.model.methods import Method, Setup, parse_setups, used_options, whole_stash
+from dsq.costmodel.model.methods import Method, Setup, is_precision, parse_setups, used_options, whole_stash
 from dsq.costmodel.model.operations import Workload
 from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates, widened_seconds
 from dsq.costmodel.model.traffic import arithmetic_cost, matmuls, transfers
@@ -23,7 +23,6 @@ from dsq.costmodel.paper.calibrated import FIXED_32, arithmetic, dram, moved_bit
 from dsq.costmodel.planning.plan import ASKED, GIGA, RESERVED
 from dsq.costmodel.workloads.named import AskedStep, asked
 from dsq.formats import NAMED
-from dsq.operands import is_level_name
 from dsq.precision import parse_rise_at
 
 _NAMES: dict[str, dict[str, str]] = read_toml(Path(__file__).parents[1] / "method_names.toml")
@@ -126,12 +125,7 @@ def _precisions(arguments: argparse.Namespace) -> list[str]:
     lone_recipe = arguments.command == "plan" and not has_workload and {*arguments.words} <= {*recipes.names()}
     recipe = " ".join(arguments.words) if lone_recipe else ""
     refuse((recipe and not Path(recipe).exists(), f"{recipe} is a recipe, not a model: give both, as in gpt2 {recipe}"))
-    precisions = [
-        word
-        for word in arguments.words
-        if any(bracket in word for bracket in "[]:")
-        or (not recipe and all(map(is_level_name, word.removesuffix(" all").split())))
-    ]
+    precisions = [word for word in arguments.words if not recipe and is_precision(word.removesuffix(" all"))]
     names = [word for word in arguments.words if word not in precisions]
     for word in names:
         near = [name for name in NAMED if name.startswith(word)] or get_close_matches(word, NAMED, cutoff=0.8)

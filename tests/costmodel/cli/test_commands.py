@@ -18,7 +18,7 @@ from dsq.costmodel.cli import main as cli
 from dsq.costmodel.cli.commands.step import plan
 from dsq.costmodel.cli.main import main, parser
 from dsq.costmodel.hardware.hardware import load_hardware
-from dsq.costmodel.model.methods import DSQ, Setup
+from dsq.costmodel.model.methods import DSQ, Setup, is_precision, parse_setups
 from dsq.costmodel.model.roofline import STEP_CLASSES, evaluate
 from dsq.costmodel.model.traffic import KINDS
 from dsq.costmodel.workloads.named import load_workload
@@ -118,6 +118,27 @@ def test_a_schedule_is_read_as_everywhere_in_the_project(capsys):
         assert [record["precision"] for record in json.loads(answers[0])["estimates"]] == levels
 
 
+@pytest.mark.parametrize(
+    ("words", "levels"),
+    [
+        (["16,4,4,16"], ["[16,4,4,16]"]),
+        (["16 4 4 16"], ["[16,4,4,16]"]),
+        (["8 8 | 8 8 | 8 8"], ["[8 8 | 8 8 | 8 8]"]),
+        (["nvfp4/nvfp4_2d,mxfp8,nvfp4~,bf16"], ["[nvfp4/nvfp4_2d,mxfp8,nvfp4~,bf16]"]),
+        (["4,3,3,8", "8,4,4,8", "--rise-at", "0.8"], ["[4,3,3,8]", "[8,4,4,8]", "mean"]),
+    ],
+)
+def test_levels_need_no_brackets_in_words_either(words, levels, capsys):
+    estimates = json.loads(run(capsys, "estimate", *words, "--json")[1])["estimates"]
+    assert [record["precision"] for record in estimates] == levels
+
+
+@pytest.mark.parametrize("name", ["gpt2", "models/a,3.json", "7b", "mine4"])
+def test_a_models_name_is_no_precision(name):
+    assert not is_precision(name)
+    assert is_precision("16,4,4,x")  # whose fault is named
+
+
 def test_a_plan_takes_precisions_by_name(capsys):
     precisions = ["nvfp4-nvidia", "mxfp4 all", "[- - | - - | - grid:1,0,6.0,1x32,e8m0,floor,0,1.0]"]
     data = json.loads(run(capsys, "plan", "gpt2", *precisions, "--json")[1])
@@ -125,6 +146,19 @@ def test_a_plan_takes_precisions_by_name(capsys):
     assert {"mxfp4 all", "nvfp4-nvidia"} <= {it["method"].partition(":")[2] or it["method"] for it in data["methods"]}
     assert "deepseek-v3 is a recipe, not a model: give both, as in gpt2" in run(capsys, "plan", "deepseek-v3")[2]
     assert "a format of your own as its text" in run(capsys, "plan", "gpt2", "mine4")[2]
+
+
+@pytest.mark.parametrize(
+    ("level", "significands"),
+    [
+        ("[bf16,bf16,fp16,bf16]", {"x": 8, "w": 8, "dy_for_dx": 11, "w_for_dx": 8, "dy_for_dw": 8, "x_for_dw": 8}),
+        ("[- - | - - | - msfp16]", {"x": 8}),
+        ("[fp16 - | - - | - -]", {"x": 11, "dy_for_dw": 11}),  # "-": as the float that is named
+    ],
+)
+def test_each_float_of_a_level_has_its_own_significand(level, significands):
+    (setup,) = parse_setups(level, {"format": "snvint"})
+    assert {name: setup.operands[name].multiplier_bits for name in significands} == significands
 
 
 def test_a_roofline_of_the_pages_chip_as_it_is_printed(capsys, tmp_path, monkeypatch):
