@@ -1,6 +1,7 @@
 """Does a training fit, how fast is it, what bounds it, and what would help: `dsq-cost plan`, `dsq.costmodel.plan`."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -37,7 +38,7 @@ ASKED = (
     *("devices", "zero", "tensor", "pipeline", "accumulate"),
     *("optimizer", "offload", "foreach", "in_backward", "compiled"),
 )
-#: counts of devices that `Plan.least_devices` tries
+#: counts of devices that `Plan.least_devices` tries first
 COUNTS = tuple(2**power for power in range(11))
 #: batches that advice tries
 MAX_ADVISED = 64
@@ -109,6 +110,11 @@ class Question(Training):
     def memory(self) -> float:
         """Bytes of a device that may be used."""
         return self.budget or self.hardware.memory_bytes
+
+    @property
+    def untight(self) -> float:
+        """Bytes of a device that tensors may have if PyTorch's allocator reserves RESERVED as much."""
+        return self.memory / (1 if self.hardware.cpu else RESERVED)
 
     @property
     def shard(self) -> Shard:
@@ -203,7 +209,7 @@ def _costed(question: Question, method: Method, stages: Stages) -> MethodCost:
     step = sharded_step(stages, method, shard, micro, question.hardware)
     tokens = stages[0].tokens * micro * method.devices
     fits = memory.peak <= question.memory
-    tight = fits and not question.hardware.cpu and memory.peak * RESERVED > question.memory
+    tight = fits and memory.peak > question.untight
     chunked = tuple(stage.chunking_loss() for stage in stages)
     fits_chunked = fits or sharded_memory(chunked, method, shard, micro).peak <= question.memory
     sent, host = sent_bytes(stages, method, shard, micro), max(offloaded_bytes(stage, method) for stage in stages)
@@ -324,15 +330,25 @@ class Plan:
 
     @cached_property
     def least_devices(self) -> str:
-        """The fewest devices that a shown method fits, and the least stage of ZeRO that it needs: "8, ZeRO 3"; empty:
-        not even COUNTS do."""
-        question, methods = self.question, [row.method for row in self.shown]
-        for count in COUNTS if question.hardware.link else COUNTS[:1]:
-            for zero in range(1 + (_most_zero(question) if count > 1 else 0)):
-                changed = [replace(method, devices=count, zero=zero) for method in methods]
-                if any(question.memory_of(method).peak <= question.memory for method in changed):
-                    return f"{count * question.shard.devices}" + f", ZeRO {zero}" * bool(zero)
-        return ""
+        """The fewest devices that a shown method fits, and the least stage of ZeRO that it needs of them: "6, ZeRO 3";
+        empty: not even COUNTS do."""
+        counts = COUNTS if self.question.hardware.link else COUNTS[:1]
+        enough = next((count for count in counts if self._least_zero(count) is not None), 0)
+        if not enough:
+            return ""
+        between = range(enough // 2 + 1, enough)
+        count = between.start + bisect_left(between, True, key=lambda fewer: self._least_zero(fewer) is not None)
+        zero = self._least_zero(count)
+        return f"{count * self.question.shard.devices}" + f", ZeRO {zero}" * bool(zero)
+
+    def _least_zero(self, devices: int) -> int | None:
+        """Return the least stage of ZeRO with which a shown method fits so many devices; None: none does."""
+        question = self.question
+        for zero in range(1 + (_most_zero(question) if devices > 1 else 0)):
+            changed = (replace(row.method, devices=devices, zero=zero) for row in self.shown)
+            if any(question.memory_of(method).peak <= question.memory for method in changed):
+                return zero
+        return None
 
     @property
     def _best_first(self) -> list[MethodCost]:
@@ -403,18 +419,30 @@ class Plan:
         if self.change_to_fit is None:
             return "no change that dsq-cost knows makes it fit: take a smaller model or larger devices"
         option, _, row = self.change_to_fit
-        return f"cheapest change that helps: {option} ({row.method.name}: {_size(row.memory.peak)})"
+        return (
+            f"cheapest change that helps: {option} ({row.method.name}: {_size(row.memory.peak)}{', tight' * row.tight})"
+        )
 
     @cached_property
     def change_to_fit(self) -> tuple[str, Question, MethodCost] | None:
-        """The cheapest change that makes it fit: its option, its question, its quickest row; None: there is none."""
-        fitting = [row.largest_batch or 0 for row in self.rows if row.method.trusted]
-        for option, changed in _changes(self.question, max(fitting, default=0)):
+        """The cheapest change that makes it fit: its option, its question, its quickest row. A tight one comes after
+        all that train the same weights; None: there is none."""
+        tight: tuple[str, Question, MethodCost] | None = None
+        untight = replace(self.question, budget=self.question.untight)
+        trusted = [row for row in self.rows if row.method.trusted and row.largest_batch]
+        batches = [largest(untight, row.method, most=row.largest_batch or 0) for row in trusted]
+        batch = max(batches, default=0) or max((row.largest_batch or 0 for row in trusted), default=0)
+        for option, changed in _changes(self.question, batch):
+            if tight and changed.step.lora != self.question.step.lora:
+                break
             methods = [method for method in changed.compared() if method.trusted]
             rows = [row for row in (_costed(changed, one, changed.stages(one)) for one in methods) if row.fits]
             if rows:
-                return option, changed, max(rows, key=lambda row: row.tokens_per_second)
-        return None
+                change = option, changed, max(rows, key=lambda row: (not row.tight, row.tokens_per_second))
+                if not change[2].tight:
+                    return change
+                tight = tight or change
+        return tight
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as JSON has it: answer, workload, hardware, methods, notes."""

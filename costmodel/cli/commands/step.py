@@ -12,7 +12,7 @@ from dsq import costmodel, recipes
 from dsq.arguments import whole_number
 from dsq.command import read_toml, write_whole
 from dsq.costmodel.cli.answer import Answer, Record, Section, hardware_facts, refuse_idle
-from dsq.costmodel.hardware.hardware import Hardware, Rate, load_hardware, profile_names
+from dsq.costmodel.hardware.hardware import Hardware, Rate, load_hardware
 from dsq.costmodel.model.memory import peak_memory
 from dsq.costmodel.model.methods import Method, Setup, is_precision, parse_setups, used_options, whole_stash
 from dsq.costmodel.model.operations import Workload
@@ -80,7 +80,7 @@ def _devices(options: dict[str, Any]) -> Answer:
     refuse((not records, "no device that has a profile fits it: ask of one, for what would help"))
     workload, question, tokens = plans[0].workload, plans[0].question, plans[0].best.tokens
     count = question.devices * question.shard.devices
-    title = f"{workload.name}: {fitting} of {len(profile_names())} devices fit a step of {tokens:,} tokens"
+    title = f"{workload.name}: {fitting} of {len(plans)} devices fit a step of {tokens:,} tokens"
     title += f", {count:,} of each, ZeRO {question.zero}" * (count > 1)
     notes = [f"cost: at {question.price:g} an hour and device."] * bool(question.price)
     notes += [

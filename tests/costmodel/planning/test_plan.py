@@ -48,8 +48,14 @@ def test_what_does_not_fit_is_told_the_least_change():
     assert not plan.best.fits
     assert "llama-3-8b with LoRA of rank 8 does not fit in the 13.0 GB" in plan.answer
     option = plan.advice.partition("helps: ")[2].partition(" (")[0]
-    assert option == "--devices 2 --zero 3"
-    assert costmodel.plan("llama-3-8b", "rtx-3090", tokens=512, devices=2, zero=3, fit=13e9, lora=8).best.fits
+    assert option == "--devices 4 --zero 3"
+    two, four = (
+        costmodel.plan("llama-3-8b", "rtx-3090", tokens=512, devices=count, zero=3, fit=13e9, lora=8).best
+        for count in (2, 4)
+    )
+    assert two.tight
+    assert four.fits
+    assert not four.tight
 
 
 @pytest.mark.parametrize(
@@ -58,8 +64,10 @@ def test_what_does_not_fit_is_told_the_least_change():
         ("llama-3-8b", "h100", {"devices": 8}, "helps: --zero 3 ("),
         ("llama-3-8b", "h100", {"devices": 2}, "helps: --zero 3 ("),
         ("llama-3-8b", "h100", {"devices": 2, "in_backward": True}, "helps: --zero 1 ("),
-        # not 1, where 10 fit
-        ("llama-3-8b", "h100", {"sequences": 64, "optimizer": "adam-16bit"}, "helps: --sequences 10 ("),
+        # not 1, where 7 fit, and 10 tightly
+        ("llama-3-8b", "h100", {"sequences": 64, "optimizer": "adam-16bit"}, "helps: --sequences 7 ("),
+        ("llama-3-8b", "a100-80gb", {}, "helps: --optimizer adam-16bit (bf16: 64.6 GB)"),  # adam-8bit is tight
+        ("llama-3-8b", "rtx-4090", {"devices": 8}, "GB, tight)"),  # before adapters
         ("mistral-7b", "l4", {}, "helps: --optimizer adam-8bit-16bit --offload --in-backward"),  # before adapters
         ("llama-3-8b", "rtx-4090", {"optimizer": "adafactor"}, "helps: --lora 16"),  # before more devices
         ("llama-3-70b", "rtx-4090", {"in_backward": True}, "no change"),  # ZeRO 3 is refused beside it

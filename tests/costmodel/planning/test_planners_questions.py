@@ -211,14 +211,15 @@ def test_the_time_is_split_between_arithmetic_and_dram():
 
 
 def test_the_least_devices_that_fit():
-    plan = costmodel.plan("llama-3-8b", "a100-80gb")
-    count, zero = plan.least_devices.split(", ZeRO ")
-    least = costmodel.plan("llama-3-8b", "a100-80gb", devices=int(count), zero=int(zero))
-    assert least.best.fits
-    fewer = int(count) // 2
-    assert not any(
-        costmodel.plan("llama-3-8b", "a100-80gb", devices=fewer, zero=zero).best.fits for zero in range(4) if fewer > 1
-    )
+    """Of all counts, not of powers of two alone: 3 A6000, with the least stage of ZeRO at which so many fit."""
+    count, zero = map(int, costmodel.plan("llama-3-8b", "a6000").least_devices.split(", ZeRO "))
+    fits = {
+        (devices, stage): costmodel.plan("llama-3-8b", "a6000", devices=devices, zero=stage).best.fits
+        for devices in (count - 1, count)
+        for stage in range(4)
+    }
+    assert {asked for asked in fits if fits[asked]} == {(count, stage) for stage in range(zero, 4)}
+    assert (count, zero) == (3, 3)
     assert costmodel.plan("gpt2", "t4").least_devices == "1"
 
 
