@@ -203,7 +203,7 @@ class PReLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         mask, x, weight = saved(ctx)
-        below, slopes = dy * (1 - mask), channels(weight, dy)
+        below, slopes = dy * (1 - mask), channels(weight, dy) if dy.dim() else weight.view(())
         dw = None if x is None else (below * x).sum_to_size(slopes.shape).view(weight.shape)
         return None, dy * mask + below * slopes, dw
 

@@ -102,6 +102,7 @@ OPTIONS = {
     "glu, dim": (partial(F.glu, dim=1), [X]),
     "prelu of one weight": (F.prelu, [X, (1,)]),
     "prelu of rows": (F.prelu, [ROWS, (8,)]),
+    "prelu of a number": (F.prelu, [(), (1,)]),
     "mul, a broadcasts": (torch.mul, [(16, 1), X]),
     "mul, both broadcast": (torch.mul, [(16, 1), (3, 1, 32)]),
     "mul by itself": (lambda x: x * x, [X]),
