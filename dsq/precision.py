@@ -134,9 +134,9 @@ def _moment(value: Any) -> float:
     """Return ``value`` as a number. 1.0 is refused: it may stand for the first update or for the end of the run."""
     if isinstance(value, str) and re.fullmatch(r"\d+|\d*\.\d+", value):
         value = float(value) if "." in value else int(value)
-    if (isinstance(value, int) and not isinstance(value, bool) and value >= 1) or (
-        isinstance(value, float) and 0 < value < 1
-    ):
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    if isinstance(value, float) and 0 < value < 1:
         return value
     raise ValueError(f"rise_at must be whole numbers of updates or fractions between 0 and 1, got {value!r}")
 

@@ -56,10 +56,11 @@ class Quantizers:
         settings = self.rounding, self.gemm, self.min_weight_bits, int(self.always_draws), self.operands or ""
         random = any(operand.stochastic or operand.random_signs for operand in self.operands or ())
         object.__setattr__(self, "draws", random or self.always_draws or self.rounding == "stochastic")
-        linear, activations = self._products(self._specs())
+        specs = self._specs()
+        linear, activations = self._products(specs)
         object.__setattr__(self, "linear_matmuls", linear)
         object.__setattr__(self, "activation_matmuls", activations)
-        named_stash = self.mode == "simulation" or isinstance(linear.x_for_dw.format, GridFormat)
+        named_stash = specs.mode == "simulation" or isinstance(linear.x_for_dw.format, GridFormat)
         object.__setattr__(self, "names_stash", self.operands is not None and named_stash)
         object.__setattr__(self, "text", " ".join(map(str, (self.q0, self.q1, self.q2, self.q3, *settings))).strip())
 

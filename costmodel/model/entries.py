@@ -144,8 +144,9 @@ def entries_of(
     for group in workload.groups:
         by_index |= dict.fromkeys(group.members, _op_bytes(group, setup, policy, widths, recompute))
     storages, layer_inputs = set[Storage](), set[tuple[object, ...]]()
-    reads_others = policy is not None and policy.bits and not setup.names_stash
-    remade = recomputed_inputs(workload, policy) if policy and reads_others else frozenset[str]()
+    remade = frozenset[str]()
+    if policy and policy.bits and not setup.names_stash:
+        remade = recomputed_inputs(workload, policy)
     # of rounded inputs a router would choose other experts
     choosing = {layer_of(op) for op in workload.operations if op.kind == "expert gate"}
     entries = []

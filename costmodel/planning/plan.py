@@ -12,7 +12,7 @@ from dsq.costmodel.hardware.hardware import Hardware
 from dsq.costmodel.model.ledger import COMPILED
 from dsq.costmodel.model.memory import Memory, update_copy
 from dsq.costmodel.model.methods import ADAPTERS, FP32, OPTIMIZERS, USUAL, Method, Training
-from dsq.costmodel.model.operations import Pointwise, Workload
+from dsq.costmodel.model.operations import Operation, Pointwise, Workload
 from dsq.costmodel.names import refuse
 from dsq.costmodel.planning.step import Stages, StepTime, offloaded_bytes, sent_bytes, sharded_memory, sharded_step
 from dsq.costmodel.workloads.named import AskedStep, load_shapes
@@ -136,17 +136,13 @@ class Question(Training):
         """Return a device's operations of one micro-batch, of the first and the last stage; sizes: in place of the
         step's."""
         stages = replace(self.step, **sizes).parts(self.shard, copies=" by PEFT" in method.name)
-        fused = (
-            replace(
-                stage,
-                operations=tuple(
-                    replace(op, kind=COMPILED[op.kind]) if isinstance(op, Pointwise) and op.kind in COMPILED else op
-                    for op in stage.operations
-                ),
-            )
-            for stage in stages
-        )
-        return tuple(fused) if self.compiled else stages
+        if not self.compiled:
+            return stages
+
+        def fused(op: Operation) -> Operation:
+            return replace(op, kind=COMPILED[op.kind]) if isinstance(op, Pointwise) and op.kind in COMPILED else op
+
+        return tuple(replace(stage, operations=tuple(map(fused, stage.operations))) for stage in stages)
 
     def memory_of(self, method: Method, **sizes: Any) -> Memory:
         """Return the memory of the device that holds most; sizes: in place of the step's."""

@@ -32,6 +32,11 @@ def _narrow(fmt: Format | None) -> bool:
     return fmt is not None and fmt.exact_in_bfloat16
 
 
+def _two_parts(fmt: Format | None) -> bool:
+    """Return whether the significand is that of two bfloat16 values: each holds 8 bits, the second one signed."""
+    return fmt is not None and fmt.significand_bits <= 15
+
+
 def matmul_bf16(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
     product = torch.mm(a_MK, b_KN, out_dtype=torch.float32)
     return product if bias_N is None else product.add_(bias_N)
@@ -51,11 +56,6 @@ def split(x: Tensor) -> tuple[Tensor, Tensor]:
 _BF16 = torch.bfloat16
 GEMMS = (
     GemmKernel("bfloat16", _exact(_narrow, _narrow, DTYPES), matmul_bf16, a_dtype=_BF16, b_dtype=_BF16),
-    GemmKernel(
-        "split",
-        _exact(lambda fmt: fmt is not None and fmt.significand_bits <= 15, _narrow, DTYPES[:1]),
-        _in_parts,
-        b_dtype=_BF16,
-    ),
+    GemmKernel("split", _exact(_two_parts, _narrow, DTYPES[:1]), _in_parts, b_dtype=_BF16),
     TORCH,
 )

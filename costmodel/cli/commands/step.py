@@ -302,15 +302,16 @@ def _estimates(
     """Return two records for each setup: its costs, and its traffic by the paper's accounting."""
     whole_bits = sum(moved_bits(workload, unit, buffer, word).values())
     whole = sum(transfer.bytes for transfer in transfers(workload, unit, buffer))
+    whole_arithmetic, whole_of_step = arithmetic(unit), arithmetic_cost(matmuls(workload, unit))
     records, by_bits = list[Record](), list[Record]()
     for setup in setups:
         cost, bits = evaluate(workload, setup, hardware, buffer), moved_bits(workload, setup, buffer, word)
         by_bits.append(named(setup) | _megabytes({kind: size / 8 for kind, size in bits.items()}))
-        record = named(setup) | {"arithmetic": arithmetic(setup) / arithmetic(unit)}
+        record = named(setup) | {"arithmetic": arithmetic(setup) / whole_arithmetic}
         record |= {"dram": sum(bits.values()) / whole_bits}
         record |= {"dram_in_containers": cost.dram_bytes / whole, "dram_MB": cost.dram_bytes / 1e6}
         record |= _megabytes(cost.traffic | {"linears_stash": cost.stash_bytes, "model_saved": cost.saved_bytes})
-        record |= {"arithmetic_of_step": cost.arithmetic / arithmetic_cost(matmuls(workload, unit))}
+        record |= {"arithmetic_of_step": cost.arithmetic / whole_of_step}
         record |= floor_record(cost.total)
         records.append(record | ({} if cost.joules is None else {"joules": cost.joules}))
     return records, by_bits

@@ -48,9 +48,8 @@ def draw_roofline(path: Path, workload: str, hardware: Hardware, records: list[R
     heights = spread((record["tflops"] for record in steps), _lines(hardware))
     for record, height in zip(steps, heights, strict=True):
         _label_step(axes, record, (3 * max(intensities), height), COLOURS[setups.index(record["setup"])])
-    named = {"total": "the whole step", "fc": "linear layers", "attention": "attention", "other": "other passes"} | {
-        "optimizer": "optimizer"
-    }
+    named = {"total": "the whole step", "fc": "linear layers", "attention": "attention"}
+    named |= {"other": "other passes", "optimizer": "optimizer"}
     look = {"linestyle": "", "color": GREY}
     key = [Line2D([], [], marker=MARKERS[name], label=text, **look) for name, text in named.items()]
     key[0].set(fillstyle="none", markersize=9, markeredgewidth=2)

@@ -210,10 +210,11 @@ class _Watched(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         measure, ctx.measure = ctx.measure, None
-        # of is_grads_batched=True, a gradient stands for several, none of which is a training step's
-        several = any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in gradients)
-        if measure is not None and not torch.is_grad_enabled() and not several:
-            measure(gradients)
+        if measure is not None and not torch.is_grad_enabled():
+            # of is_grads_batched=True, a gradient stands for several, none of which is a training step's
+            several = any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in gradients)
+            if not several:
+                measure(gradients)
         return None, *gradients
 
 
