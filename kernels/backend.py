@@ -312,6 +312,8 @@ class Backend:
     unpack_mask: Callable[[Tensor, int, torch.dtype], Tensor]
     #: (bits, values) -> values
     apply_mask: Callable[[Tensor, Tensor], Tensor]
+    #: (bits, values, factor) -> values times the factor where the bit is 1, else times 0
+    scale_mask: Callable[[Tensor, Tensor, float], Tensor]
     #: (values, bits, groups, running ranges, seed) -> codes in those ranges, which the values update first, in place;
     #: None: each group is one run with a range of its own
     affine_pack: Callable[[Tensor, int, Groups, MovingRanges | None, int | None], AffineCodes]
@@ -331,6 +333,8 @@ class Backend:
     attention_gradients: Callable[..., tuple[Tensor, ...] | None] | None = None
     #: (float32 values, in place) -> ReLU of them, bits of the result's mask; None: PyTorch's, then ``pack_mask``
     relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]] | None = None
+    #: (N, p, packed) -> draws of ``Tensor.bernoulli_(p)``: bits if packed, else bytes (N,) of 0 and 1; None: PyTorch's
+    bernoulli: Callable[[int, float, bool], Tensor] | None = None
     #: whether quantize, pack and unpack support a format of ``formats``
     supports: Callable[[Format], bool] = lambda fmt: True
 

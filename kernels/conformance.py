@@ -265,6 +265,7 @@ def mask_disagreements(backend: Backend, device: torch.device) -> Iterator[tuple
             on_device, y = bits.to(device), REFERENCE.unpack_mask(bits, count, dtype)
             pairs["unpack"] = y, backend.unpack_mask(on_device, count, dtype)
             pairs["apply"] = REFERENCE.apply_mask(bits, x), backend.apply_mask(on_device, x.to(device))
+            pairs["scale"] = REFERENCE.scale_mask(bits, x, 1.25), backend.scale_mask(on_device, x.to(device), 1.25)
         yield f"mask of {count} {dtype} between {limits[0]} and {limits[1]}", differing(**pairs)
 
 

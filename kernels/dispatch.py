@@ -260,6 +260,32 @@ def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
     return backend_of(x.dtype, bits, x).apply_mask(bits.contiguous(), x.detach().contiguous())
 
 
+def scale_mask(bits: Tensor, x: Tensor, factor: float) -> Tensor:
+    """Return ``x`` (of FLOATS, any shape) times ``factor``, a value of its dtype, where the bit is 1, else times 0."""
+    check_types(x.dtype)
+    _check_bytes("bits", bits, x.numel())
+    return backend_of(x.dtype, bits, x).scale_mask(bits.contiguous(), x.detach().contiguous(), factor)
+
+
+#: draws of which PyTorch's own take as long as the copies of the generator's state
+_FEW_DRAWS = 256
+
+
+def bernoulli_mask(x: Tensor, p: float) -> Tensor | None:
+    """Return the bits of ``torch.empty_like(x).bernoulli_(p)``, if ``x`` is contiguous and a kernel draws them sooner
+    than PyTorch, which draws one at a time on the CPU of most makers; else None."""
+    draw = backend_of(x.dtype, x).bernoulli
+    return draw(x.numel(), p, True) if draw and x.numel() >= _FEW_DRAWS and x.is_contiguous() else None
+
+
+def bernoulli(shape: tuple[int, ...], p: float) -> Tensor:
+    """Return ``torch.empty(shape).bernoulli_(p)`` on the CPU, as uint8."""
+    count, draw = math.prod(shape), backend_for(torch.device("cpu")).bernoulli
+    if draw and count >= _FEW_DRAWS and may_bypass_dispatcher():
+        return draw(count, p, False).view(shape)
+    return torch.empty(shape, dtype=torch.uint8, device="cpu").bernoulli_(p)
+
+
 def relu(x: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
     """Return PyTorch's ReLU of ``x`` (of FLOATS), and the mask of the result: 1 above 0 and for NaN."""
     backend = backend_of(x.dtype, x)

@@ -3,6 +3,8 @@
 Arguments are those of Backend. ``addresses`` (memory.py) checks the memory of inputs; results are newly allocated.
 """
 
+import math
+import threading
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -14,6 +16,8 @@ from dsq.kernels.backend import AffineCodes, Groups, MovingRanges
 from dsq.kernels.cpu.library import SEED_MASK, Library
 from dsq.kernels.cpu.memory import addresses
 
+#: held from reading the state of PyTorch's generator until it is written back
+_DRAWING = threading.Lock()
 #: the largest number of descriptors in a cache, so that varied shapes do not let a process grow
 MAX_DESCRIPTORS = 256
 #: the formats that the kernels quantize to, and their scales in ``enum Scales``
@@ -179,6 +183,32 @@ class CodecKernels:
         arguments = bits_address, x.numel(), self._dtypes[x.dtype], x_address
         self._c.dsq_apply_mask(self._isa, *arguments, y.data_ptr(), torch.get_num_threads())
         return y
+
+    def scale_mask(self, bits: Tensor, x: Tensor, factor: float) -> Tensor:
+        y = torch.empty_like(x)
+        bits_address, x_address = addresses(bits, x)
+        arguments = bits_address, x.numel(), self._dtypes[x.dtype], x_address, factor
+        self._c.dsq_scale_mask(self._isa, *arguments, y.data_ptr(), torch.get_num_threads())
+        return y
+
+    def bernoulli(self, count: int, p: float, packed: bool) -> Tensor:
+        out = torch.empty((count + 7) // 8 if packed else count, dtype=torch.uint8, device="cpu")
+        with _DRAWING:
+            state = torch.get_rng_state()
+            arguments = state.data_ptr(), count, math.ceil(p * 2**53), not packed
+            self._c.dsq_bernoulli(self._isa, *arguments, out.data_ptr())
+            torch.set_rng_state(state)
+        return out
+
+    def draws_as_torch(self) -> bool:
+        """Return whether PyTorch draws ``bernoulli_`` one by one, as ``bernoulli`` does: on Intel's processors MKL
+        draws others, and a later PyTorch may."""
+        with torch.random.fork_rng([]):
+            before = torch.get_rng_state()
+            expected = torch.empty(1000, dtype=torch.uint8).bernoulli_(0.3)
+            after = torch.get_rng_state()
+            torch.set_rng_state(before)
+            return torch.equal(self.bernoulli(1000, 0.3, False), expected) and torch.equal(torch.get_rng_state(), after)
 
     def relu(self, x: Tensor, in_place: bool) -> tuple[Tensor, Tensor]:
         y = x if in_place else torch.empty_like(x)

@@ -38,6 +38,7 @@ REFERENCE = Backend(
     pack_mask=stash.pack_mask,
     unpack_mask=stash.unpack_mask,
     apply_mask=stash.apply_mask,
+    scale_mask=stash.scale_mask,
     affine_pack=stash.affine_pack,
     affine_unpack=stash.affine_unpack,
     gemms=(FLOAT64,),

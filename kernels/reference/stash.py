@@ -55,6 +55,11 @@ def apply_mask(bits: Tensor, x: Tensor) -> Tensor:
     return torch.where(unpack_mask(bits, x.numel(), torch.bool).view_as(x), x, torch.zeros_like(x))
 
 
+def scale_mask(bits: Tensor, x: Tensor, factor: float) -> Tensor:
+    """Return ``x`` (floating, any shape) times ``factor`` where the bit is 1, else times 0: NaN of an infinity."""
+    return unpack_mask(bits, x.numel(), x.dtype).view_as(x).mul_(factor).mul_(x)
+
+
 #: random numbers that are computed at once. The bound limits scratch memory, as each number takes several 64-bit words
 _CHUNK = 1 << 20
 assert _CHUNK % BLOCK == 0

@@ -112,6 +112,13 @@ def masks(draw: random.Random) -> None:
         _check(f"mask {index}", actual, expected)
     is_open = unpack_mask(ours[0], x.numel(), x.dtype).view(x.shape) > 0
     _check("apply_mask", apply_mask(ours[0], x), torch.where(is_open, x, 0))
+    p, seed = draw.random(), draw.getrandbits(32)
+    torch.manual_seed(seed)
+    expected = torch.empty(x.shape).bernoulli_(p), torch.rand(3)
+    torch.manual_seed(seed)
+    actual = dispatch.bernoulli(x.shape, p).float(), torch.rand(3)
+    for name, one, other in zip(("draws", "the next draws"), actual, expected, strict=True):
+        _check(name, one, other)
 
 
 def affine(draw: random.Random) -> None:

@@ -9,8 +9,20 @@ import torch
 from dsq.kernels.backend import Groups
 from dsq.kernels.conformance import same_bits
 from dsq.kernels.cpu import backend as cpu
+from dsq.kernels.cpu.codec import CodecKernels
 from dsq.kernels.cpu.library import library
-from dsq.kernels.dispatch import affine_pack, affine_unpack, apply_mask, pack_mask, relu, unpack_mask, use_backend
+from dsq.kernels.dispatch import (
+    affine_pack,
+    affine_unpack,
+    apply_mask,
+    bernoulli,
+    bernoulli_mask,
+    pack_mask,
+    relu,
+    scale_mask,
+    unpack_mask,
+    use_backend,
+)
 from dsq.kernels.reference.backend import REFERENCE
 from tests.threads import threads
 
@@ -74,3 +86,48 @@ def test_affine_codes_of_float64_are_the_reference_s():
     for dtype in (torch.float64, torch.float32):
         values = affine_unpack(packed, 4, groups, 128, dtype)
         assert torch.equal(values, REFERENCE.affine_unpack(expected, 4, groups, 128, dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_bits_scale_values_as_dropout_does(dtype):
+    factor = torch.ones((), dtype=dtype).div_(0.7).item()
+    for count in LENGTHS:
+        x, bits = edges(count, dtype), torch.arange((count + 7) // 8).mul(37).to(torch.uint8)
+        expected = unpack_mask(bits, count, dtype).div_(0.7).mul_(x)
+        torch.testing.assert_close(scale_mask(bits, x, factor), expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_draws_are_those_of_pytorch():
+    for count, p in itertools.product((256, 4099, 70_003), (0.1, 0.9)):
+        torch.manual_seed(count)
+        expected, state = torch.empty(count).bernoulli_(p), torch.get_rng_state()
+        torch.manual_seed(count)
+        assert torch.equal(bernoulli((count,), p), expected.to(torch.uint8))
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.manual_seed(count)
+        bits = bernoulli_mask(torch.empty(count), p)
+        if bits is not None:
+            assert torch.equal(bits, pack_mask(expected, 0.0, NAN, True))
+            assert torch.equal(torch.get_rng_state(), state)
+    assert bernoulli_mask(torch.empty(64, 32).t(), 0.5) is None
+
+
+@pytest.mark.parametrize("isa", library().instruction_sets())
+def test_the_kernel_draws_from_mt19937(isa):
+    """Against NumPy's, as PyTorch draws otherwise on some processors; begun within and at the end of a state."""
+    kernels = CodecKernels(library(), library().instruction_sets()[isa])
+    for count, drawn, p in itertools.product((0, 1, 7, 8, 313, 5000), (0, 1, 623), (0.3, 2**-53, 1 - 2**-53)):
+        torch.manual_seed(drawn)
+        torch.empty(drawn, dtype=torch.int32).random_()
+        header_and_words = torch.get_rng_state()[: 8 * 627].view(torch.int64).tolist()
+        oracle = np.random.MT19937()
+        position = header_and_words[2] if drawn else 624  # a new state has no word left
+        key = np.array(header_and_words[3:], dtype=np.uint32)
+        oracle.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": position}}
+        high, low = oracle.random_raw(2 * count).reshape(count, 2).T.astype(np.uint64)
+        is_kept = ((high & np.uint64(2**21 - 1)) << np.uint64(32) | low) < np.uint64(p * 2**53)
+        state = torch.get_rng_state()
+        assert kernels.bernoulli(count, p, False).tolist() == is_kept.tolist()
+        torch.set_rng_state(state)
+        assert kernels.bernoulli(count, p, True).tolist() == np.packbits(is_kept, bitorder="little").tolist()
+        assert torch.randint(2**20, (3,)).tolist() == [int(word) & (2**20 - 1) for word in oracle.random_raw(3)]

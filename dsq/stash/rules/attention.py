@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
 from dsq.kernels.backend import AttentionOptions
-from dsq.kernels.dispatch import backend_for, pack_mask
+from dsq.kernels.dispatch import backend_for, bernoulli, pack_mask
 from dsq.ops.products import autocast_dtype
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.saved_forms import save, saved
@@ -98,7 +98,7 @@ def _saves_copies(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *options
 
 
 #: bits of dropout's noise that are saved for a value of q, k and v, of 4.5 bits by default; where there are more, the
-#: backward draws the noise again, in 7 ns a number
+#: backward draws the noise again, in up to 7 ns a number
 _MAX_NOISE_BITS = 2
 
 
@@ -226,4 +226,4 @@ def _noise(q: Tensor, k: Tensor, dropout: float, random: Tensor | None = None) -
     """Return what PyTorch's attention on CPUs multiplies its weights (B, H, L, S) by: ones, and zeros for dropped ones,
     drawn from the state ``random`` if there is one."""
     with _drawing(random, q.device):
-        return torch.empty((*q.shape[:3], k.shape[2]), dtype=torch.uint8, device=q.device).bernoulli_(1 - dropout)
+        return bernoulli((*q.shape[:3], k.shape[2]), 1 - dropout)

@@ -1,6 +1,6 @@
 """Rules of operations that save a bit a value: ReLU, clamp, dropout. Gradients are exact."""
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
 from torch.nn import functional as F
 
-from dsq.kernels.dispatch import apply_mask
+from dsq.kernels.dispatch import apply_mask, bernoulli_mask, scale_mask
 from dsq.kernels.dispatch import relu as masked_relu
 from dsq.stash.memory import MemoryOrder
 from dsq.stash.rules.pointwise import overwrite
@@ -96,12 +96,23 @@ def native_dropout(stash: Stash, input: Tensor, p: float, train: bool | None) ->
     return Dropout.apply(stash, input, p, True)  # type: ignore[no-any-return, no-untyped-call]
 
 
+@lru_cache
+def _kept_factor(p: float, dtype: torch.dtype) -> float:
+    """Return what values that dropout keeps are multiplied by, as PyTorch rounds it."""
+    return torch.ones((), dtype=dtype).div_(1 - p).item()
+
+
 class Dropout(torch.autograd.Function):
     """Return y, and with ``returns_mask`` whether each value was kept."""
 
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, p: float, returns_mask: bool = False) -> Any:
-        if x.device.type == "cpu":  # as F.dropout draws there
+        bits = None if returns_mask else bernoulli_mask(x, 1 - p)
+        ctx.has_bits = bits is not None
+        if bits is not None:
+            y = scale_mask(bits, x, _kept_factor(p, x.dtype))
+            mask = stash.packed_mask(bits, MemoryOrder.contiguous(x.shape), x.dtype)
+        elif x.device.type == "cpu":  # as F.dropout draws there
             noise = torch.empty_like(x).bernoulli_(1 - p)
             was_kept = noise.bool() if returns_mask else noise
             mask = stash.bitmask(noise)
@@ -119,6 +130,8 @@ class Dropout(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[None, Tensor, None, None]:
+        if ctx.has_bits and not torch.is_grad_enabled() and not is_legacy_batchedtensor(dy):
+            return None, scale_mask(ctx.saved_tensors[0], dy, _kept_factor(ctx.p, dy.dtype)), None, None
         (mask,) = saved(ctx)
         scaled = mask.to(dy.dtype).div_(1 - ctx.p)
         several = is_legacy_batchedtensor(dy)  # gradients, of is_grads_batched=True

@@ -147,6 +147,11 @@ void dsq_pack_mask(int isa, address values, int dtype, int64_t count, float low,
 void dsq_unpack_mask(int isa, address bits, int64_t count, int dtype, address values, int threads);
 void dsq_apply_mask(int isa, address bits, int64_t count, int dtype, address x, address out, int threads);
 void dsq_relu(int isa, address x, int64_t count, address y, address bits, int threads);
+/* out = x times `factor` where the bit is 1, else times 0. */
+void dsq_scale_mask(int isa, address bits, int64_t count, int dtype, address x, float factor, address out, int threads);
+/* Draws `count` numbers of 53 bits from `generator`, the memory of torch.get_rng_state(), and moves it on; out: 1 for each below `threshold`,
+   else 0, in bits or in bytes. */
+void dsq_bernoulli(int isa, address generator, int64_t count, uint64_t threshold, int bytes, address out);
 
 /* c (rows x columns, contiguous, float32) = a (rows x depth) b (depth x columns) + bias (columns, float32, or 0). No
    size is 0. `scratch` has the bytes that the function ..._scratch asks for. */

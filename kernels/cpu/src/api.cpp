@@ -95,6 +95,16 @@ void dsq_relu(int isa, address x, int64_t count, address y, address bits, int th
   run_mask(isa, &IsaKernels::relu, job, count, threads);
 }
 
+void dsq_scale_mask(int isa, address bits, int64_t count, int dtype, address x, float factor, address out, int threads) {
+  MaskJob job{At{out}, At{bits}, dtype};
+  job.source = At{x}, job.factor = factor;
+  run_mask(isa, &IsaKernels::scale_mask, job, count, threads);
+}
+
+void dsq_bernoulli(int isa, address generator, int64_t count, uint64_t threshold, int bytes, address out) {
+  isa_kernels(isa)->bernoulli({At{generator}, count, threshold, bytes != 0, At{out}});
+}
+
 int64_t dsq_gemm_bfloat16_scratch(int gemm, int64_t rows, int64_t columns, int64_t depth) {
   return bfloat16_gemm(gemm)->scratch({rows, columns, depth});
 }

@@ -53,7 +53,17 @@ struct MaskJob {
   int32_t dtype;
   float low = 0, high = 0;       // of pack: the open values lie between; NaN: no limit
   bool nan_is_open = false;      // of pack
-  const void* source = nullptr;  // of apply: the values let through, or 0; of ReLU: its argument
+  const void* source = nullptr;  // of apply: the values let through, or 0; of ReLU: its argument; of scale: the values
+  float factor = 1;              // of scale: of values whose bit is 1; others are multiplied by 0
+};
+
+// Draws from PyTorch's generator (bernoulli.h): whether each is below the threshold, in bits or bytes.
+struct BernoulliJob {
+  void* generator;
+  int64_t count;
+  uint64_t threshold;
+  bool bytes;
+  uint8_t* out;
 };
 
 // Groups whose extents are found at a time.
@@ -83,6 +93,8 @@ struct IsaKernels {
   void (*unmask)(const MaskJob&, int64_t begin, int64_t end);
   void (*apply_mask)(const MaskJob&, int64_t begin, int64_t end);
   void (*relu)(const MaskJob&, int64_t begin, int64_t end);  // of float32
+  void (*scale_mask)(const MaskJob&, int64_t begin, int64_t end);
+  void (*bernoulli)(const BernoulliJob&);  // all of it, as each draw follows from the one before
   void (*affine_extents)(const AffineJob&, int64_t begin, int64_t end);  // of groups, at most AFFINE_GROUPS
   void (*affine_pack)(const AffineJob&, int64_t begin, int64_t end);     // of tiles
   void (*affine_unpack)(const AffineJob&, int64_t begin, int64_t end);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../stash/affine.h"
+#include "../stash/bernoulli.h"
 #include "decode.h"
 #include "encode.h"
 #include "formats/grids.h"
@@ -56,7 +57,7 @@ void unpack(const CodecJob& job, int64_t begin, int64_t end) {
 
 constexpr IsaKernels kernels_of(const char* name, bool (*usable)()) {
   return {name, usable, largest, quantize, pack, unpack, quantize_grid, pack_grid, unpack_grid, mask, unmask, apply_mask,
-          relu, affine_extents, affine_pack, affine_unpack};
+          relu, scale_mask, bernoulli, affine_extents, affine_pack, affine_unpack};
 }
 
 }  // namespace

@@ -123,6 +123,49 @@ template <class T> void apply_to_values(const MaskJob& job, int64_t begin, int64
   for (; begin < end; begin++) out[begin] = job.bits[begin / 8] >> begin % 8 & 1 ? x[begin] : 0;
 }
 
+// The factor where the bit is 1, else 0.
+INLINE F factors(uint32_t bits, float factor) { return (F)(lane_masks(bits) & (I)splat(factor)); }
+
+// Two vectors in 16 bits; a NaN stays one.
+INLINE void store_pair(bf16* out, F a, F b) {
+  const auto rounded = [](F x) ALWAYS { return round_to_bf16((U)choose(x == x, x, splat(__builtin_nanf("")))); };
+  write(out, upper_halves(rounded(a), rounded(b)));
+}
+INLINE void store_pair(half* out, F a, F b) { write(out, upper_halves(half_bits(a) << 16, half_bits(b) << 16)); }
+INLINE void store_pair(float* out, F a, F b) { store(out, a), store(out + LANES, b); }
+
+template <class T> INLINE void scale_word(uint32_t bits, float factor, const T* x, T* out) {
+  for (int i = 0; i < WORD; i += 2 * LANES) {
+    const F low = load(x + i) * factors(bits >> i, factor), high = load(x + i + LANES) * factors(bits >> (i + LANES), factor);
+    store_pair(out + i, low, high);
+  }
+}
+
+template <class T> void scale_values(const MaskJob& job, int64_t begin, int64_t end) {
+  const T* const x = (const T*)job.source;
+  T* const out = (T*)job.values;
+  for (; begin + WORD <= end; begin += WORD) {
+    prefetch<3>((uintptr_t)(x + begin) + PAGE, sizeof(T[WORD]));
+    prefetch<3, true>((uintptr_t)(out + begin) + PAGE, sizeof(T[WORD]));
+    scale_word(read<uint32_t>(job.bits + begin / 8), job.factor, x + begin, out + begin);
+  }
+  if (begin == end) return;
+  T few[WORD] = {};
+  uint32_t bits = 0;
+  memcpy(few, x + begin, (size_t)(end - begin) * sizeof(T));
+  memcpy(&bits, job.bits + begin / 8, (size_t)(end - begin + 7) / 8);
+  scale_word(bits, job.factor, few, few);
+  memcpy(out + begin, few, (size_t)(end - begin) * sizeof(T));
+}
+
+void scale_mask(const MaskJob& job, int64_t begin, int64_t end) {
+  switch (job.dtype) {
+    case FLOAT32: return scale_values<float>(job, begin, end);
+    case BFLOAT16: return scale_values<bf16>(job, begin, end);
+    case FLOAT16: return scale_values<half>(job, begin, end);
+  }
+}
+
 // As PyTorch's: -0 stays -0, and a NaN itself.
 INLINE uint32_t rectify(const float* x, float* y) {
   uint32_t bits = 0;
