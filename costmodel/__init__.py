@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from operator import mul
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from dsq.costmodel.planning.plan import Plan, Question
+from dsq.costmodel.names import refuse
 
-MAX_DEVICES = 2**20
+if TYPE_CHECKING:
+    from dsq.costmodel.planning.plan import Plan
 
 
 def plan(workload: str, hardware: str = "a100-80gb", **options: Any) -> "Plan":
@@ -33,7 +33,9 @@ def plan(workload: str, hardware: str = "a100-80gb", **options: Any) -> "Plan":
     Raises:
         ValueError: what is asked cannot be planned. TypeError: an option that there is not.
     """
-    return _question(workload, hardware, **options).ask()
+    from dsq.costmodel.planning.plan import Question
+
+    return Question.of(workload, hardware, **options).ask()
 
 
 def compare_devices(workload: str, **options: Any) -> "list[Plan]":
@@ -47,59 +49,17 @@ def compare_devices(workload: str, **options: Any) -> "list[Plan]":
         ValueError: what is asked cannot be planned on any device.
     """
     from dsq.costmodel.hardware.hardware import profile_names
-    from dsq.costmodel.planning.plan import Plan
+    from dsq.costmodel.planning.plan import Question
 
     plans, faults = [], []
     for hardware in profile_names():
         try:
-            question = _question(workload, hardware, **options)
-            plans.append(Plan(question, tuple(question.rows())))
+            plans.append(Question.of(workload, hardware, **options).ask(batches=False))
         except ValueError as error:
             faults.append(error)
     if not plans:
         raise faults[0]
     return sorted(plans, key=lambda plan: (not plan.best.fits, -plan.best.tokens_per_second))
-
-
-def _question(
-    workload: str,
-    hardware: str,
-    *,
-    fit: float = 0,
-    qlora: int | None = None,
-    gpus: int | None = None,
-    base_bits: int = 0,
-    **options: Any,
-) -> "Question":
-    from dsq.costmodel.hardware.hardware import load_hardware
-    from dsq.costmodel.names import refuse
-    from dsq.costmodel.planning.plan import BASE_BITS, Question
-    from dsq.costmodel.workloads.named import AskedStep
-
-    lora, inside = options.get("lora"), options.get("tensor", 1) * options.get("pipeline", 1)
-    refuse(
-        (
-            lora is not None and qlora is not None,
-            "give --lora or --qlora, not both: --qlora has a rank of its own",
-        ),
-        (
-            base_bits and lora is None and qlora is None,
-            "--base-bits does nothing without --lora: leave it out",
-        ),
-        (
-            gpus is not None and (not 1 <= gpus <= MAX_DEVICES or gpus % inside),
-            f"--gpus {gpus} must be a positive multiple of --tensor times --pipeline ({inside})",
-        ),
-    )
-    options |= {"optimizer": str(options.get("optimizer", "adam")).lower().replace("adamw", "adam")}
-    options |= ({} if qlora is None else {"lora": qlora}) | ({} if gpus is None else {"devices": gpus // inside})
-    base_bits = base_bits or (4 if qlora is not None else 0)
-    device = load_hardware(hardware)
-    AskedStep.build.cache_clear()  # a config.json may have changed since the last question
-    AskedStep.parts.cache_clear()
-    of_step = {name: options.pop(name) for name in vars(AskedStep()) if name in options}
-    step = AskedStep(workload, cpu=device.cpu, **of_step)
-    return Question(step, device, budget=fit, base_bits=BASE_BITS[base_bits], **options)
 
 
 def predicted(config: Mapping[str, Any], workload: dict[str, Any], total_updates: int = 0) -> str:
@@ -116,23 +76,27 @@ def predicted(config: Mapping[str, Any], workload: dict[str, Any], total_updates
         ValueError: a config or a workload that cannot be read.
     """
     from dsq.costmodel.model.methods import Setup, template
-    from dsq.costmodel.paper.calibrated import level_costs, rising_shares
+    from dsq.costmodel.paper.calibrated import arithmetic, dram, rising_shares
     from dsq.costmodel.workloads import workload_file
     from dsq.precision import parse_levels
 
-    if not isinstance(config, Mapping) or not {"levels", "format", "rise_at"}.issubset(config):
-        raise ValueError(f"config must be a DSQConfig's as_dict(), got {config!r}")
-    if not workload_file.is_workload(workload):
-        raise ValueError(f"workload must be what dsq.workload.trace gives, got {type(workload)}")
+    is_config = isinstance(config, Mapping) and {"levels", "format", "rise_at"}.issubset(config)
+    refuse(
+        (not is_config, f"config must be a DSQConfig's as_dict(), got {config!r}"),
+        (
+            not workload_file.is_workload(workload),
+            f"workload must be what dsq.workload.trace gives, got {type(workload)}",
+        ),
+    )
     worked = rising_shares(config["rise_at"], total_updates)
     levels, fmt = parse_levels(config["levels"]), template(config["format"], config)
-    setups = [Setup(fmt, level) for level in levels]
-    costs = level_costs(workload_file.parse(workload, "of the run"), setups)
+    setups, step = [Setup(fmt, level) for level in levels], workload_file.parse(workload, "of the run")
     lines = []
-    for name, field in (("arithmetic", "arithmetic"), ("DRAM", "dram")):
-        per_level = [cost[field] for cost in costs]
-        of_run = [sum(map(mul, per_level, worked))] if worked else [per_level[0], per_level[-1]]
-        parts = [f"{cost:.4f} at {level}" for cost, level in zip(per_level, levels, strict=True)]
-        parts += [f"{' to '.join(f'{cost:.4f}' for cost in of_run)} in all"] * (len(levels) > 1)
+    for name, costs in (("arithmetic", [*map(arithmetic, setups)]), ("DRAM", [dram(step, setup) for setup in setups])):
+        of_run = [sum(map(mul, costs, worked))] if worked else [costs[0], costs[-1]]
+        parts = [
+            *(f"{cost:.4f} at {level}" for cost, level in zip(costs, levels, strict=True)),
+            *[f"{' to '.join(f'{cost:.4f}' for cost in of_run)} in all"] * (len(levels) > 1),
+        ]
         lines.append(f"{name} {', '.join(parts)}")
     return "; ".join(lines)

@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable
+from itertools import combinations
 
 #: what names leave out: all but letters and digits, and words of a device's full name, as "NVIDIA A100-SXM4-80GB"
 _LEFT_OUT = re.compile(r"[^a-z0-9]|nvidia|geforce|tesla|amd|instinct|sxm\d?|hbm\d?e?")
@@ -30,27 +31,19 @@ def completed(
     names, several = {_plain(full): full for full in accepted}, list[str]()
     for typed in [name, *([release.sub("", name)] if release else [])]:
         part = _plain(typed)
-        if part in names:
-            return names[part]
         having = [full for full in names.values() if part and _has_parts(full, part)]
         begins = [full for full in having if _plain(full).startswith(part)]
-        several = begins or having
+        several = [names[part]] if part in names else begins or having
         if len(several) == 1:
             return several[0]
-    candidates = ", ".join(map(repr, several))
-    meant = f"nearest is {candidates}; " if several else suggestion(typed, names.values())
+    meant = f"nearest is {', '.join(map(repr, several))}; " if several else suggestion(typed, names.values())
     raise ValueError(f"unknown {kind} {name!r}: {meant}known are {', '.join(sorted(names.values()))}{otherwise}")
 
 
 def _has_parts(name: str, part: str) -> bool:
     """Return whether ``part`` is whole parts of the name, which end at dashes, dots and units (80gb, 8b)."""
-    ends, parts = {0}, [_plain(word) for word in re.split(r"[^a-z0-9]+|(?<=\d)(?=g?b\b)", name.lower())]
-    for word in parts:
-        ends.add(max(ends) + len(word))
-    plain = _plain(name)
-    return any(
-        start in ends and start + len(part) in ends for start in range(len(plain)) if plain[start:].startswith(part)
-    )
+    words = [_plain(word) for word in re.split(r"[^a-z0-9]+|(?<=\d)(?=g?b\b)", name.lower())]
+    return any("".join(words[start:end]) == part for start, end in combinations(range(len(words) + 1), 2))
 
 
 def suggestion(name: str, accepted: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 import argparse
 import json
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ class Section:
     title: str
     records: list[Record]
     columns: str  #: what people see of it: a table of columns.toml
-    hidden: frozenset[str] = frozenset()  #: methods whose records people do not see
+    shown: Sequence[Record] = ()  #: the records that people see; none: all
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,10 @@ class Answer:
     legend: str = ""  #: and last
 
     def table(self) -> str:
-        parts = [f"{textwrap.fill(s.title, NOTE_WIDTH)}\n\n{_narrow(s)}" for s in self.sections]
-        notes = [
-            textwrap.fill(note, NOTE_WIDTH, subsequent_indent="  ")
-            for note in [*self.notes, *filter(None, [self.legend])]
-        ]
-        lead = [textwrap.fill(self.lead, NOTE_WIDTH)] if self.lead else []
-        return "\n\n".join(lead + parts + ["\n".join(notes)] * bool(notes)) + "\n"
+        tables = [f"{textwrap.fill(s.title, NOTE_WIDTH)}\n\n{_narrow(s)}" for s in self.sections]
+        notes = (textwrap.fill(note, NOTE_WIDTH, subsequent_indent="  ") for note in (*self.notes, self.legend))
+        parts = [textwrap.fill(self.lead, NOTE_WIDTH), *tables, "\n".join(filter(None, notes))]
+        return "\n\n".join(filter(None, parts)) + "\n"
 
     def json(self) -> str:
         data = {**self.facts, **{section.key: section.records for section in self.sections}, "notes": self.notes}
@@ -66,20 +63,22 @@ def _narrow(section: Section) -> str:
     hold."""
     import tabulate
 
-    columns = _COLUMNS[section.columns].items()
-    shown = {name: spec for name, spec in columns if any(name in record for record in section.records)}
-    lines = {name: name.replace("_", "\n") for name in shown}
+    columns = {
+        name: spec
+        for name, spec in _COLUMNS[section.columns].items()
+        if any(name in record for record in section.records)
+    }
+    heads = {name: name.replace("_", "\n") for name in columns}
     records = [
         {
             head: textwrap.fill(cell, CELL_WIDTH) if isinstance(cell := record.get(name), str) else cell
-            for name, head in lines.items()
+            for name, head in heads.items()
         }
-        for record in section.records
-        if record.get("method") not in section.hidden
+        for record in section.shown or section.records
     ]
     before, tabulate.MIN_PADDING = tabulate.MIN_PADDING, 0  # it would widen every column of numbers by two
     try:
-        return table(records, {lines[name]: spec for name, spec in shown.items()})
+        return table(records, {heads[name]: spec for name, spec in columns.items()})
     finally:
         tabulate.MIN_PADDING = before
 

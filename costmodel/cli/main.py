@@ -8,7 +8,9 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,10 @@ from dsq.formats import DEFAULT
 _DESCRIBED = read_toml(Path(__file__).with_name("commands.toml"))
 COMMANDS: dict[str, dict[str, Any]] = _DESCRIBED["commands"]
 #: what stands in braces in commands.toml
-_WORDS = {"precision": _DESCRIBED["precision"], "adapted": ADAPTED, "format": DEFAULT, "model": DEFAULT_MODEL}
-_WORDS |= {"models": ", ".join(names()), "hardware": DEFAULT_HARDWARE, "profiles": ", ".join(profile_names())}
+_WORDS = {
+    **{"precision": _DESCRIBED["precision"], "adapted": ADAPTED, "format": DEFAULT, "model": DEFAULT_MODEL},
+    **{"models": ", ".join(names()), "hardware": DEFAULT_HARDWARE, "profiles": ", ".join(profile_names())},
+}
 Options = Mapping[str, Mapping[str, Any]]
 
 
@@ -59,8 +63,8 @@ def answer(arguments: argparse.Namespace) -> None:
         if path := getattr(arguments, name, None):
             check_writable(path)
             refuse((not path.endswith(accepted), f"{name} {path} must end in {' or '.join(accepted)}"))
-    drawn = arguments.output and arguments.output.endswith((*ends["picture"], *ends["html"]))
-    refuse((drawn, f"output {arguments.output} is for text: give --picture or --html"))
+    is_drawn = str(arguments.output).endswith((*ends["picture"], *ends["html"]))
+    refuse((is_drawn, f"output {arguments.output} is for text: give --picture or --html"))
     module = import_module(f"dsq.costmodel.cli.commands.{COMMANDS[arguments.command]['module']}")
     report = getattr(module, arguments.command)(arguments)
     text = report.json() if arguments.json else report.csv() if arguments.csv else report.table()
@@ -71,18 +75,25 @@ def answer(arguments: argparse.Namespace) -> None:
 
 
 def parser() -> OneLineParser:
-    text = "What a training step costs: memory, time, DRAM traffic, arithmetic, roofline."
-    top = OneLineParser(prog="dsq-cost", description=text, allow_abbrev=False)
-    top.epilog = _examples([f"{name} {described['examples'][0]}" for name, described in COMMANDS.items()])
+    top = OneLineParser(
+        prog="dsq-cost",
+        description="What a training step costs: memory, time, DRAM traffic, arithmetic, roofline.",
+        epilog=_examples([f"{name} {described['examples'][0]}" for name, described in COMMANDS.items()]),
+        allow_abbrev=False,
+    )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
     groups = _DESCRIBED["groups"]
     groups["format"]["--format"]["choices"] = format_names()
     for name, described in COMMANDS.items():
         summary: str = described["summary"]
-        description = summary[0].upper() + summary[1:] + "."
-        command = commands.add_parser(name, help=summary, description=description, allow_abbrev=False)
-        command.epilog = _examples([f"{name} {example}" for example in described["examples"]])
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=summary[0].upper() + summary[1:] + ".",
+            epilog=_examples([f"{name} {example}" for example in described["examples"]]),
+            allow_abbrev=False,
+        )
         command.set_defaults(parser=command)
         for title in described["groups"]:
             _add_options(command.add_argument_group(title), groups[title])
@@ -98,20 +109,38 @@ def whole(text: str) -> int:
 whole.__name__ = "int"  # which argparse's errors name
 
 
+def amount(text: str, units: Mapping[str, float], example: str) -> float:
+    """Read a number with its unit, as argparse's type: 80GB, 1.5e9. Raises ArgumentTypeError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d{1,2})?) ?([a-z]*)", text.lower())
+    if not match or match[2] not in units or not float(match[1]):
+        unit = " with its unit" if "" not in units else ""
+        raise argparse.ArgumentTypeError(f"must be a number above 0{unit}, as in {example}, got {text!r}")
+    return float(match[1]) * units[match[2]]
+
+
+BYTES = {"b": 1, "kb": 1e3, "kib": 2**10, "mb": 1e6, "gb": 1e9, "tb": 1e12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+COUNTS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+#: the metavar of an option -> what reads it
+_TYPES: dict[str, Callable[[str], float]] = {
+    **dict.fromkeys(("N", "number"), whole),
+    "SIZE": partial(amount, units=BYTES, example="80GB or 24MiB"),
+    "COUNT": partial(amount, units=COUNTS, example="300M or 10B"),
+    "PRICE": partial(amount, units={"": 1}, example="2.5"),
+}
+
+
 def _examples(examples: Sequence[str]) -> str:
     return "\n".join(["examples:", *(f"  dsq-cost {example}".rstrip() for example in examples)])
 
 
 def _add_options(group: argparse._ActionsContainer, options: Options) -> None:
     """Add the options as commands.toml describes them."""
-    exclusive: dict[str, argparse._ActionsContainer] = {"": group}
+    exclusive = defaultdict(group.add_mutually_exclusive_group, {"": group})
     for words, described in options.items():
         how: Any = {name: text.format(**_WORDS) if isinstance(text, str) else text for name, text in described.items()}
         instead = how.pop("instead", "")
-        if instead not in exclusive:
-            exclusive[instead] = group.add_mutually_exclusive_group()
-        if how.get("metavar") in ("N", "number") or isinstance(how.get("choices", [""])[0], int):
-            how["type"] = whole
+        if how.get("metavar") in _TYPES or isinstance(how.get("choices", [""])[0], int):
+            how["type"] = _TYPES.get(how.get("metavar"), whole)
         elif words.startswith("--") and not how.keys() & {"metavar", "choices"}:
             how["action"] = "store_true"
         exclusive[instead].add_argument(*words.split(), **how)

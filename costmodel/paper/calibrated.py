@@ -44,8 +44,7 @@ def stored_bits(fmt: Format, layout: Layout | None = None, word: int = WORD_BITS
         return 8 * fmt.nbytes(layout) / (layout.rows * layout.columns)
     if not fmt.block_size:
         return fmt.bits
-    words = -(-(fmt.block_size * fmt.bits + SCALE_BITS) // word)
-    return words * word / fmt.block_size
+    return -(-(fmt.block_size * fmt.bits + SCALE_BITS) // word) * word / fmt.block_size
 
 
 def dram(workload: Workload, setup: Setup, buffer: float = 0) -> float:
@@ -69,11 +68,10 @@ def _bits(gemm: Gemm, setup: Setup, buffer: float, word: int) -> dict[str, float
     """Return the bits that a layer moves."""
     size = {"M": -(-gemm.M // gemm.weights), "K": gemm.K, "N": gemm.N}
     layout = Layout(1, size["M"], size["K"], along_rows=False)
-    width = {
+    width = {"": 0.0} | {
         name: stored_bits(setup.operands[operand], layout if setup.stores_by_name(operand) else None, word)
         for name, operand in _OPERAND.items()
     }
-    width[""] = 0.0
     bits = defaultdict[str, float](float)
     for axes, name, kind in TENSORS:
         bits[kind] += gemm.weights * size[axes[0]] * size[axes[1]] * width[name]
@@ -92,19 +90,11 @@ def arithmetic(setup: Setup) -> float:
     return sum(costs) / len(costs) / mac_cost(FixedPoint(WIDEST), FixedPoint(WIDEST))
 
 
-def level_costs(workload: Workload, setups: Sequence[Setup]) -> list[dict[str, float]]:
-    """Return the arithmetic and the dram of a step at each level, relative to fixed-point 32."""
-    return [{"arithmetic": arithmetic(setup), "dram": dram(workload, setup)} for setup in setups]
-
-
-def shares(rises: Sequence[float]) -> list[float]:
-    """Return each level's share of a run whose levels but the first begin at these shares of it."""
-    return [after - before for before, after in pairwise((0.0, *rises, 1.0))]
-
-
-def rising_shares(rises: Sequence[float], total_updates: int) -> list[float]:
-    """Return each level's share of a run whose rises are shares or updates of it; none where that is not known."""
+def rising_shares(rises: Sequence[float], total_updates: int = 0) -> list[float]:
+    """Return each level's share of a run in which each level but the first begins at a share of it, or an update of it;
+    none where that is not known."""
     whole_number("total_updates", total_updates, 0)
     if not rises or (rises[-1] >= 1 and not total_updates):
         return []
-    return shares([rise if rise < 1 else min(rise / total_updates, 1.0) for rise in rises])
+    begins = [rise if rise < 1 else min(rise / total_updates, 1.0) for rise in rises]
+    return [after - before for before, after in pairwise((0.0, *begins, 1.0))]

@@ -59,14 +59,22 @@ def static_rows(table: int) -> list[Record]:
 
 
 def _static(row: PublishedRow, setup: Setup) -> Record:
-    record: Record = {"dataset": row.dataset, "setup": str(setup), "method": row.method}
-    record |= {"precision": str(setup.precision), "contradicts": row.contradicts}
-    pairs = zip((row.arithmetic, row.dram), _costs(row, setup), strict=True)
-    for name, (published, predicted) in zip(("arith", "dram"), pairs, strict=True):
+    record: Record = {
+        **{"dataset": row.dataset, "setup": str(setup), "method": row.method},
+        **{"precision": str(setup.precision), "contradicts": row.contradicts},
+    }
+    for name, published, predicted in zip(
+        ("arith", "dram"), (row.arithmetic, row.dram), _costs(row, setup), strict=True
+    ):
         residual = predicted - published
-        figures: Record = {"paper": published, "ours": predicted, "off": residual / published, "residual": residual}
-        excluded = bool(row.contradicts) and name == "dram"
-        figures["fits"] = "excluded" if excluded else calibrated.FITTED[name].get(str(setup), "test")
+        fits = "excluded" if row.contradicts and name == "dram" else calibrated.FITTED[name].get(str(setup), "test")
+        figures = {
+            "paper": published,
+            "ours": predicted,
+            "off": residual / published,
+            "residual": residual,
+            "fits": fits,
+        }
         record |= {f"{name}_{kind}": figure for kind, figure in figures.items()}
     return record
 
@@ -117,12 +125,15 @@ def table_7(hardware: Hardware) -> list[Record]:
     without_update, with_update = (evaluate(costed, BF16, hardware).classes for costed in (step, workload))
     records = []
     for cls, floor in without_update.items():
-        published, bound = _DATA["table_7"][cls]
-        share = _time_share(without_update, cls)
-        record: Record = {"class": cls, "flop_per_byte": float(floor.intensity), "ridge": float(floor.ridge)}
-        record |= {"bound_paper": bound, "bound_ours": "memory" if floor.memory_bound else "compute"}
-        record |= {"share_paper": published, "share_ours": share, "off": (share - published) / published}
-        records.append(record | {"with_adam": _time_share(with_update, cls), "residual": share - published})
+        (published, bound), share = _DATA["table_7"][cls], _time_share(without_update, cls)
+        records.append(
+            {
+                **{"class": cls, "flop_per_byte": float(floor.intensity), "ridge": float(floor.ridge)},
+                **{"bound_paper": bound, "bound_ours": "memory" if floor.memory_bound else "compute"},
+                **{"share_paper": published, "share_ours": share, "off": (share - published) / published},
+                **{"with_adam": _time_share(with_update, cls), "residual": share - published},
+            }
+        )
     return records
 
 
@@ -131,8 +142,8 @@ def silicon_rows() -> list[Record]:
     records = []
     for row in _DATA["silicon"]:
         of_format, over = (mac_cost(fmt, fmt) for fmt in map(parse_format, (row["format"], row["over"])))
-        off = of_format / over / row["published"] - 1
-        records.append(row | {"ours": of_format / over, "residual": of_format / over - row["published"], "off": off})
+        predicted, published = of_format / over, row["published"]
+        records.append(row | {"ours": predicted, "residual": predicted - published, "off": predicted / published - 1})
     return records
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from dsq.arguments import choice, whole_number
-from dsq.costmodel.hardware.hardware import Hardware
+from dsq.costmodel.hardware.hardware import Hardware, load_hardware
 from dsq.costmodel.model.ledger import COMPILED
 from dsq.costmodel.model.memory import Memory, update_copy
 from dsq.costmodel.model.methods import ADAPTERS, FP32, OPTIMIZERS, USUAL, Method, Training
@@ -21,8 +21,8 @@ from dsq.formats import WIDEST
 from dsq.precision import damage
 
 GIGA = 1e9
-#: the largest sizes that are tried
-MAX_SEQUENCES = MAX_TOKENS = 2**20
+#: the most devices, sequences of a batch and tokens of a sequence
+MAX_SIZE = 2**20
 #: from one batch that is tried to the next, until one does not fit
 GROWTH = 6
 #: bits of a weight in NF4: a scale of 8 bits for 64 values, and one of 32 for 256 scales (QLoRA, 2023, section 3)
@@ -38,8 +38,6 @@ ASKED = (
     *("devices", "zero", "tensor", "pipeline", "accumulate"),
     *("optimizer", "offload", "foreach", "in_backward", "compiled"),
 )
-#: counts of devices that `Plan.least_devices` tries first
-COUNTS = tuple(2**power for power in range(11))
 #: batches that advice tries
 MAX_ADVISED = 64
 #: CATEGORIES, as JSON has them
@@ -64,7 +62,7 @@ class Question(Training):
     def __post_init__(self) -> None:
         choice("optimizer", self.optimizer, OPTIMIZERS)
         for name in ("devices", "tensor", "pipeline", "accumulate"):
-            whole_number(name, getattr(self, name), 1, MAX_SEQUENCES)
+            whole_number(name, getattr(self, name), 1, MAX_SIZE)
         stored, shares_more = self.step.weight_format(), self.accumulate > 1 or self.pipeline > 1 or self.zero > 1
         refuse(
             (
@@ -72,7 +70,7 @@ class Question(Training):
                 f"hardware {self.hardware.name!r} does not state its memory: give --fit, as in --fit 80GB",
             ),
             (
-                self.devices * self.shard.devices > 1 and not self.hardware.link,
+                self.all_devices > 1 and not self.hardware.link,
                 f"hardware {self.hardware.name!r} states no link: several devices need [link] gb_per_s in its file",
             ),
             (
@@ -106,6 +104,48 @@ class Question(Training):
             ),
         )
 
+    @classmethod
+    def of(
+        cls,
+        workload: str,
+        hardware: str,
+        *,
+        fit: float = 0,
+        qlora: int | None = None,
+        gpus: int | None = None,
+        base_bits: int = 0,
+        **options: Any,
+    ) -> "Question":
+        """Return the question of the options of `dsq.costmodel.plan`. Raises as that does."""
+        lora, inside = options.get("lora"), options.get("tensor", 1) * options.get("pipeline", 1)
+        refuse(
+            (lora is not None and qlora is not None, "give --lora or --qlora, not both: --qlora has a rank of its own"),
+            (
+                base_bits and lora is None and qlora is None,
+                "--base-bits does nothing without --lora: leave it out",
+            ),
+            (
+                gpus is not None and (not 1 <= gpus <= MAX_SIZE or gpus % inside),
+                f"--gpus {gpus} must be a positive multiple of --tensor times --pipeline ({inside})",
+            ),
+        )
+        options |= {
+            "optimizer": str(options.get("optimizer", "adam")).lower().replace("adamw", "adam"),
+            **({} if qlora is None else {"lora": qlora}),
+            **({} if gpus is None else {"devices": gpus // inside}),
+        }
+        device = load_hardware(hardware)
+        AskedStep.build.cache_clear()  # a config.json may have changed since the last question
+        AskedStep.parts.cache_clear()
+        of_step = {name: options.pop(name) for name in vars(AskedStep()) if name in options}
+        return cls(
+            AskedStep(workload, cpu=device.cpu, **of_step),
+            device,
+            budget=fit,
+            base_bits=BASE_BITS[base_bits or (4 if qlora is not None else 0)],
+            **options,
+        )
+
     @property
     def memory(self) -> float:
         """Bytes of a device that may be used."""
@@ -119,6 +159,11 @@ class Question(Training):
     @property
     def shard(self) -> Shard:
         return Shard(self.tensor, self.pipeline)
+
+    @property
+    def all_devices(self) -> int:
+        """Data-parallel devices, times those that share a model."""
+        return self.devices * self.tensor * self.pipeline
 
     def compared(self) -> tuple[Method, ...]:
         """Return the methods, each over the devices that are asked for."""
@@ -148,16 +193,32 @@ class Question(Training):
         """Return the memory of the device that holds most; sizes: in place of the step's."""
         return sharded_memory(self.stages(method, **sizes), method, self.shard, self.accumulate)
 
-    def ask(self) -> "Plan":
-        """Return the answer. Raises ValueError for what cannot be planned."""
-        rows = self.rows()
-        if self.step.sized:
+    def cost_of(self, method: Method, **sizes: Any) -> "MethodCost":
+        """Return the method's cost, without its largest batch; sizes: in place of the step's."""
+        stages, device = self.stages(method, **sizes), (method, self.shard, self.accumulate)
+        chunked = tuple(stage.chunking_loss() for stage in stages)
+        memory = sharded_memory(stages, *device)
+        fits = memory.peak <= self.memory
+        return MethodCost(
+            method,
+            memory,
+            sharded_step(stages, *device, self.hardware),
+            tokens=stages[0].tokens * self.accumulate * method.devices,
+            fits=fits,
+            tight=fits and memory.peak > self.untight,
+            fits_chunked=fits or sharded_memory(chunked, *device).peak <= self.memory,
+            sent=sent_bytes(stages, *device),
+            host=max(offloaded_bytes(stage, method) for stage in stages),
+            copied=max(update_copy(stage, method) for stage in stages),
+        )
+
+    def ask(self, batches: bool = True) -> "Plan":
+        """Return the answer; batches: with the largest one of each method. Raises ValueError for what cannot be
+        planned."""
+        rows = [self.cost_of(method) for method in self.compared()]
+        if batches and self.step.sized:
             rows = [replace(row, largest_batch=largest(self, row.method)) for row in rows]
         return Plan(self, tuple(rows))
-
-    def rows(self) -> "list[MethodCost]":
-        """Return each method's cost, without its largest batch. Raises ValueError for what cannot be planned."""
-        return [_costed(self, method, self.stages(method)) for method in self.compared()]
 
 
 @dataclass(frozen=True)
@@ -199,20 +260,6 @@ class MethodCost:
         }
 
 
-def _costed(question: Question, method: Method, stages: Stages) -> MethodCost:
-    shard, micro = question.shard, question.accumulate
-    memory = sharded_memory(stages, method, shard, micro)
-    step = sharded_step(stages, method, shard, micro, question.hardware)
-    tokens = stages[0].tokens * micro * method.devices
-    fits = memory.peak <= question.memory
-    tight = fits and memory.peak > question.untight
-    chunked = tuple(stage.chunking_loss() for stage in stages)
-    fits_chunked = fits or sharded_memory(chunked, method, shard, micro).peak <= question.memory
-    sent, host = sent_bytes(stages, method, shard, micro), max(offloaded_bytes(stage, method) for stage in stages)
-    copied = max(update_copy(stage, method) for stage in stages)
-    return MethodCost(method, memory, step, tokens, fits, tight, fits_chunked, sent, host, copied)
-
-
 class Most(NamedTuple):
     """The largest size with which a step fits, with any of several methods."""
 
@@ -251,39 +298,48 @@ class Plan:
     def answer(self) -> str:
         """Two sentences: whether and how it fits; how long a step takes, what bounds it, and what helps."""
         question, best, step = self.question, self.best, self.best.step
-        lora, devices = question.step.lora, question.devices * question.shard.devices
+        lora, devices = question.step.lora, question.all_devices
         model = self.workload.name + (f" with LoRA of rank {lora}" if lora is not None else "")
         if tokens := question.step.beyond_positions():
             model += f" at {tokens:,} tokens{self._beyond(tokens)},"
         several = f"each of {devices:,}" if devices > 1 else "one"
         room = f"{_size(question.memory)} of {several} {question.hardware.name}"
         peak, sizes = f"takes {_size(best.memory.peak)}", best.memory.categories
-        first = f"{model} fits in the {room}: {best.method.name} {peak}{', which is tight' * best.tight}"
-        if batch := self.largest_batch:
-            items = "images" if self.workload.patches else "sequences"
-            first += f", and by allocated memory the largest batch that fits has {self._stated(batch, items)}"
-        if context := self.longest_context:
-            first += f", the longest context {self._stated(context, 'tokens')}"
-            first += "" if question.step.beyond_positions() else self._beyond(context.size)
-        first += self._with_chunks
-        if not best.fits:
-            most = max(sizes, key=lambda name: sizes[name]).replace("temporary", "temporaries")
-            first = (
-                f"{model} does not fit in the {room}: {best.method.name}, which needs least, {peak}, most of it {most}"
-            )
+        most = max(sizes, key=lambda name: sizes[name]).replace("temporary", "temporaries")
+        first = f"{model} does not fit in the {room}: {best.method.name}, which needs least, {peak}, most of it {most}"
+        if best.fits:
+            first = f"{model} fits in the {room}: {best.method.name} {peak}{', which is tight' * best.tight}"
+            first += self._largest_sizes
         low, high = _time(step.launched * step.low), _time(step.launched * step.high)
         takes = f"{_time(step.launched)} ({low} to {high})" if step.low < step.high else f"at least {low}"
         unit, tokens = self._unit
-        second = f"A step of {best.tokens // tokens:,} {unit} takes {takes}, "
         shares = f"{1 - step.waiting:.0%} arithmetic, {step.waiting:.0%} DRAM"
         bound = f"bound by {_BOUNDS[step.bound]}" if step.bound in _BOUNDS else shares
-        second += f"{self._rate(best)}, {bound}; {self.advice}.{self._of_training}"
-        return re.sub(r"\b1 (sequence|token|image)s\b", r"1 \1", f"{first}. {second}")
+        second = (
+            f"A step of {best.tokens // tokens:,} {unit} takes {takes}, {self._rate(best)}, {bound}; {self.advice}."
+        )
+        return re.sub(r"\b1 (sequence|token|image)s\b", r"1 \1", f"{first}. {second}{self._of_training}")
 
-    def _stated(self, most: Most, unit: str) -> str:
-        """Return the size in words, with its method where it is not the best."""
-        bound = "at least " if most.capped else ""
-        return f"{bound}{most.size:,} {unit}" + (f" ({most.method})" if most.method != self.best.method.name else "")
+    @property
+    def _largest_sizes(self) -> str:
+        """The largest batch and the longest context in words, each with its method where that is not the best; and what
+        --chunked-loss makes of both where it is more by WORTH_IT."""
+        text, chunked, grown = "", _by_chunks(self.question), list[str]()
+        methods = {row.method.name: row.method for row in self.rows}
+        images = "images" if self.workload.patches else "sequences"
+        for unit, most, begin, items in (
+            ("sequences", self.largest_batch, "and by allocated memory the largest batch that fits has", images),
+            ("tokens", self.longest_context, "the longest context", "tokens"),
+        ):
+            if most:
+                text += f", {begin} {'at least ' * most.capped}{most.size:,} {items}"
+                text += f" ({most.method})" * (most.method != self.best.method.name)
+            if most and chunked and not most.capped:
+                size = largest(chunked, methods[most.method], unit, least=most.size)
+                grown += [f"{size:,} {items}"] * (size > WORTH_IT * most.size)
+        if self.longest_context and not self.question.step.beyond_positions():
+            text += self._beyond(self.longest_context.size)
+        return text + f" (with --chunked-loss {', '.join(grown)})" * bool(grown)
 
     def _beyond(self, tokens: int) -> str:
         """Return what is said of a sequence that has more tokens than the model has positions; empty: it has not."""
@@ -296,7 +352,7 @@ class Plan:
         row = max(self._best_first, key=lambda row: row.largest_batch or 0)
         if not row.largest_batch or not self.best.fits:
             return None
-        return Most(row.largest_batch, row.method.name, capped=row.largest_batch == MAX_SEQUENCES)
+        return Most(row.largest_batch, row.method.name, capped=row.largest_batch == MAX_SIZE)
 
     @cached_property
     def longest_context(self) -> Most | None:
@@ -305,30 +361,17 @@ class Plan:
         step, longest = self.question.step, None
         if not step.sized or step.source_length or step.target_length or self.workload.patches or not self.best.fits:
             return None
-        table = load_shapes(step.workload).table_positions  # 0: it has none
         for row in self._best_first:
-            size = largest(self.question, row.method, "tokens", table or MAX_TOKENS, longest.size if longest else 0)
+            size = largest(self.question, row.method, "tokens", least=longest.size if longest else 0)
             if not longest or size > longest.size:
-                longest = Most(size, row.method.name, capped=size == MAX_TOKENS and not table)
+                longest = Most(size, row.method.name, capped=size == MAX_SIZE)
         return longest
-
-    @property
-    def _with_chunks(self) -> str:
-        """What --chunked-loss makes of both; empty: they were not asked, or grow by less than WORTH_IT."""
-        chunked, methods = _by_chunks(self.question), {row.method.name: row.method for row in self.rows}
-        grown = list[str]()
-        for unit, most in (("sequences", self.largest_batch), ("tokens", self.longest_context)):
-            if chunked and most and not most.capped:
-                table = load_shapes(chunked.step.workload).table_positions if unit == "tokens" else 0
-                size = largest(chunked, methods[most.method], unit, table or MAX_TOKENS, most.size)
-                grown += [f"{size:,} {unit}"] if size > WORTH_IT * most.size else []
-        return f" (with --chunked-loss {', '.join(grown)})" if grown else ""
 
     @cached_property
     def least_devices(self) -> str:
         """The fewest devices that a shown method fits, and the least stage of ZeRO that it needs of them: "6, ZeRO 3";
-        empty: not even COUNTS do."""
-        counts = COUNTS if self.question.hardware.link else COUNTS[:1]
+        empty: not even 1,024 do, or one without a link."""
+        counts = [2**power for power in range(11 if self.question.hardware.link else 1)]
         enough = next((count for count in counts if self._least_zero(count) is not None), 0)
         if not enough:
             return ""
@@ -340,11 +383,9 @@ class Plan:
     def _least_zero(self, devices: int) -> int | None:
         """Return the least stage of ZeRO with which a shown method fits so many devices; None: none does."""
         question = self.question
-        for zero in range(1 + (_most_zero(question) if devices > 1 else 0)):
-            changed = (replace(row.method, devices=devices, zero=zero) for row in self.shown)
-            if any(question.memory_of(method).peak <= question.memory for method in changed):
-                return zero
-        return None
+        zeros = range(1 + (_most_zero(question) if devices > 1 else 0))
+        methods = (replace(row.method, devices=devices, zero=zero) for zero in zeros for row in self.shown)
+        return next((one.zero for one in methods if question.memory_of(one).peak <= question.memory), None)
 
     @property
     def _best_first(self) -> list[MethodCost]:
@@ -364,9 +405,8 @@ class Plan:
     @property
     def cost(self) -> float | None:
         """The price of the whole training, all devices together."""
-        if self._priced is None or self.hours is None:
-            return None
-        return self.hours * self.question.price * self._priced[1].devices * self._priced[1].shard.devices
+        priced, hours = self._priced, self.hours
+        return None if priced is None or hours is None else hours * self.question.price * priced[1].all_devices
 
     @property
     def _of_training(self) -> str:
@@ -391,8 +431,14 @@ class Plan:
     @cached_property
     def advice(self) -> str:
         """The cheapest change that helps: that makes it fit, or quicker by a twentieth."""
+        if not self.best.fits and self.change_to_fit:
+            option, _, row = self.change_to_fit
+            return (
+                f"cheapest change that helps: {option} ({row.method.name}: {_size(row.memory.peak)}"
+                f"{', tight' * row.tight})"
+            )
         if not self.best.fits:
-            return self._to_fit()
+            return "no change that dsq-cost knows makes it fit: take a smaller model or larger devices"
         if not self.question.step.sized:
             return "its batch is fixed: trace it with another one"
         quickest, change = WORTH_IT * self.best.tokens_per_second, ""
@@ -405,19 +451,11 @@ class Plan:
             for method, fitting in ((row.method, row.largest_batch) for row in own_first if row.method.trusted):
                 is_counted = question is self.question and fitting is not None
                 batch = min(fitting or 0 if is_counted else largest(question, method), most)
-                row = _costed(question, method, question.stages(method, sequences=batch)) if batch else None
-                if row and row.tokens_per_second > quickest:
-                    quickest = WORTH_IT * row.tokens_per_second
-                    change = f"{option}--sequences {batch} with {method.name} ({self._rate(row)})"
+                cost = question.cost_of(method, sequences=batch) if batch else None
+                if cost and cost.tokens_per_second > quickest:
+                    quickest = WORTH_IT * cost.tokens_per_second
+                    change = f"{option}--sequences {batch} with {method.name} ({self._rate(cost)})"
         return f"cheapest change that helps: {change}" if change else "a larger batch would not make it quicker"
-
-    def _to_fit(self) -> str:
-        if self.change_to_fit is None:
-            return "no change that dsq-cost knows makes it fit: take a smaller model or larger devices"
-        option, _, row = self.change_to_fit
-        return (
-            f"cheapest change that helps: {option} ({row.method.name}: {_size(row.memory.peak)}{', tight' * row.tight})"
-        )
 
     @cached_property
     def change_to_fit(self) -> tuple[str, Question, MethodCost] | None:
@@ -431,8 +469,8 @@ class Plan:
         for option, changed in _changes(self.question, batch):
             if tight and changed.step.lora != self.question.step.lora:
                 break
-            methods = [method for method in changed.compared() if method.trusted]
-            rows = [row for row in (_costed(changed, one, changed.stages(one)) for one in methods) if row.fits]
+            costs = (changed.cost_of(method) for method in changed.compared() if method.trusted)
+            rows = [row for row in costs if row.fits]
             if rows:
                 change = option, changed, max(rows, key=lambda row: (not row.tight, row.tokens_per_second))
                 if not change[2].tight:
@@ -460,23 +498,21 @@ class Plan:
         question, rows = self.question, self.rows
         parts = [f"{question.devices} data parallel, ZeRO {question.zero}", *filter(None, [str(question.shard)])]
         unfused = [row.method.name for row in rows if row.fits and row.memory.totals[-1] + row.copied > question.memory]
-        on_cpu = question.hardware.cpu
-        left_out = ", workspaces and what a process takes besides (up to 0.1 GB)" if on_cpu else " and workspaces"
+        process = ", workspaces and what a process takes besides (up to 0.1 GB)"
+        left_out = process if question.hardware.cpu else " and workspaces"
         units = {peak.datatype for peak in question.hardware.peaks}
         doubted = ", ".join(row.method.name for row in rows if not row.method.trusted)
-        shown = "" if question.methods else ", nor shown without --all"
         setups = dict.fromkeys(row.method.setup for row in rows)
-        damaged = [line for setup in setups for line in damage([setup.precision], setup.family, "nearest")]
         notes = (
-            *((True, f"{line}.") for line in damaged),
+            *((True, f"{line}.") for setup in setups for line in damage([setup.precision], setup.family, "nearest")),
             (True, f"the peak comes at the {'; '.join(dict.fromkeys(row.memory.cause for row in rows))}."),
             (
                 question.step.stores_scores(),
                 "attention's scores are stored: with --fused-attention they stay on chip.",
             ),
             (
-                any(row.largest_batch == MAX_SEQUENCES for row in rows),
-                f"largest batch: no more than {MAX_SEQUENCES:,} are tried.",
+                any(row.largest_batch == MAX_SIZE for row in rows),
+                f"largest batch: no more than {MAX_SIZE:,} are tried.",
             ),
             (
                 any(gemm.container for gemm in self.workload.gemms),
@@ -484,7 +520,7 @@ class Plan:
                 "fp32; policies of dsq.stash keep none of them.",
             ),
             (
-                question.devices * question.shard.devices > 1,
+                question.all_devices > 1,
                 f"{', '.join(parts)}: memory and time of one device, tokens/s of all together.",
             ),
             (question.offload, f"--offload: {_size(self.best.host)} a device lie in the host's memory."),
@@ -510,7 +546,11 @@ class Plan:
                 "fp16" in units and "bf16" not in units,
                 "its units take no bf16: read fp16 with a scaled loss, at the same size and time.",
             ),
-            (doubted, f"not advised{shown}, as no training of docs/evidence.md supports them: {doubted}."),
+            (
+                doubted,
+                f"not advised{', nor shown without --all' * (not question.methods)}, as no training of "
+                f"docs/evidence.md supports them: {doubted}.",
+            ),
             (
                 not all(row.step.packing_measured for row in rows),
                 "packing was never measured on this hardware: its bytes at the bandwidth are counted.",
@@ -526,17 +566,16 @@ class Plan:
 
 
 def _changes(question: Question, largest_batch: int) -> Iterator[tuple[str, Question]]:
-    """Yield the changes that need less memory, the least change first, each with its option."""
-    step, hardware = question.step, question.hardware
-    most_zero = _most_zero(question)
+    """Return the changes that need less memory, the least change first, each with its option."""
+    step, hardware, most_zero = question.step, question.hardware, _most_zero(question)
     shares_more = question.devices > 1 and question.zero < most_zero
     trains_by_adam = question.optimizer == "adam" and step.lora is None
     offloads = trains_by_adam and hardware.host and not question.offload
     frees_gradients = question.zero < 2 and question.accumulate * question.pipeline == 1
-    paged = {"optimizer": "adam-8bit-16bit", "offload": True, "in_backward": True}  # torchtune's, on one device
     adapts = step.sized and not question.methods
+    adapts_few_bits = adapts and not question.base_bits
     lora = replace(step, lora=step.lora or 16, freeze=None)
-    qlora, chunked = {"step": lora, "base_bits": NF4_BITS}, replace(lora, chunked_loss=True)
+    chunked = replace(lora, chunked_loss=True)
     changes: tuple[tuple[Any, str, dict[str, Any]], ...] = (
         (step.stores_scores(), "--fused-attention", {"step": replace(step, fused_attention=True)}),
         (shares_more, f"--zero {most_zero}", {"zero": most_zero}),
@@ -545,18 +584,20 @@ def _changes(question: Question, largest_batch: int) -> Iterator[tuple[str, Ques
         (trains_by_adam, "--optimizer adam-8bit", {"optimizer": "adam-8bit"}),
         (trains_by_adam, "--optimizer adam-16bit", {"optimizer": "adam-16bit"}),
         (offloads, "--offload", {"offload": True}),
-        (offloads and frees_gradients, "--optimizer adam-8bit-16bit --offload --in-backward", paged),
+        (
+            offloads and frees_gradients,
+            "--optimizer adam-8bit-16bit --offload --in-backward",  # torchtune's, on one device
+            {"optimizer": "adam-8bit-16bit", "offload": True, "in_backward": True},
+        ),
         (adapts and step.lora is None, "--lora 16", {"step": lora}),
         *(
             (count > question.devices, f"--devices {count} --zero {most_zero}", {"devices": count, "zero": most_zero})
             for count in ((2, 4, 8) if hardware.link and question.shard.devices == 1 else ())
         ),
-        (adapts and not question.base_bits, f"--qlora {lora.lora}", qlora),
-        (adapts and not question.base_bits, f"--qlora {lora.lora} --chunked-loss", qlora | {"step": chunked}),
+        (adapts_few_bits, f"--qlora {lora.lora}", {"step": lora, "base_bits": NF4_BITS}),
+        (adapts_few_bits, f"--qlora {lora.lora} --chunked-loss", {"step": chunked, "base_bits": NF4_BITS}),
     )
-    for holds, option, fields in changes:
-        if holds:
-            yield option, replace(question, **fields)
+    return ((option, replace(question, **fields)) for holds, option, fields in changes if holds)
 
 
 def _most_zero(question: Question) -> int:
@@ -578,21 +619,19 @@ def _time(seconds: float) -> str:
     return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.1f} ms"
 
 
-def largest(
-    question: Question, method: Method, size: str = "sequences", most: int = MAX_SEQUENCES, least: int = 0
-) -> int:
+def largest(question: Question, method: Method, size: str = "sequences", most: int = MAX_SIZE, least: int = 0) -> int:
     """Return the most sequences of a device, or tokens of a sequence, whose step fits; ``least``: none above it
     does."""
+    if size == "tokens":
+        most = load_shapes(question.step.workload).table_positions or most
     low, high = least, most + 1  # this fits, this does not
-    previous, count = 0, least + 1
-    memories: dict[int, Memory] = {}
+    previous: tuple[()] | tuple[int, Memory] = ()
+    count = least + 1
     while high - low > 1:
-        memories[count] = question.memory_of(method, **{size: count})
-        low, high = (count, high) if memories[count].peak <= question.memory else (low, count)
-        guess = count * GROWTH
-        if previous:
-            guess = _reaching(question.memory, previous, memories[previous], count, memories[count])
-        previous, count = count, min(max(guess, low + 1), high - 1)
+        memory = question.memory_of(method, **{size: count})
+        low, high = (count, high) if memory.peak <= question.memory else (low, count)
+        guess = _reaching(question.memory, *previous, count, memory) if previous else count * GROWTH
+        count, previous = min(max(guess, low + 1), high - 1), (count, memory)
     return low
 
 
@@ -604,4 +643,4 @@ def _reaching(budget: float, previous_count: int, previous_memory: Memory, count
     slopes = (ends - starts) / (count - previous_count)
     grows = slopes > 0
     growth = (budget - ends[grows]) // slopes[grows]
-    return min(MAX_SEQUENCES, count + int(growth.min(initial=MAX_SEQUENCES)))
+    return min(MAX_SIZE, count + int(growth.min(initial=MAX_SIZE)))

@@ -26,6 +26,7 @@ RANGES: dict[str, tuple[float, float]] = {
 #: layers, packed or recomputed tensors, and its checkpoint: GPT-2's 33, 86, 154 and 61 ms beside an H100
 #: (analysis/results/gpu_steps.csv). The 298 ms of 1.3 billion parameters, all packed, are given as 309
 HOST_PER_LAYER, HOST_PER_LINEAR, HOST_PER_TENSOR, HOST_PER_CHECKPOINT = 2.77e-3, 1.09e-3, 0.56e-3, 2.29e-3
+WHOLE = Shard()  #: a model that each device has all of
 _TIMED_BITS = 4  #: of the code that `calibrate` packs, which takes as long as others
 
 
@@ -57,18 +58,19 @@ class StepTime:
 
 
 def step_time(
-    workload: Workload, method: Method, hardware: Hardware, micro_batches: int = 1, tensor: int = 1
+    workload: Workload, method: Method, hardware: Hardware, micro_batches: int = 1, shard: Shard = WHOLE
 ) -> StepTime:
-    """Return the time of a step of so many batches on each device, whose layers `tensor` devices share."""
+    """Return the time of a step of so many batches on each device, whose model a shard's devices share, by themselves:
+    without what these send one another."""
     setup = BF16 if method.zero == 3 and method.setup.autocast else method.setup  # FSDP's mixed precision casts all
     method, workload = replace(method, setup=setup), by_policy(workload, method.stash)
-    low, high = RANGES[kind_of(method, hardware, tensor)]
+    low, high = RANGES[kind_of(method, hardware, shard.devices)]
     if method.compiled:
         hardware = replace(hardware, efficiency=replace(hardware.efficiency, fused=FUSED_BYTES, launch=0))
-    moved, multiplied = transfers(workload, method.setup), matmuls(workload, method.setup)
-    container, updated = method.setup.container_bits, [transfer for transfer in moved if transfer.phase == UPDATE]
-    passes = step_floor([t for t in moved if t.phase != UPDATE], multiplied, hardware, container)
-    update = step_floor(updated, [], hardware, container)
+    moved, container = transfers(workload, method.setup), method.setup.container_bits
+    products = matmuls(workload, method.setup)
+    passes = step_floor([t for t in moved if t.phase != UPDATE], products, hardware, container)
+    update = step_floor([t for t in moved if t.phase == UPDATE], [], hardware, container)
     share = OPTIMIZERS[method.optimizer].traffic * FOREACH_TRAFFIC**method.foreach / method.shared_by(1)
     # the state's way to the host's memory and back, both ways at once
     paging = offloaded_bytes(workload, method) / hardware.host if method.offload else 0.0
@@ -82,17 +84,31 @@ def step_time(
         fused = [gemm for gemm in workload.gemms if gemm.on_chip and not gemm.weight]
         seconds += _forward_again(workload, method, hardware, fused)
     waiting = (passes.waiting_seconds + share * update.waiting_seconds) / (passes.seconds + share * update.seconds)
-    bound = "memory" if waiting >= 1 / 2 else "compute"
-    sending, reached = sending_seconds(workload, method, hardware, micro_batches, tensor), hardware.efficiency
     seconds *= micro_batches
+    sending = sending_seconds(workload, method, hardware, micro_batches, shard.tensor)
     packing = micro_batches * packing_seconds(workload, method, hardware)
-    exposed = max(sending - seconds, 0.0) + reached.exposed * min(sending, seconds)
-    measured = not method.stash or bool(_packing(method.stash, hardware))
+    exposed = max(sending - seconds, 0.0) + hardware.efficiency.exposed * min(sending, seconds)
     launches = hardware.efficiency.launch and not hardware.cpu
     launching = micro_batches * launching_seconds(workload, method) if launches else 0.0
-    bound = "link" if sending > seconds + packing + updating else bound
-    bound = "host" if launching > seconds + packing + updating + exposed else bound
-    return StepTime(seconds, packing, measured, updating, sending, exposed, bound, waiting, launching, low, high)
+    bounds = {
+        "host": launching > seconds + packing + updating + exposed,
+        "link": sending > seconds + packing + updating,
+        "memory": waiting >= 1 / 2,
+        "compute": True,
+    }
+    return StepTime(
+        compute=seconds,
+        packing=packing,
+        packing_measured=not method.stash or bool(_packing(method.stash, hardware)),
+        update=updating,
+        communication=sending,
+        exposed=exposed,
+        bound=next(name for name, holds in bounds.items() if holds),
+        waiting=waiting,
+        launching=launching,
+        low=low,
+        high=high,
+    )
 
 
 def launching_seconds(workload: Workload, method: Method) -> float:
@@ -111,10 +127,15 @@ def launching_seconds(workload: Workload, method: Method) -> float:
 def kind_of(method: Method, hardware: Hardware, shards: int = 1) -> str:
     """Return the kind of a training, a key of RANGES: errors of the predicted time are alike in each. shards: devices
     that share a model."""
-    several = _nodes(method.devices * shards, hardware) > 1
-    kinds = {"measured": hardware.measured, "roofline": hardware.efficiency.overlaps, "compiled": method.compiled}
-    kinds |= {"GDDR": hardware.memory_type.startswith("GDDR"), "several nodes": several}
-    return next((kind for kind, holds in kinds.items() if holds), "eager")
+    kinds = {
+        "measured": hardware.measured,
+        "roofline": hardware.efficiency.overlaps,
+        "compiled": method.compiled,
+        "GDDR": hardware.memory_type.startswith("GDDR"),
+        "several nodes": _nodes(method.devices * shards, hardware) > 1,
+        "eager": True,
+    }
+    return next(kind for kind, holds in kinds.items() if holds)
 
 
 def offloaded_bytes(workload: Workload, method: Method) -> float:
@@ -135,8 +156,8 @@ def sending_seconds(
     rings = min(tensor, hardware.node or tensor)  # that leave a node
     slowest = min(hardware.link, hardware.network / rings) if nodes > 1 else hardware.link
     layers = len({layer for op in workload.operations if (layer := layer_of(op))}) + 1
-    messages = (3 if method.zero == 3 else 2) * layers  # two gathers and a scatter; or a scatter and a gather
-    messages *= micro_batches if method.zero >= 2 else 1
+    rounds = 3 if method.zero == 3 else 2  # two gathers and a scatter; or a scatter and a gather
+    messages = rounds * layers * (micro_batches if method.zero >= 2 else 1)
     between = messages * (nodes - 1)
     inside = messages * (method.devices - 1) - between
     return sent / slowest + inside * hardware.efficiency.hop + between * hardware.efficiency.hop_between_nodes
@@ -168,8 +189,8 @@ def _packing(stash: CostedPolicy, hardware: Hardware) -> list[Pass]:
     more."""
     if not (stash.bits and stash.format and stash.ratio == 1):
         return []
-    passes = (hardware.passes.get(("pack", _TIMED_BITS, phase)) for phase in (FORWARD, BACKWARD))
-    return [timing for timing in passes if timing]
+    keys = (("pack", _TIMED_BITS, phase) for phase in (FORWARD, BACKWARD))
+    return [hardware.passes[key] for key in keys if key in hardware.passes]
 
 
 def _forward_again(workload: Workload, method: Method, hardware: Hardware, operations: Iterable[Operation]) -> float:
@@ -191,12 +212,11 @@ def communication_bytes(workload: Workload, method: Method, micro_batches: int =
     Tensors that no device has whole are sent for each micro-batch: gradients under ZeRO-2 and 3, weights under ZeRO-3.
     """
     part = (method.devices - 1) / method.devices
-    gradients = workload.trained * gradient_bytes(method)
+    gradients = workload.trained * gradient_bytes(method) * (micro_batches if method.zero >= 2 else 1)
     if not method.zero:
         return 2 * part * gradients
     whole = method.setup.autocast and method.zero < 3  # FSDP's mixed precision gathers what it casts
     word = (STATE_BITS if whole else float(method.setup.container_bits)) / 8
-    gradients *= micro_batches if method.zero >= 2 else 1
     if method.zero < 3:
         return part * (gradients + word * workload.trained)
     base = sum(op.parameters for op in workload.operations if is_base(op, method))
@@ -213,38 +233,38 @@ _ROW_PARALLEL = ("out_proj", "down_proj", "fc2")
 
 def sharded_step(stages: Stages, method: Method, shard: Shard, micro_batches: int, hardware: Hardware) -> StepTime:
     """Return the time of a step: of the slowest stage."""
-    times = (step_time(stage, method, hardware, micro_batches, shard.tensor) for stage in stages)
-    slowest = max(times, key=lambda step: step.seconds)
+    slowest = max(
+        (step_time(stage, method, hardware, micro_batches, shard) for stage in stages), key=lambda step: step.seconds
+    )
     if shard.devices == 1:
         return slowest
     # 1F1B: the time of so many micro-batches stands idle (Narayanan et al., 2021, section 2.2)
     busy = 1 + (shard.pipeline - 1) / micro_batches
     link = min(hardware.link, hardware.network) if _nodes(shard.tensor, hardware) > 1 else hardware.link
     inside = micro_batches * busy * max(sent_inside(stage, shard, method) for stage in stages) / link
-    bound = "link" if slowest.exposed + inside > busy * slowest.compute else slowest.bound
-    low, high = RANGES[kind_of(method, hardware, shard.devices)]
-    slowest = replace(slowest, compute=busy * slowest.compute, packing=busy * slowest.packing, bound=bound)
-    sending, exposed = slowest.communication + inside, slowest.exposed + inside
-    return replace(slowest, communication=sending, exposed=exposed, low=low, high=high)
+    return replace(
+        slowest,
+        compute=busy * slowest.compute,
+        packing=busy * slowest.packing,
+        communication=slowest.communication + inside,
+        exposed=slowest.exposed + inside,
+        bound="link" if slowest.exposed + inside > busy * slowest.compute else slowest.bound,
+    )
 
 
 def sharded_memory(stages: Stages, method: Method, shard: Shard, micro_batches: int) -> Memory:
     """Return the memory of the device that holds most: the first stage keeps as many micro-batches as the pipeline is
     long."""
     in_flight = [min(shard.pipeline, micro_batches), 1]
-    memories = [
-        peak_memory(stage, replace(method, in_flight=count, accumulates=micro_batches > 1))
-        for stage, count in zip(stages, in_flight, strict=False)
-    ]
-    return max(memories, key=lambda memory: memory.peak)
+    methods = (replace(method, in_flight=count, accumulates=micro_batches > 1) for count in in_flight)
+    return max(map(peak_memory, stages, methods), key=lambda memory: memory.peak)
 
 
 def sent_bytes(stages: Stages, method: Method, shard: Shard, micro_batches: int) -> float:
     """Return the bytes that a device sends in a step, among data-parallel ones and inside its model."""
-    inside = (micro_batches * sent_inside(stage, shard, method) for stage in stages)
     return max(
-        communication_bytes(stage, method, micro_batches) + inside_bytes
-        for stage, inside_bytes in zip(stages, inside, strict=True)
+        communication_bytes(stage, method, micro_batches) + micro_batches * sent_inside(stage, shard, method)
+        for stage in stages
     )
 
 

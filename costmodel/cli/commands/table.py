@@ -4,6 +4,7 @@ import argparse
 
 from dsq.costmodel.cli.answer import Answer, Record, Section, hardware_facts, refuse_idle
 from dsq.costmodel.hardware.hardware import load_hardware
+from dsq.costmodel.names import refuse
 from dsq.costmodel.paper import tables
 
 TABLES = (1, 6, 7)
@@ -12,36 +13,37 @@ _SHARES = (
     "level 1, level 2: a run wholly at that level. share: of the run's work at [16,4,4,16]; below 0: a run wholly at "
     "[2,2,2,16] costs more than published already."
 )
+_CONTRADICTED = (
+    "{dataset}, {method} {precision}: the published {dram_paper:.2f}x contradicts the paper: {contradicts}. Ours is "
+    "{dram_ours:.4f}x; the difference is shown, not fitted."
+)
 
 
 def table(arguments: argparse.Namespace) -> Answer:
     numbers = tuple(arguments.table or TABLES)
-    unknown = [number for number in numbers if number not in TABLES]
-    if unknown:
-        raise ValueError(f"table must be one of {', '.join(map(str, TABLES))}, not {unknown[0]}")
+    for number in numbers:
+        refuse((number not in TABLES, f"table must be one of {', '.join(map(str, TABLES))}, not {number}"))
     if 7 not in numbers:
         refuse_idle(arguments, ("hardware",), "without table 7")
-    sections: list[Section] = []
-    static: list[Record] = []
-    for number in sorted({1, 6} & set(numbers)):
-        title = f"Table {number} (x fixed-point 32; {_OFF})"
-        sections.append(Section(f"table_{number}", title, tables.static_rows(number), "static"))
-        static += sections[-1].records
-    notes = [
-        "{dataset}, {method} {precision}: the published {dram_paper:.2f}x contradicts the paper: {contradicts}. Ours "
-        "is {dram_ours:.4f}x; the difference is shown, not fitted.".format_map(record)
-        for record in static
-        if record["contradicts"]
+    rows = {number: tables.static_rows(number) for number in (1, 6) if number in numbers}
+    static = [record for records in rows.values() for record in records]
+    sections = [
+        Section(f"table_{number}", f"Table {number} (x fixed-point 32; {_OFF})", records, "static")
+        for number, records in rows.items()
     ]
-    if static:
-        notes.insert(0, _fitted(static))
-    if 1 in numbers:
-        title = "Table 1, DSQ rows as runs of [2,2,2,16] then [16,4,4,16]"
-        sections.append(Section("dsq_rows", title, tables.dsq_rows(), "dsq_rows"))
-        notes.append(_SHARES)
-        title = "Others' chips: cost of a multiply-accumulate, over that in another format"
-        sections.append(Section("silicon", title, tables.silicon_rows(), "silicon"))
+    notes = [
+        *([_fitted(static)] if static else []),
+        *(_CONTRADICTED.format_map(record) for record in static if record["contradicts"]),
+    ]
     facts: Record = {}
+    if 1 in numbers:
+        runs = "Table 1, DSQ rows as runs of [2,2,2,16] then [16,4,4,16]"
+        chips = "Others' chips: cost of a multiply-accumulate, over that in another format"
+        sections += [
+            Section("dsq_rows", runs, tables.dsq_rows(), "dsq_rows"),
+            Section("silicon", chips, tables.silicon_rows(), "silicon"),
+        ]
+        notes.append(_SHARES)
     if 7 in numbers:
         hardware = load_hardware(arguments.hardware)
         title = f"Table 7: OPT-1.3B, 16-bit float, on {hardware.name}; {_OFF}"

@@ -9,13 +9,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogFormatter
 
-from dsq.costmodel.cli.pictures.figure import BLACK, BLUE, GREY, SMALL, VERMILION, new_figure
-from dsq.costmodel.cli.pictures.figure import COLOURS as METHOD_COLOURS
+from dsq.costmodel.cli.pictures.figure import BLACK, BLUE, COLOURS, GREY, SMALL, VERMILION, new_figure
 from dsq.costmodel.model.entries import CATEGORIES
 from dsq.costmodel.planning.plan import GIGA, MethodCost, Plan
 
 #: as PyTorch's memory profiler names them; the stash is a band of its own
-COLOURS = {
+OF_CATEGORIES = {
     "parameters": "#009E73",
     "optimizer": "#56B4E9",
     "gradients": BLUE,
@@ -25,7 +24,6 @@ COLOURS = {
     "temporary": GREY,
 }
 TIME, MEMORY = "time of a step (ms)", "memory of a device (GB)"
-FITS, TOO_LARGE = BLUE, VERMILION
 #: a method is known by its mark and color
 MARKERS = ("o", "s", "^", "D")
 
@@ -46,7 +44,7 @@ def place(row: MethodCost) -> tuple[float, float]:
 
 def bands(row: MethodCost) -> dict[str, list[float]]:
     """Return the GB of each category at each moment of the step, of those that there are."""
-    sizes = {name: (row.memory.bytes[:, CATEGORIES.index(name)] / GIGA).tolist() for name in COLOURS}
+    sizes = {name: (row.memory.bytes[:, CATEGORIES.index(name)] / GIGA).tolist() for name in OF_CATEGORIES}
     return {name: band for name, band in sizes.items() if any(band)}
 
 
@@ -68,7 +66,7 @@ def _draw_methods(axes: Axes, plan: Plan) -> None:
     lines."""
     line = np.transpose([place(row) for row in front(plan.shown)])
     axes.plot(*line, color=GREY, linewidth=1, zorder=1, label="no method is quicker and smaller")
-    for row, (marker, color) in zip(plan.shown, cycle(product(MARKERS, METHOD_COLOURS)), strict=False):
+    for row, (marker, color) in zip(plan.shown, cycle(product(MARKERS, COLOURS)), strict=False):
         look: dict[str, Any] = {"color": color, "fillstyle": "full" if row.fits else "none"}
         axes.plot(*place(row), marker, **look, markersize=8, label=row.method.name)
     top, budget = 1.1 * max(row.memory.peak for row in plan.shown) / GIGA, plan.question.memory / GIGA
@@ -86,13 +84,17 @@ def _draw_memory(axes: Axes, best: MethodCost, budget: float) -> None:
     axes.grid(visible=False)
     heights, count, top = bands(best), len(best.memory.totals), best.memory.peak / GIGA
     axes.stackplot(
-        range(count), *heights.values(), labels=heights, colors=[COLOURS[name] for name in heights], linewidth=0
+        range(count), *heights.values(), labels=heights, colors=[OF_CATEGORIES[name] for name in heights], linewidth=0
     )
     axes.plot(best.memory.moment, top, "o", color=BLACK, markersize=5)
     side = ("right", -8) if best.memory.moment > count / 2 else ("left", 8)
-    label = f"peak {top:,.2f} GB\n{best.memory.cause}"
     axes.annotate(
-        label, (best.memory.moment, top), (side[1], 8), textcoords="offset points", ha=side[0], fontsize=SMALL
+        f"peak {top:,.2f} GB\n{best.memory.cause}",
+        (best.memory.moment, top),
+        (side[1], 8),
+        textcoords="offset points",
+        ha=side[0],
+        fontsize=SMALL,
     )
     if top < budget < 1.5 * top:
         axes.axhline(budget, color=BLACK, linestyle="--", linewidth=1)
@@ -109,22 +111,23 @@ def draw_page(path: Path, plan: Plan) -> None:
     figure = make_subplots(rows=1, cols=2, subplot_titles=titles)
     left, right = {"row": 1, "col": 1}, {"row": 1, "col": 2}
     figure.add_hline(plan.question.memory / GIGA, line_dash="dash", annotation_text="what fits", **left)
-    hover = {"hovertext": list(map(_told, plan.rows)), "hoverinfo": "text"}
-    colors = [FITS if row.fits else TOO_LARGE for row in plan.rows]
-    line, dots = {"mode": "lines", "line_color": GREY}, {"mode": "markers", "marker": {"color": colors, "size": 9}}
-    for rows, look in ((front(plan.rows), line), (plan.rows, dots | hover)):
+    line = {"mode": "lines", "line_color": GREY}
+    marker = {"color": [BLUE if row.fits else VERMILION for row in plan.rows], "size": 9}
+    dots = {"mode": "markers", "marker": marker, "hovertext": list(map(_told, plan.rows)), "hoverinfo": "text"}
+    for rows, look in ((front(plan.rows), line), (plan.rows, dots)):
         times, peaks = zip(*map(place, rows), strict=True)
         figure.add_scatter(x=times, y=peaks, showlegend=False, **look, **left)
     owners = [""] * len(figure.data)  # of each trace, whose memory it is
     for row in plan.rows:
         for name, band in bands(row).items():
-            look = {"stackgroup": row.method.name, "line": {"width": 0}, "fillcolor": COLOURS[name]}
+            look = {"stackgroup": row.method.name, "line": {"width": 0}, "fillcolor": OF_CATEGORIES[name]}
             figure.add_scatter(y=band, name=name, visible=row is plan.best, **look, **right)
             owners.append(row.method.name)
-    names = [row.method.name for row in plan.rows]
-    shown = {name: [{"visible": [owner in ("", name) for owner in owners]}] for name in names}
-    choices = [{"label": name, "method": "update", "args": shown[name]} for name in names]
-    menu = {"buttons": choices, "active": plan.rows.index(plan.best), "x": 1, "xanchor": "left", "y": 0.2}
+    buttons = [
+        {"label": name, "method": "update", "args": [{"visible": [owner in ("", name) for owner in owners]}]}
+        for name in (row.method.name for row in plan.rows)
+    ]
+    menu = {"buttons": buttons, "active": plan.rows.index(plan.best), "x": 1, "xanchor": "left", "y": 0.2}
     figure.update_xaxes(title_text=TIME, type="log", **left).update_yaxes(title_text=MEMORY, rangemode="tozero")
     ticks, words = moments(plan.best)
     figure.update_xaxes(tickvals=ticks, ticktext=words, **right)

@@ -14,6 +14,10 @@ from dsq.costmodel.hardware.hardware import Hardware
 
 TERA = 1e12
 MARKERS = {"attention": "D", "fc": "s", "other": "^", "optimizer": "v", "total": "o"}  #: of STEP_CLASSES, and the step
+CLASSES = {
+    **{"total": "the whole step", "fc": "linear layers", "attention": "attention"},
+    **{"other": "other passes", "optimizer": "optimizer"},
+}
 #: areas of the step's ring and of a class's mark, in square points
 STEP_AREA, CLASS_AREA = 170, 40
 #: roofs nearer than this factor share a label
@@ -30,9 +34,10 @@ def draw_roofline(path: Path, workload: str, hardware: Hardware, records: list[R
     top, bandwidth = max(peak.flops for peak in hardware.peaks) / TERA, hardware.bandwidth / TERA
     intensities, attained = ([record[name] for record in records] for name in ("flop_per_byte", "tflops"))
     right = max(*intensities, top / bandwidth) * 300
-    axes.set(xscale="log", yscale="log", xlim=(min(intensities) / 3, right), ylim=(min(attained) / 3, 3 * top))
-    axes.set_xlabel("operational intensity (operations per DRAM byte)")
-    axes.set_ylabel("rate (TFLOP/s)")
+    axes.set(
+        xscale="log", xlabel="operational intensity (operations per DRAM byte)", xlim=(min(intensities) / 3, right)
+    )
+    axes.set(yscale="log", ylabel="rate (TFLOP/s)", ylim=(min(attained) / 3, 3 * top))
     axes.set_title(f"{workload}, one training step on {hardware.name}", fontsize=11)
     _draw_roofs(axes, hardware)
     setups = list(dict.fromkeys(record["setup"] for record in records))
@@ -40,21 +45,25 @@ def draw_roofline(path: Path, workload: str, hardware: Hardware, records: list[R
     for record, place in zip(records, places, strict=True):
         shared = len(setups) > 1 and places.count(place) == len(setups)
         color = BLACK if shared else COLOURS[setups.index(record["setup"])]
-        look: dict[str, Any] = {"s": CLASS_AREA, "facecolors": color, "edgecolors": "white"}
-        if record["class"] == "total":  # rings, which do not hide one another
-            look = {"s": STEP_AREA, "facecolors": "none", "edgecolors": color, "linewidths": 2.4}
+        look: dict[str, Any] = (  # steps are rings, which do not hide one another
+            {"s": STEP_AREA, "facecolors": "none", "edgecolors": color, "linewidths": 2.4}
+            if record["class"] == "total"
+            else {"s": CLASS_AREA, "facecolors": color, "edgecolors": "white"}
+        )
         axes.scatter(*place[1:], marker=MARKERS[record["class"]], zorder=5, **look)
     steps = sorted((record for record in records if record["class"] == "total"), key=lambda step: -step["tflops"])
-    heights = spread((record["tflops"] for record in steps), _lines(hardware))
+    datasheet = (peak.datasheet_flops for peak in hardware.peaks if peak.datasheet_flops)
+    lines = [*reached_rates(hardware).values(), *(rate / TERA for rate in datasheet)]
+    heights = spread((record["tflops"] for record in steps), lines)
     for record, height in zip(steps, heights, strict=True):
         _label_step(axes, record, (3 * max(intensities), height), COLOURS[setups.index(record["setup"])])
-    named = {"total": "the whole step", "fc": "linear layers", "attention": "attention"}
-    named |= {"other": "other passes", "optimizer": "optimizer"}
-    look = {"linestyle": "", "color": GREY}
-    key = [Line2D([], [], marker=MARKERS[name], label=text, **look) for name, text in named.items()]
-    key[0].set(fillstyle="none", markersize=9, markeredgewidth=2)
     reached = "programs reach" if not hardware.efficiency.overlaps else "measured" if hardware.measured else "stated"
-    key += [Line2D([], [], color=BLACK, label=reached), Line2D([], [], **DATASHEET, label="datasheet")]
+    key = [
+        *(Line2D([], [], marker=MARKERS[name], label=text, linestyle="", color=GREY) for name, text in CLASSES.items()),
+        Line2D([], [], color=BLACK, label=reached),
+        Line2D([], [], **DATASHEET, label="datasheet"),
+    ]
+    key[0].set(fillstyle="none", markersize=9, markeredgewidth=2)
     axes.legend(handles=key, loc="lower right", frameon=False, fontsize=SMALL, ncols=2)
     figure.savefig(path)
 
@@ -78,17 +87,15 @@ def _label_step(axes: Axes, record: Record, place: tuple[float, float], color: s
     axes.annotate(f"{record['setup']}: {record['expected_ms']:,.4g} ms", mark, place, arrowprops=arrow, **style)
 
 
-def _lines(hardware: Hardware) -> list[float]:
-    """Return the heights of all roofs that are drawn, in TFLOP/s."""
-    rates = (rate for peak in hardware.peaks for rate in (peak.flops, peak.datasheet_flops) if rate)
-    return [rate / TERA for rate in (hardware.vector_flops, *rates)]
+def reached_rates(hardware: Hardware) -> dict[str, float]:
+    """Return the rate that each unit reaches, in TFLOP/s."""
+    return {peak.datatype: peak.flops / TERA for peak in hardware.peaks} | {"vector": hardware.vector_flops / TERA}
 
 
 def roofs(hardware: Hardware) -> list[tuple[float, str]]:
     """Return the rates that are reached, in TFLOP/s, highest first, each with its label; near ones together."""
     placed: list[tuple[float, str]] = []
-    rates = {peak.datatype: peak.flops / TERA for peak in hardware.peaks} | {"vector": hardware.vector_flops / TERA}
-    for name, rate in sorted(rates.items(), key=lambda named: -named[1]):
+    for name, rate in sorted(reached_rates(hardware).items(), key=lambda named: -named[1]):
         label = f"{name} {rate:,.4g}"
         if placed and placed[-1][0] < SAME_ROOF * rate:
             placed[-1] = placed[-1][0], f"{placed[-1][1]}, {label}"

@@ -3,14 +3,15 @@
 import json
 import re
 import shlex
+from argparse import ArgumentTypeError
 from dataclasses import replace
 from itertools import permutations
 
 import pytest
 
 from dsq import costmodel
-from dsq.costmodel.cli.commands.step import _BYTES, _COUNTS, parse_size, plan
-from dsq.costmodel.cli.main import main, parser
+from dsq.costmodel.cli.commands.step import plan
+from dsq.costmodel.cli.main import BYTES, COUNTS, amount, main, parser
 from dsq.costmodel.hardware.hardware import Pass, load_hardware
 from dsq.costmodel.model.methods import AUTOCAST, BF16, FP32, POLICIES, USUAL, Method
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
@@ -125,16 +126,16 @@ def test_the_largest_batch_of_a_pipeline_whose_fullest_stage_changes_with_it():
 
 @pytest.mark.parametrize(
     ("text", "units", "size"),
-    [("24gib", _BYTES, 24 * 2**30), ("24.0 GIB", _BYTES, 24 * 2**30), ("10B", _COUNTS, 1e10), ("5e2", _COUNTS, 500)],
+    [("24gib", BYTES, 24 * 2**30), ("24.0 GIB", BYTES, 24 * 2**30), ("10B", COUNTS, 1e10), ("5e2", COUNTS, 500)],
 )
 def test_sizes_are_read_whatever_their_case(text, units, size):
-    assert parse_size("size", text, units, "") == size
+    assert amount(text, units, "") == size
 
 
 @pytest.mark.parametrize("text", ["0B", "10 billion", "-3"])
 def test_a_size_that_is_none_is_refused(text):
-    with pytest.raises(ValueError, match="train_tokens must be a number above 0, as in 10B, got"):
-        parse_size("train_tokens", text, _COUNTS, "10B")
+    with pytest.raises(ArgumentTypeError, match="must be a number above 0, as in 10B, got"):
+        amount(text, COUNTS, "10B")
 
 
 # ---- the questions that people ask in one line
