@@ -11,22 +11,30 @@ units: two), each exact, summed in fp32. Floats, and widths above 16 bits, which
 measured peak is a kernel: it does not split, and the first that holds a product counts.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dsq.command import read_toml
-from dsq.costmodel.names import completed, refuse, suggestion
+from dsq.costmodel.fields import Fields
+from dsq.costmodel.names import completed, suggestion
 from dsq.formats import BFP, FORMATS, NAMED, WIDEST, FixedPoint, Format, Identity, parse_format
 
 DEFAULT_HARDWARE = "a100-80gb"
 #: other names of profiles, with the memory of the usual card
-ALIASES = {"h100-80gb": "h100", "h100-pcie-80gb": "h100-pcie", "h800-80gb": "h800", "v100-32gb": "v100"}
-ALIASES |= {"h200-141gb": "h200", "b200-180gb": "b200", "b200-192gb": "b200", "mi300x-192gb": "mi300x"}
+ALIASES = {
+    "h100-80gb": "h100",
+    "h100-pcie-80gb": "h100-pcie",
+    "h800-80gb": "h800",
+    "v100-32gb": "v100",
+    "h200-141gb": "h200",
+    "b200-180gb": "b200",
+    "b200-192gb": "b200",
+    "mi300x-192gb": "mi300x",
+}
 _PROFILES = Path(__file__).with_name("profiles")
 PICO, NANO, MICRO = 1e-12, 1e-9, 1e-6
-#: of the figures of a file: what is made of others overflows
-SMALLEST, LARGEST = 1e-30, 1e30
+MEGA, GIGA, TERA = 10**6, 10**9, 10**12
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,18 @@ FUSED_BYTES = 0.3
 
 
 @dataclass(frozen=True)
+class Pass:
+    """Measured time of a pass over values."""
+
+    per_value: float = 0  #: seconds
+    per_call: float = 0  #: seconds
+
+    def seconds(self, values: float, calls: int = 1, products: float = 0) -> float:
+        """Return the time of ``calls`` passes over so many values together, and of their ``products``."""
+        return products + values * self.per_value + calls * self.per_call
+
+
+@dataclass(frozen=True)
 class Peak:
     """A datatype's dense matrix rate."""
 
@@ -74,8 +94,7 @@ class Peak:
     holds: dict[str, tuple[int, int]]
     source: str
     datasheet_flops: float = 0  #: operations a second as the datasheet has them; 0: measured
-    per_value: float = 0  #: seconds for each value of the operands and the result
-    per_call: float = 0  #: seconds for each product
+    around: Pass = Pass()  #: time of a product beside its operations, of the values of its operands and result
     attention: "FusedUnit | None" = None  #: as measured; None: the hardware's share of this rate
 
     @property
@@ -110,13 +129,12 @@ class FusedUnit:
     """Measured times of a product in a fused attention kernel."""
 
     flops: float  #: operations a second
-    per_value: float  #: seconds for each value of q, k, v or the result that it reads or writes
-    per_call: float  #: seconds
+    around: Pass  #: time beside them, of the values of q, k, v and the result that it reads or writes
     causal: float  #: share of the time that a causal mask leaves: kernels spare less than the mask does
 
     def seconds(self, flops: float, whole: float, values: float) -> float:
         """Return the time of a product of `whole` operations without a mask, of which the mask left `flops`."""
-        return max(flops, self.causal * whole) / self.flops + values * self.per_value + self.per_call
+        return self.around.seconds(values, products=max(flops, self.causal * whole) / self.flops)
 
 
 @dataclass(frozen=True)
@@ -134,21 +152,10 @@ class Rate:
     def seconds(self, flops: float, values: float, calls: int) -> float:
         """Return the time of `calls` products that have so many operations, and values in operands and results,
         together."""
-        return flops / self.flops + values * self.peak.per_value + calls * self.peak.per_call
+        return self.peak.around.seconds(values, calls, flops / self.flops)
 
     def __str__(self) -> str:
         return f"{self.passes} x {self.peak.datatype}" if self.passes > 1 else self.peak.datatype
-
-
-@dataclass(frozen=True)
-class Pass:
-    """Measured time of a kind of pointwise pass."""
-
-    per_value: float  #: seconds
-    per_call: float
-
-    def seconds(self, values: float) -> float:
-        return values * self.per_value + self.per_call
 
 
 @dataclass(frozen=True)
@@ -222,7 +229,7 @@ def load_hardware(name: str) -> Hardware:
         path = _PROFILES / f"{name}.toml"
     data = read_toml(path, f"hardware file {name}")
     try:
-        return _hardware(_completed(data))
+        return _hardware(Fields(_completed(Fields(data))))
     except ValueError as error:
         raise ValueError(f"hardware file {name}: field {error}") from None
 
@@ -248,35 +255,37 @@ _KEYS = {
 _KEYS[""] = ("name", "cpu", "measured", "like", "source", *_KEYS)
 
 
-#: what a file states, beside the datatype, tflops and holds of each peak
+#: what a file states, and each of its peaks
 _NEEDED = ("name", "bandwidth.gb_per_s", "vector.tflops")
+_NEEDED_OF_PEAKS = ("datatype", "tflops", "holds")
 
 
-def _completed(data: dict[str, Any]) -> dict[str, Any]:
+def _completed(file: Fields) -> dict[str, Any]:
     """Return the file's tables, with its source where they name none, and those of the profile that it is `like`.
 
     It changes that profile's tables key by key, and peaks by their datatype. Raises ValueError for a key that no table
     has, and for a file that is `like` another without a name.
     """
-    source = _field({"source": "not stated"} | data, "source", str)
-    for table, keys in _KEYS.items():
-        entries = data.get(table, []) if table else data
-        for entry in [entries] if isinstance(entries, dict) else entries if isinstance(entries, list) else []:
+    data: dict[str, Any] = file.data
+    source = file.get("source", str, "not stated")
+    for name, keys in _KEYS.items():
+        entries = data.get(name) if name else data
+        for entry in entries if isinstance(entries, list) else [entries]:
             for key in entry if isinstance(entry, dict) else ():
                 if key not in keys:
-                    within = f"[{table}] has" if table else "a file has"
+                    within = f"[{name}] has" if name else "a file has"
                     raise ValueError(f"{key} is not known; {suggestion(key, keys)}{within} {', '.join(keys)}")
-            if table and isinstance(entry, dict):
+            if name and isinstance(entry, dict):
                 entry.setdefault("source", source)
     if "like" not in data:
         return data
-    base = completed("hardware", _field(data, "like", str), profile_names())
-    _field(data, "name", str)  # the other profile's would be taken for it
-    tables = _completed(read_toml(_PROFILES / f"{base}.toml", base))
+    base = completed("hardware", file.get("like", str), profile_names())
+    file.get("name", str)  # the other profile's would be taken for it
+    tables = _completed(Fields(read_toml(_PROFILES / f"{base}.toml", base)))
     peaks = {peak["datatype"]: peak for peak in tables["peak"]}
-    for index, peak in enumerate(_field({"peak": []} | data, "peak", list)):
-        datatype = _field({f"peak[{index}]": peak}, f"peak[{index}].datatype", str)
-        peaks[datatype] = peaks.get(datatype, {}) | peak
+    for peak in file.tables("peak"):
+        datatype = peak.get("datatype", str)
+        peaks[datatype] = peaks.get(datatype, {}) | peak.data
     changed = {
         name: table | data[name]
         for name, table in tables.items()
@@ -285,93 +294,82 @@ def _completed(data: dict[str, Any]) -> dict[str, Any]:
     return tables | data | changed | {"peak": list(peaks.values())}
 
 
-def _hardware(data: dict[str, Any]) -> Hardware:
-    peaks = _field({"peak": []} | data, "peak", list)
-    numbered = {f"peak[{index}]": peak for index, peak in enumerate(peaks or [None])}
-    needed = [*_NEEDED, *(f"{label}.{key}" for label in numbered for key in ("datatype", "tflops", "holds"))]
-    absent = [dotted for dotted in needed if not _has(data | numbered, dotted)]
-    refuse((absent, f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing"))
-    measured = _field(data, "measured", str) if "measured" in data else ""
-    passes = _field(data, "pass", list) if "pass" in data else []
-    moving = [part for part in ("bandwidth", "link", "host", "network") if part in data]
-    parts = [*moving, *(part for part in ("vector", "memory", "sram", "energy") if part in data)]
+def _hardware(file: Fields) -> Hardware:
+    peaks, measured = file.tables("peak"), file.get("measured", str, "")
+    needed = [(file, name) for name in _NEEDED]
+    needed += [(peak, name) for peak in peaks or [Fields({}, "peak[0].")] for name in _NEEDED_OF_PEAKS]
+    absent = [table.label + name for table, name in needed if table.find(name) is None]
+    file.refuse(absent, f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing")
+    moving = [part for part in ("bandwidth", "link", "host", "network") if part in file.data]
+    parts = [*moving, *(part for part in ("vector", "memory", "sram", "energy") if part in file.data)]
     return Hardware(
-        name=_field(data, "name", str),
-        **{part: 1e9 * _number(data, f"{part}.gb_per_s") * _efficiency(data, part) for part in moving},
-        vector_flops=1e12 * _number(data, "vector.tflops"),
-        peaks=tuple(_peak(entry, f"peak[{index}]", bool(measured)) for index, entry in enumerate(peaks)),
-        sources={part: _source(data, part) for part in parts},
-        memory_bytes=1e9 * _number(data, "memory.gb") if "memory" in data else 0,
-        memory_type=_field(data, "memory.type", str) if "type" in data.get("memory", {}) else "",
-        cpu=_field(data, "cpu", bool) if "cpu" in data else False,
-        node=int(_number(data, "network.devices")) if "network" in data else 0,
-        attention=_efficiency(data, "attention") if "attention" in data else 1,
-        efficiency=_reached(data, measured),
+        name=file.get("name", str),
+        **{part: GIGA * file.number(f"{part}.gb_per_s") * _efficiency(file.table(part)) for part in moving},
+        vector_flops=TERA * file.number("vector.tflops"),
+        peaks=tuple(_peak(peak, bool(measured)) for peak in peaks),
+        sources={part: _source(file.table(part)) for part in parts},
+        memory_bytes=GIGA * file.number("memory.gb", 0),
+        memory_type=file.table("memory").get("type", str, ""),
+        cpu=file.get("cpu", bool, False),
+        node=file.whole("network.devices", 0),
+        attention=_efficiency(file.table("attention")),
+        efficiency=MEASURED if measured else _reached(file),
         measured=measured,
-        datasheet_bandwidth=0 if measured else 1e9 * _number(data, "bandwidth.gb_per_s"),
-        passes=dict(_pass(entry, f"pass[{index}]") for index, entry in enumerate(passes)),
-        energy=_energy(data) if "energy" in data else None,
-        sram=1e6 * _number(data, "sram.mb") if "sram" in data else 0,
+        datasheet_bandwidth=0 if measured else GIGA * file.number("bandwidth.gb_per_s"),
+        passes={
+            (timed.get("kind", str), timed.whole("bits"), timed.get("phase", str)): _pass(timed)
+            for timed in file.tables("pass")
+        },
+        energy=_energy(file.table("energy"), [peak.get("datatype", str) for peak in peaks]),
+        sram=MEGA * file.number("sram.mb", 0),
     )
 
 
-def _energy(data: dict[str, Any]) -> Energy:
-    macs, peaks = _field(data, "energy.mac_pj", dict), [peak["datatype"] for peak in data["peak"]]
+def _energy(table: Fields, datatypes: list[str]) -> Energy | None:
+    if table.data is None:
+        return None
+    macs = table.get("mac_pj", dict)
     for name in macs:
-        refuse((name not in peaks, f"energy.mac_pj.{name} must be the datatype of a peak: {', '.join(peaks)}"))
-    sram = _number(data, "energy.sram_pj_per_byte") if "sram_pj_per_byte" in data["energy"] else 0
-    by_datatype = {name: PICO * _number(data, f"energy.mac_pj.{name}") for name in macs}
-    return Energy(PICO * _number(data, "energy.dram_pj_per_byte"), PICO * sram, by_datatype)
+        table.refuse(name not in datatypes, f"mac_pj.{name} must be the datatype of a peak: {', '.join(datatypes)}")
+    return Energy(
+        dram=PICO * table.number("dram_pj_per_byte"),
+        sram=PICO * table.number("sram_pj_per_byte", 0),
+        macs={name: PICO * table.number(f"mac_pj.{name}") for name in macs},
+    )
 
 
-def _reached(data: dict[str, Any], measured: str) -> Efficiency:
+def _reached(file: Fields) -> Efficiency:
     """Return the shares of the rates that steps reach: [step] states that of the bandwidth, for kernels that compute or
     move; without it they do both at once."""
-    if measured or "step" not in data:
-        return MEASURED if measured else ROOFLINE
-    _field(data, "step.efficiency", object)
-    return replace(Efficiency(), memory=_efficiency(data, "step"))
+    return Efficiency(memory=file.number("step.efficiency", most=1)) if "step" in file.data else ROOFLINE
 
 
-def _peak(entry: Any, label: str, measured: bool) -> Peak:
-    data, flops = {label: entry}, 1e12 * _number({label: entry}, f"{label}.tflops")
-    per_value, per_call = _terms(data, label)
+def _peak(table: Fields, measured: bool) -> Peak:
+    flops, attention = TERA * table.number("tflops"), table.table("attention")
+    fused = attention.data is not None
     return Peak(
-        datatype=_field(data, f"{label}.datatype", str),
-        flops=flops * _efficiency(data, label),
-        holds=_holds(_field(data, f"{label}.holds", dict), label),
-        source=_source(data, label),
+        datatype=table.get("datatype", str),
+        flops=flops * _efficiency(table),
+        holds=_holds(table),
+        source=_source(table),
         datasheet_flops=0 if measured else flops,
-        per_value=per_value,
-        per_call=per_call,
-        attention=FusedUnit(
-            1e12 * _number(data, f"{label}.attention.tflops"),
-            *_terms(data, f"{label}.attention"),
-            _number(data, f"{label}.attention.causal"),
-        )
-        if "attention" in entry
+        around=_pass(table),
+        attention=FusedUnit(TERA * attention.number("tflops"), _pass(attention), attention.number("causal"))
+        if fused
         else None,
     )
 
 
-def _terms(data: Any, dotted: str) -> tuple[float, float]:
-    """Return the seconds a value and a call; 0 where none is stated."""
-    table = _field(data, dotted, dict)
-    per_value, per_call = (
-        _number(data, f"{dotted}.{name}", zero=True) if name in table else 0 for name in ("ns_per_value", "us_per_call")
-    )
-    return NANO * per_value, MICRO * per_call
-
-
-def _holds(held: dict[str, Any], label: str) -> dict[str, tuple[int, int]]:
-    names, widths = (*FORMATS, Identity.name, *NAMED), {}
+def _holds(table: Fields) -> dict[str, tuple[int, int]]:
+    held, widths = table.get("holds", dict), {}
     if held.get(Identity.name) == WIDEST:  # codes wider than 16 bits are kept in float32, which holds narrower ones too
         held = {BFP.name: WIDEST, FixedPoint.name: WIDEST} | held
     for name, bits in held.items():
         pair, unit = bits if isinstance(bits, list) else [bits, bits], _unit_name(name)
-        if not unit or len(pair) != 2 or any(type(m) is not int or not 1 <= m <= WIDEST for m in pair):
-            text = f"must be bits from 1 to {WIDEST}, or those of the wider operand and the other,"
-            raise ValueError(f"{label}.holds.{name} {text} for one of {', '.join(names)}")
+        are_bits = len(pair) == 2 and all(type(m) is int and 1 <= m <= WIDEST for m in pair)
+        names = ", ".join((*FORMATS, Identity.name, *NAMED))
+        text = f"must be bits from 1 to {WIDEST}, or those of the wider operand and the other, for one of {names}"
+        table.refuse(not (unit and are_bits), f"holds.{name} {text}")
         widths[unit] = (max(pair), min(pair))
     return widths
 
@@ -385,44 +383,16 @@ def _unit_name(name: str) -> str:
         return ""
 
 
-def _pass(entry: Any, label: str) -> tuple[tuple[str, int, str], Pass]:
-    data = {label: entry}
-    kind, phase = (_field(data, f"{label}.{name}", str) for name in ("kind", "phase"))
-    return (kind, int(_number(data, f"{label}.bits")), phase), Pass(*_terms(data, label))
+def _pass(table: Fields) -> Pass:
+    return Pass(NANO * table.number("ns_per_value", 0, least=0), MICRO * table.number("us_per_call", 0, least=0))
 
 
-def _efficiency(data: dict[str, Any], part: str) -> float:
-    efficiency = _number(data, f"{part}.efficiency") if "efficiency" in data[part] else 1
-    refuse((efficiency > 1, f"{part}.efficiency must be above 0 and at most 1, not {efficiency:g}"))
-    return efficiency
+def _efficiency(table: Fields) -> float:
+    return table.number("efficiency", 1, most=1)
 
 
-def _source(data: dict[str, Any], part: str) -> str:
+def _source(table: Fields) -> str:
     """Return where the figure comes from, and its efficiency."""
-    sources = {name: _field({name: "not stated"} | data[part], name, str) for name in ("source", "efficiency_source")}
-    efficiency = f"; efficiency {data[part].get('efficiency')}: {sources['efficiency_source']}"
-    return str(sources["source"]) + efficiency * ("efficiency" in data[part])
-
-
-def _has(data: Any, dotted: str) -> bool:
-    key, _, rest = dotted.partition(".")
-    return isinstance(data, dict) and key in data and (not rest or _has(data[key], rest))
-
-
-def _field(data: Any, dotted: str, kind: type) -> Any:
-    value = data
-    for part in dotted.split("."):
-        if not isinstance(value, dict) or part not in value:
-            raise ValueError(f"{dotted} is missing")
-        value = value[part]
-    if not isinstance(value, kind):
-        names = {str: "text", list: "a list of tables ([[peak]])", dict: "a table", bool: "true or false"}
-        raise ValueError(f"{dotted} must be {names.get(kind)}, not {value!r}")
-    return value
-
-
-def _number(data: Any, dotted: str, zero: bool = False) -> float:
-    value = _field(data, dotted, object)
-    if type(value) not in (int, float) or not (SMALLEST <= value <= LARGEST or (zero and value == 0)):
-        raise ValueError(f"{dotted} must be a number from {SMALLEST:g} to {LARGEST:g}, not {value!r}")
-    return float(value)
+    share = table.find("efficiency")
+    efficiency = f"; efficiency {share}: {table.get('efficiency_source', str, 'not stated')}"
+    return table.get("source", str, "not stated") + efficiency * (share is not None)

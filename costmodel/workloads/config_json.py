@@ -6,13 +6,13 @@ Of any other model `dsq-cost trace` writes a workload file.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from dsq.command import read_toml
+from dsq.costmodel.fields import Fields
 from dsq.costmodel.names import suggestion
 from dsq.costmodel.workloads.shapes import Head, MixtureOfExperts, Patches, Stack, Transformer
 
-T = TypeVar("T")
 DEFAULT_LENGTH, LONGEST = 512, 2048
 _DATA = read_toml(Path(__file__).with_name("families.toml"))
 _FIELDS: dict[str, list[str]] = _DATA["fields"]
@@ -28,7 +28,7 @@ class Family:
     stack: dict[str, Any] = field(default_factory=dict)  #: fields of Stack
     tables: Sequence[str] = ("words",)  #: any of "words", "positions", "types"
     tied: bool = True  #: if the config does not say
-    head: Mapping[str, Any] = field(default_factory=dict)  #: fields of Head
+    head: Mapping[str, Any] = field(default_factory=dict)  #: kind of head -> fields of Head
     activation: str = "gelu"  #: if the config does not say
     fuses: bool = True  #: see Transformer
     more_positions: int = 0  #: rows of the table that the config does not count
@@ -51,34 +51,27 @@ def transformer_of(data: Any, where: str, name: str = "") -> Transformer:
     """Return the transformer that a config.json describes. Raises ValueError that names the file and the field."""
     if not isinstance(data, dict):
         raise ValueError(f"config {where} must be a JSON object")
-    config = _Config({key: value for key, value in data.items() if value is not None}, where)
-    kind = config.typed("model_type", "")
-    if not kind:
-        raise ValueError(f"config {where}: field model_type is missing")
+    config = _Config(data, f"config {where}: field ")
+    kind = config.get("model_type", str)
     if kind not in FAMILIES:
         hint = f"{suggestion(kind, FAMILIES)}described are {', '.join(FAMILIES)}; of others write a workload file: "
         raise ValueError(f"config {where}: model_type {kind!r} is not described; {hint}dsq-cost trace {where} FILE")
-    return config.transformer(FAMILIES[kind], name or config.typed("_name_or_path", "") or kind)
+    model = config.transformer(FAMILIES[kind], name or config.get("_name_or_path", str, "") or kind)
+    return replace(model, source=where)
 
 
-@dataclass(frozen=True)
-class _Config:
+class _Config(Fields):
     """The JSON, read field by field. Every method raises ValueError for a bad field."""
-
-    data: dict[str, Any]  #: without its nulls: a null field is an absent one
-    where: str
 
     def transformer(self, family: Family, name: str) -> Transformer:
         side = "encoder" if family.kind in ("encoder", "image") else "decoder"
         self.refuse(
-            self.typed("add_cross_attention", False),
+            self.get("add_cross_attention", bool, False),
             "add_cross_attention: a decoder without an encoder is described; write a workload file: dsq-cost trace "
-            f"{self.where} FILE",
+            "CONFIG FILE",
         )
-        for rotary in ("rope_parameters", "rope_scaling"):
-            self.typed(rotary, dict[str, Any]())
         stack = self.stack(side, family)
-        sizes: dict[str, Any] = {"source": self.where, "weight_format": self.weight_format(), side: stack}
+        sizes: dict[str, Any] = {"weight_format": self.weight_format(), side: stack}
         positions = 0 if family.kind in ("both", "image") else self.size(*_FIELDS["positions"], default=0)
         length = min(LONGEST if family.kind == "decoder" else DEFAULT_LENGTH, positions or LONGEST)
         sizes |= {"positions": positions, "fuses": family.fuses}
@@ -91,7 +84,7 @@ class _Config:
 
     def weight_format(self) -> str:
         """Return the format in which the weights are stored; empty: 16 or 32 bits."""
-        table: dict[str, Any] = self.typed("quantization_config", {})
+        table = self.get("quantization_config", dict, {})
         bits = 4 if table.get("load_in_4bit") else table.get("bits", 8)
         return f"{bits}-bit ({table.get('quant_method', 'unnamed')})" if table else ""
 
@@ -103,18 +96,16 @@ class _Config:
         read |= {name: self.size(*_FIELDS[name], default=read.get(name, least)) for name, least in defaults.items()}
         read["ffn"] //= family.ffn_parts
         for flag, fields in _DATA["flags"].items():
-            if flag in self.data:
-                read |= dict.fromkeys(fields, self.typed(flag, False))
+            if self.find(flag) is not None:
+                read |= dict.fromkeys(fields, self.get(flag, bool))
         for name in ("dropout", "attention_dropout"):
-            rates = {one: self.data[one] for one in _FIELDS[name] if one in self.data}
-            for one, rate in rates.items():
-                self.refuse(type(rate) not in (int, float), f"{one} must be a number, not {rate!r}")
-            read[name] = any(rate > 0 for rate in rates.values()) if rates else read.get(name, False)
-        act = next((str(self.data[one]) for one in _FIELDS["activation"] if one in self.data), family.activation)
+            rates = [self.number(one, least=0) for one in _FIELDS[name] if self.find(one) is not None]
+            read[name] = any(rates) if rates else read.get(name, False)
+        act = next(filter(None, map(self.find, _FIELDS["activation"])), family.activation)
         if family.kind == "both":
-            act = self.typed("feed_forward_proj", family.activation)
-            read["gated"], act = act.startswith("gated"), "gelu_new" if act == "gated-gelu" else act
-        read["activation"] = _DATA["activations"].get(act, "activation")
+            act = self.get("feed_forward_proj", str, family.activation)
+            read["gated"] = act.startswith("gated")
+        read["activation"] = _DATA["activations"].get(str(act), "activation")
         read["position_bias"] = self.size("relative_attention_num_buckets", default=read.get("position_bias", 0))
         read |= self.sliding(side) | self.experts(read["ffn"])
         if family.kind == "image":
@@ -128,30 +119,24 @@ class _Config:
         return Stack(side, **read | overrides)
 
     def head(self, family: Family) -> Head:
-        options = dict(family.head)
-        pooler = options.pop("pooler", True)
-        kinds, classes = _DATA["heads"][family.kind], self.data.get("architectures") or [""]
+        kinds, classes = _DATA["heads"][family.kind], self.find("architectures") or [_DATA["bare"][family.kind]]
         self.refuse(
             not isinstance(classes, list) or not isinstance(classes[0], str),
             f"architectures must be a list of names, not {classes!r}",
         )
         end = next((end for end in kinds if classes[0].endswith(end)), "")
         self.refuse(
-            classes[0] and (not end or (end == "Model" and classes[0].endswith(_NOT_BARE))),
+            not end or (end == "Model" and classes[0].endswith(_NOT_BARE)),
             f"architectures: classes that end in {', '.join(kinds)} are described, not {classes[0]!r}",
         )
-        lm = family.kind in ("decoder", "both")
-        kind = kinds[end] if end else "lm" if lm else "none"
-        if kind == "none":
-            return Head("none", dense=pooler and not lm)
-        if kind == "classes":
-            labels = self.data.get("id2label")
-            count = len(labels) if isinstance(labels, dict) and labels else self.size("num_labels", default=2)
-            return Head("classes", count, bias=not lm, dense=family.kind == "encoder")
-        options |= {"outputs": self.size("vocab_size"), "tied": self.typed("tie_word_embeddings", family.tied)}
-        masked = {"bias": True, "dense": True, "norm": True} if family.kind == "encoder" else {}
-        loss = "loss of fp32" if family.kind == "decoder" else "loss"
-        return Head("lm", **{"loss": loss} | masked | options)
+        read: dict[str, Any] = kinds[end] | family.head.get(kinds[end]["kind"], {})
+        if read["kind"] == "classes":
+            labels = self.find("id2label")
+            count = len(labels) if isinstance(labels, dict) else 0
+            read["outputs"] = count or self.whole("num_labels", 2)
+        if read["kind"] == "lm":
+            read |= {"outputs": self.whole("vocab_size"), "tied": self.get("tie_word_embeddings", bool, family.tied)}
+        return Head(**read)
 
     def rows(self, table: str, family: Family) -> int:
         if table == "positions":
@@ -166,50 +151,28 @@ class _Config:
 
     def sliding(self, side: str) -> dict[str, int]:
         """Return the window of all layers but each n-th."""
-        if "sliding_window" not in self.data or side == "encoder" or not self.typed("use_sliding_window", True):
+        if not self.find("sliding_window") or side == "encoder" or not self.get("use_sliding_window", bool, True):
             return {}
-        kinds = self.data.get("layer_types") or []
-        full = [index for index, kind in enumerate(kinds, 1) if kind == "full_attention"]
-        every = full[0] if full else 0
-        periodic = [index for index in range(1, len(kinds) + 1) if every and index % every == 0]
-        self.refuse(
-            set(kinds) - {"full_attention", "sliding_attention"} or full != periodic,
-            "layer_types: each n-th layer may see all keys, no others",
-        )
+        kinds = self.find("layer_types") or []
+        every = kinds.index("full_attention") + 1 if "full_attention" in kinds else 0
+        periodic = [
+            "full_attention" if every and index % every == 0 else "sliding_attention"
+            for index in range(1, len(kinds) + 1)
+        ]
+        self.refuse(kinds != periodic, "layer_types: each n-th layer may see all keys, no others")
         return {"window": self.size("sliding_window")} | ({"full_every": every} if kinds else {})
 
     def experts(self, ffn: int) -> dict[str, MixtureOfExperts]:
-        names = ("num_local_experts", "num_experts")
-        if not any(name in self.data for name in names):
+        count = self.size("num_local_experts", "num_experts", default=0)
+        if not count:
             return {}
         self.refuse(
-            self.data.get("mlp_only_layers") or self.size("decoder_sparse_step", default=1) > 1,
+            self.find("mlp_only_layers") or self.size("decoder_sparse_step", default=1) > 1,
             "mlp_only_layers: experts in every layer are described",
         )
         per_token, width = self.size("num_experts_per_tok"), self.size("moe_intermediate_size", default=ffn)
-        return {"experts": MixtureOfExperts(self.size(*names), per_token, width)}
+        return {"experts": MixtureOfExperts(count, per_token, width)}
 
     def size(self, *names: str, default: int | None = None) -> int:
         """Return the first of these fields that is there, a positive whole number."""
-        name = next((name for name in names if name in self.data), "")
-        if not name and default is None:
-            raise self.fault(f"{names[0]} is missing")
-        value: Any = self.data.get(name, default)
-        if type(value) is not int or (name and value < 1):
-            raise self.fault(f"{name} must be a positive whole number, not {value!r}")
-        return int(value)
-
-    def typed(self, name: str, default: T) -> T:
-        """Return a field of the default's type."""
-        value: T = self.data.get(name, default)
-        if type(value) is not type(default):
-            accepted = {dict: "a table", bool: "true or false", str: "text"}[type(default)]
-            raise self.fault(f"{name} must be {accepted}, not {value!r}")
-        return value
-
-    def refuse(self, wrong: object, text: str) -> None:
-        if wrong:
-            raise self.fault(text)
-
-    def fault(self, text: str) -> ValueError:
-        return ValueError(f"config {self.where}: field {text}")
+        return self.whole(next((name for name in names if self.find(name) is not None), names[0]), default)

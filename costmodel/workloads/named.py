@@ -2,9 +2,9 @@
 training step that a user asks about: the sizes of its batch, and what of the model trains."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,12 @@ _ENDS = r"instruct|chat|it|hf|deduped|uncased|cased|v\d+(\.\d+)*"
 _RELEASE = re.compile(rf"^([^/]+/)?(meta-)?|(-({_ENDS}))+$", re.IGNORECASE)
 
 
-@cache
-def _models() -> dict[str, dict[str, Any]]:
-    return read_toml(Path(__file__).with_name("models.toml"))
+_MODELS: dict[str, dict[str, Any]] = read_toml(Path(__file__).with_name("models.toml"))
 
 
 def names() -> list[str]:
     """Return the names of all workloads that have one."""
-    return list(_models())
+    return list(_MODELS)
 
 
 def load_workload(name: str, fused: bool | None = None, cpu: bool = False, **sizes: int) -> Workload:
@@ -69,7 +67,7 @@ def _load(name: str) -> Transformer | Workload:
     if not name.endswith(".json"):
         if not Path(name, "config.json").is_file():
             otherwise = ", or a .json file (a config.json or a workload file), or a folder with a config.json"
-            sources = {entry["source"].partition(";")[0].lower(): model for model, entry in _models().items()}
+            sources = {entry["source"].partition(";")[0].lower(): model for model, entry in _MODELS.items()}
             return _of_models(completed("workload", sources.get(name.lower(), name), names(), otherwise, _RELEASE))
         name = str(Path(name, "config.json"))
     data = read_json(Path(name))
@@ -80,7 +78,7 @@ def _load(name: str) -> Transformer | Workload:
 
 def _of_models(name: str) -> Transformer:
     """Return the model that models.toml states, as its config or as its stacks."""
-    entry = _models()[name]
+    entry = _MODELS[name]
     if "config" in entry:
         model = config_json.transformer_of(entry["config"], entry["source"], name)
     else:
@@ -153,11 +151,13 @@ class AskedStep:
                 "freeze does nothing beside lora, which trains adapters alone: leave it out",
             ),
         )
+        if adapts:
+            whole_number("lora", self.lora, 1, MAX_SIZE)
         workload = load_workload(self.workload, self._fused, self.cpu, **self._sizes())
         for change, fault in self._changes(copies):
             before, workload = workload, change(workload)
             if workload == before:
-                raise ValueError(fault.format(workload.name))
+                raise ValueError(fault.replace("{}", workload.name))
         if self.freeze and not workload.trained:
             raise ValueError(f"freeze {self.freeze!r} leaves nothing to train: give a narrower expression")
         return workload
@@ -213,22 +213,27 @@ class AskedStep:
         sides = {"source_length": model.encoder, "target_length": model.decoder}
         return sizes | {name: self.tokens for name, stack in sides.items() if stack}
 
-    def _changes(self, copies: bool) -> Iterator[tuple[Callable[[Workload], Workload], str]]:
-        """Yield what the options change of a workload, and what is wrong where that is nothing."""
-        if self.tied:
-            yield Workload.converting_tied, "--tied does nothing for {}, whose projection is not tied: leave it out"
-        if self.exclude:
-            fault = f"exclude {self.exclude!r} matches none of the workload's converted layers"
-            yield partial(Workload.excluding, exclude=self.exclude), fault
-        if self.freeze:
-            yield partial(Workload.freezing, frozen=self.freeze), "--freeze does nothing for {}: leave it out"
-        if self.lora is not None:
-            adapters: dict[str, Any] = {"rank": whole_number("lora", self.lora, 1, MAX_SIZE), "copies": copies}
-            yield partial(Workload.adapting, layers=self.lora_layers, dropout=self.lora_dropout, **adapters), ""
-        if self.chunked_loss:
-            yield Workload.chunking_loss, "--chunked-loss does nothing for {}: leave it out"
-        if self.fused_loss:
-            yield Workload.fusing_loss, "--fused-loss does nothing for {}: leave it out"
+    def _changes(self, copies: bool) -> list[tuple[Callable[[Workload], Workload], str]]:
+        """Return what the options change of a workload, and what is wrong where that is nothing."""
+        idle = "--{} does nothing for {{}}: leave it out"
+        adapting: dict[str, Any] = {"rank": self.lora, "layers": self.lora_layers, "dropout": self.lora_dropout}
+        changes: tuple[tuple[object, Callable[[Workload], Workload], str], ...] = (
+            (
+                self.tied,
+                Workload.converting_tied,
+                "--tied does nothing for {}, whose projection is not tied: leave it out",
+            ),
+            (
+                self.exclude,
+                partial(Workload.excluding, exclude=self.exclude or ""),
+                f"exclude {self.exclude!r} matches none of the workload's converted layers",
+            ),
+            (self.freeze, partial(Workload.freezing, frozen=self.freeze or ""), idle.format("freeze")),
+            (self.lora is not None, partial(Workload.adapting, copies=copies, **adapting), ""),
+            (self.chunked_loss, Workload.chunking_loss, idle.format("chunked-loss")),
+            (self.fused_loss, Workload.fusing_loss, idle.format("fused-loss")),
+        )
+        return [(change, fault) for holds, change, fault in changes if holds]
 
 
 def asked(**options: Any) -> AskedStep:

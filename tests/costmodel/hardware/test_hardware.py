@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from dsq import costmodel
+from dsq.costmodel.fields import Fields
 from dsq.costmodel.hardware import hardware as profiles
-from dsq.costmodel.hardware.hardware import Energy, FusedUnit, load_hardware, profile_names
+from dsq.costmodel.hardware.hardware import Energy, FusedUnit, Pass, load_hardware, profile_names
 from dsq.formats import BFP, FixedPoint, Identity, parse_format
 
 MACHINE = """
@@ -88,7 +89,7 @@ def names_another(profile, text):
 @pytest.mark.parametrize("name", profile_names())
 def test_a_source_that_a_profile_inherits_names_no_other_card(name):
     text = (Path(profiles.__file__).parent / f"profiles/{name}.toml").read_text()
-    tables = profiles._completed(tomllib.loads(text))
+    tables = profiles._completed(Fields(tomllib.loads(text)))
     entries = [table for table in (*tables.values(), *tables["peak"]) if isinstance(table, dict)]
     sources = {table[key] for table in entries for key in ("source", "efficiency_source") if key in table}
     assert [source for source in sources if source not in text and names_another(name, source)] == []
@@ -124,6 +125,7 @@ peak = [{ datatype = "bf16", tflops = 100 }, { datatype = "fp8", tflops = 200, h
         ('like = "h100"', "field name is missing"),
         ('like = "h100"\nname = "mine"\npeak = [1]', "field peak\\[0\\].datatype is missing"),
         ('like = "h100"\nname = "mine"\nlink = 1', "field link.gb_per_s is missing"),
+        ('like = "h100"\nname = "mine"\npeak = [{ datatype = 1 }]', "field peak\\[0\\].datatype must be text"),
     ],
 )
 def test_a_file_that_is_like_a_profile_in_the_wrong_way_is_refused(tmp_path, text, error):
@@ -230,19 +232,23 @@ def test_a_measured_peak_is_a_kernel(tmp_path):
     assert measured.passes["relu", 32, "forward"].per_value == pytest.approx(0.25e-9)
     assert "today" in measured.rates
     fused = measured.rate(Identity(32), Identity(32)).peak.attention
-    assert fused == FusedUnit(flops=0.05e12, per_value=2e-9, per_call=0, causal=0.9)
+    assert fused == FusedUnit(flops=0.05e12, around=Pass(2e-9), causal=0.9)
 
 
 @pytest.mark.parametrize(
     "line, replacement, message",
     [
         ("gb_per_s = 100", "", r"field bandwidth\.gb_per_s is missing"),
-        ("gb_per_s = 100", "gb_per_s = -1", r"field bandwidth\.gb_per_s must be a number from 1e-30"),
+        ("gb_per_s = 100", "gb_per_s = -1", r"field bandwidth\.gb_per_s must be a number in \[1e-30, 1e\+30\]"),
         ('datatype = "narrow"', "", r"field peak\[1\]\.datatype is missing"),
         ("holds = { bfp = 8 }", "holds = 8", r"field peak\[1\]\.holds must be a table"),
         ("holds = { bfp = 8 }", "holds = { int = 8 }", r"field peak\[1\]\.holds\.int must be"),
         ("holds = { bfp = 8 }", "holds = { bfp = [8, 4, 2] }", r"field peak\[1\]\.holds\.bfp must be"),
-        ("tflops = 4", "tflops = 4\nefficiency = 2", r"field peak\[1\]\.efficiency must be above 0 and at most 1"),
+        (
+            "tflops = 4",
+            "tflops = 4\nefficiency = 2",
+            r"field peak\[1\]\.efficiency must be a number in \[1e-30, 1\], got 2",
+        ),
         ("gb_per_s = 100", "gbps = 100", r"field gbps is not known; nearest is .*\[bandwidth\] has gb_per_s, source"),
         ("tflops = 4", "tflop = 4", r"field tflop is not known; nearest is 'tflops'; \[peak\] has datatype"),
         ("[vector]", "[vectors]", r"field vectors is not known; nearest is 'vector'; a file has name, cpu"),

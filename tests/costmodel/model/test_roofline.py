@@ -88,7 +88,7 @@ def test_fused_attention_reaches_a_share_of_its_own(mine):
 def test_fused_attention_takes_what_was_measured(mine):
     """A product of 256 queries, 256 keys and heads of 64: q and k are values, the scores stay on the chip; a causal
     mask leaves half of the pairs, the kernel three quarters of its time."""
-    unit = FusedUnit(1e12, 1e-9, 1e-6, causal=0.75)
+    unit = FusedUnit(1e12, Pass(1e-9, 1e-6), causal=0.75)
     measured = replace(mine, measured="today", peaks=(replace(mine.peaks[0], attention=unit),))
     scores = Gemm("scores", 256, 64, 256, cls="attention", weight=False, quantized=False, on_chip="y")
     whole, causal = (
@@ -113,7 +113,7 @@ def test_classes_and_datatypes(mine):
 def test_measured_hardware_takes_what_was_measured(mine):
     """A product: operations, values and call, of experts the values of all; a pass: values and call. Neither waits for
     DRAM again."""
-    peak = Peak("kernel", 1e12, {"float": (32, 32)}, "", per_value=1e-9, per_call=1e-5)
+    peak = Peak("kernel", 1e12, {"float": (32, 32)}, "", around=Pass(1e-9, 1e-5))
     passes = {("relu", 32, phase): Pass(2e-9, 1e-6) for phase in ("forward", "backward")}
     measured = replace(mine, peaks=(peak,), measured="today", bandwidth=1.0, passes=passes)
     n = 100

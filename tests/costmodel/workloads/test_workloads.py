@@ -167,12 +167,12 @@ def test_a_workload_survives_its_file(name):
     [
         ({"model_type": "berd"}, "nearest is 'bert'"),
         ({"hidden_size": None}, "field hidden_size is missing"),
-        ({"hidden_size": "768"}, "field hidden_size must be a positive whole number, not '768'"),
+        ({"hidden_size": "768"}, "field hidden_size must be a whole number from 1, got '768'"),
         ({"num_attention_heads": 7}, r"d \(768\) must be a multiple of encoder.heads \(7\)"),
         ({"num_hidden_layers": 10**9}, "encoder.layers must be a whole number in 1..4096"),
-        ({"hidden_dropout_prob": "0.1"}, "field hidden_dropout_prob must be a number, not '0.1'"),
+        ({"hidden_dropout_prob": "0.1"}, "field hidden_dropout_prob must be a number in .*, got '0.1'"),
         ({"architectures": ["BertForQuestionAnswering"]}, "are described, not 'BertForQuestionAnswering'"),
-        ({"rope_parameters": 8}, "field rope_parameters must be a table, not 8"),
+        ({"quantization_config": 8}, "field quantization_config must be a table, not 8"),
         ({"add_cross_attention": True}, "field add_cross_attention: a decoder without an encoder is described"),
     ],
 )
@@ -210,10 +210,10 @@ PASS = {"op": "pointwise", "M": None, "K": None, "N": None, "rows": 1, "width": 
         (operation(**PASS, kind="sum"), "kind must be one of"),
         (operation(op="conv"), r"operations\[0\].op must be one of gemm, pointwise"),
         (operation(N=None), r"operations\[0\].N is missing"),
-        (operation(N=True), r"operations\[0\].N must be int"),
+        (operation(N=True), r"operations\[0\].N must be a whole number"),
         (operation(Z=1), r"operations\[0\].Z is not"),
         (operation(on_chip="z"), r"operations\[0\].on_chip must be one of '', 'x', 'y', not 'z'"),
-        (operation() | {"tokens": 0}, "field tokens must be from 1"),
+        (operation() | {"tokens": 0}, "field tokens must be a whole number in 1"),
         (operation(saves=[["x", "a", 8]]), r"saves must be a list of \[role, tensor, values, bits\]"),
     ],
 )
