@@ -140,13 +140,11 @@ def entries_of(
         recompute: whether a layer saves its inputs alone, and the backward runs its forward again.
     """
     widths, workload = widths_of(setup), by_policy(workload, policy)
-    by_index = dict[int, OpBytes]()
-    for group in workload.groups:
-        by_index |= dict.fromkeys(group.members, _op_bytes(group, setup, policy, widths, recompute))
+    by_group = ((group, _op_bytes(group, setup, policy, widths, recompute)) for group in workload.groups)
+    by_index = {index: op_bytes for group, op_bytes in by_group for index in group.members}
     storages, layer_inputs = set[Storage](), set[tuple[object, ...]]()
-    remade = frozenset[str]()
-    if policy and policy.bits and not setup.names_stash:
-        remade = recomputed_inputs(workload, policy)
+    recomputes = policy and policy.bits and not setup.names_stash
+    remade = recomputed_inputs(workload, policy) if policy and recomputes else frozenset()
     # of rounded inputs a router would choose other experts
     choosing = {layer_of(op) for op in workload.operations if op.kind == "expert gate"}
     entries = []
@@ -175,9 +173,11 @@ def entries_of(
 def _layer_inputs(op: Operation, layer: str, op_bytes: OpBytes, unrounded: bool) -> dict[tuple[object, ...], float]:
     """Return the inputs that a recomputed layer saves at this operation, name -> bytes; all layers share some."""
     stack, entering = layer.partition(".")[0], op_bytes.input if unrounded else op_bytes.coded_input
-    inputs: dict[tuple[object, ...], float] = {(layer,): entering}
-    inputs[stack, "bias", op_bytes.shared_bias] = op_bytes.shared_bias
-    return inputs | ({(stack, ENCODER_OUT): entering} if op.input == ENCODER_OUT else {})
+    return {
+        (layer,): entering,
+        (stack, "bias", op_bytes.shared_bias): op_bytes.shared_bias,
+        (stack, ENCODER_OUT): entering if op.input == ENCODER_OUT else 0.0,
+    }
 
 
 def recomputed_inputs(workload: Workload, policy: CostedPolicy) -> frozenset[str]:

@@ -95,17 +95,14 @@ def under_autocast(gemm: Gemm, tensors: tuple[Stored, ...]) -> tuple[Stored, ...
     if gemm.weights > 1:
         tensors = tuple(replace(stored, width="state") if stored.name == "w" else stored for stored in tensors)
         return of_width("r", tensors)
-    cast: list[Stored] = []
+    casts: dict[str, dict[str, Any]] = {"w": {"width": "a", "saved": gemm.x_grad}} | ({"x": {}} if gemm.stream else {})
+    ledger: list[Stored] = []
     for stored in tensors:
-        if stored.name == "w":
-            cast += PRODUCTS["w_in_fp32"]
-            cast.append(replace(stored, width="a", written=FORWARD, saved=gemm.x_grad))
-        elif stored.name == "x" and gemm.stream:
-            cast += PRODUCTS["x_in_fp32"]
-            cast.append(replace(stored, written=FORWARD))
-        else:
-            cast.append(stored)
-    return tuple(cast)
+        if stored.name in casts:
+            ledger += PRODUCTS[f"{stored.name}_in_fp32"]
+            stored = replace(stored, written=FORWARD, **casts[stored.name])
+        ledger.append(stored)
+    return tuple(ledger)
 
 
 def of_gemm(gemm: Gemm, packs: bool) -> tuple[Stored, ...]:

@@ -86,8 +86,7 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
         rows[:, Category.GRADIENTS] = workload.trained * gradient_bytes(method) / method.devices
         rows[:-1, Category.PARAMETERS] += _gathered_bytes(workload, run)
         rows[len(names) : -1, Category.TEMPORARY] += _unscattered_bytes(by_policy(workload, method.stash), run)
-    if method.foreach:
-        rows[-1, Category.TEMPORARY] += update_copy(workload, method)
+    rows[-1, Category.TEMPORARY] += update_copy(workload, method) * method.foreach
     return Memory(names, rows, float(left.sum()))
 
 
@@ -120,16 +119,14 @@ def _unscattered_bytes(workload: Workload, method: Method) -> Bytes:
     wait for the end, the largest layer's, and its copy as wide as `gradient_bytes`, which is scattered while the
     backward of the next layer runs (torch/distributed/fsdp/_fully_shard: foreach_reduce and
     FSDPParamGroup.post_backward)."""
-    layers = defaultdict[str, float](float)
-    waiting, moments = 0.0, []
+    word, moments = method.setup.container_bits / 8, []
+    gradients = defaultdict[str, float](float, {"": 0.0})  # of each layer; "": of no layer
     for op in reversed(workload.operations):
-        if layer := layer_of(op):
-            layers[layer] += op.parameters * op.trains
-        else:
-            waiting += op.parameters * op.trains
-        moments.append((waiting, bool(layers)))
-    (outside, in_layer), word = np.array(moments).T, method.setup.container_bits / 8
-    return np.asarray(outside * word + in_layer * max(layers.values(), default=0.0) * (word + gradient_bytes(method)))
+        gradients[layer_of(op)] += op.parameters * op.trains
+        moments.append((gradients[""], len(gradients) > 1))
+    outside, in_layer = np.array(moments).T
+    largest = max((size for layer, size in gradients.items() if layer), default=0.0)
+    return np.asarray(outside * word + in_layer * largest * (word + gradient_bytes(method)))
 
 
 @lru_cache(maxsize=256)

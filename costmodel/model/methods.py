@@ -164,8 +164,11 @@ def parse_setups(text: str, described: Mapping[str, Any]) -> list[Setup]:
 def used_options(text: str, described: Mapping[str, Any]) -> set[str]:
     """Return the options that change what a precision costs, of its format's."""
     setup = parse_setups(text, described)[-1]
-    used = {"format": not _PREFIXED.fullmatch(text), "min_weight_bits": "|" not in setup.precision.text}
-    used |= {"block_size": bool(setup.family) and has_blocks(setup.family)}
+    used = {
+        "format": not _PREFIXED.fullmatch(text),
+        "min_weight_bits": "|" not in setup.precision.text,
+        "block_size": bool(setup.family) and has_blocks(setup.family),
+    }
     return {name for name in used if used[name] and setup.family}
 
 
@@ -226,17 +229,19 @@ def packed_in(fmt: Format, name: str = "", **fields: Any) -> CostedPolicy:
     return CostedPolicy(name or f"bfp {fmt.bits}", value_bits(fmt) if fmt.packs else 0, fmt, **fields)
 
 
-_COMPARED = (
-    CostedPolicy("selective"),
-    packed_in(DSQ.at(4)),
-    packed_in(DSQ.at(2)),
-    CostedPolicy("mesa", MESA_BITS),
-    CostedPolicy("gact 4", 4 + 64 / GACT_GROUP),
-    CostedPolicy("wtacrs 0.3", masks=False, ratio=0.3),
-    packed_in(DSQ.at(4), "wtacrs 0.3 + bfp 4", ratio=0.3),
-)
 #: name -> the policies that a plan compares
-POLICIES = {policy.name: policy for policy in _COMPARED}
+POLICIES = {
+    policy.name: policy
+    for policy in (
+        CostedPolicy("selective"),
+        packed_in(DSQ.at(4)),
+        packed_in(DSQ.at(2)),
+        CostedPolicy("mesa", MESA_BITS),
+        CostedPolicy("gact 4", 4 + 64 / GACT_GROUP),
+        CostedPolicy("wtacrs 0.3", masks=False, ratio=0.3),
+        packed_in(DSQ.at(4), "wtacrs 0.3 + bfp 4", ratio=0.3),
+    )
+}
 
 
 def whole_stash(setup: Setup) -> CostedPolicy:

@@ -251,27 +251,26 @@ class Workload:
         for op in self.operations:
             score_bytes[_module(op)] += _SCORE_BYTES.get(op.kind, 0) * (op.cls == "attention")
         for index, op in enumerate(self.operations):
-            if op.cls == "attention" and score_bytes[_module(op)]:
-                if isinstance(op, Gemm):
-                    op = replace(op, score_bytes=score_bytes[_module(op)])
-                if cpu:
-                    operations.append(op if isinstance(op, Gemm) else replace(op, container="state"))
-                    continue
-            if not isinstance(op, Gemm) and op.kind in ("heads", "transposed", "mask"):
-                continue  # a fused kernel takes heads wherever they lie, and needs no mask but its kind
-            if isinstance(op, Pointwise):
-                op = replace(op, mask=0, kind="fused bias" if op.kind == "zero bias" else op.kind)
-            if isinstance(op, Gemm) and not op.weight and not op.on_chip:
-                if scores:
+            written_out = score_bytes[_module(op)] if op.cls == "attention" else 0
+            if isinstance(op, Gemm):
+                op = replace(op, score_bytes=written_out) if written_out else op
+                multiplies_activations = not op.weight and not op.on_chip and not (cpu and written_out)
+                if multiplies_activations and scores:
                     op, scores = replace(op, on_chip="x"), False
                     if op.saves is not None:
                         op = replace(op, saves=(*op.saves, _saved_result(op, self.operations[index + 1 :])))
-                elif _softmax_follows(self.operations[index + 1 :]):
+                elif multiplies_activations and _softmax_follows(self.operations[index + 1 :]):
                     op, scores = replace(op, on_chip="y", recompute=1), True
-            elif scores and not isinstance(op, Gemm):
-                if op.kind != "bias":
-                    continue  # scaling, dropout, masking and softmax happen inside the fused kernel
-                op = replace(op, kind="fused bias", rows=op.bias // op.width)
+            elif cpu and written_out:
+                op = replace(op, container="state")
+            elif scores and op.kind == "bias":
+                op = replace(op, mask=0, kind="fused bias", rows=op.bias // op.width)
+            elif scores or op.kind in ("heads", "transposed", "mask"):
+                # scaling, dropout, masking and softmax happen inside the fused kernel, which takes heads wherever they
+                # lie, and needs no mask but its kind
+                continue
+            else:
+                op = replace(op, mask=0, kind="fused bias" if op.kind == "zero bias" else op.kind)
             operations.append(op)
         return replace(self, operations=tuple(operations))
 

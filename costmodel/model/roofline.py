@@ -15,7 +15,7 @@ from dsq.costmodel.hardware.hardware import Hardware, Rate
 from dsq.costmodel.model.ledger import TIMED_AS, UPDATE
 from dsq.costmodel.model.memory import saved_bytes
 from dsq.costmodel.model.methods import Setup
-from dsq.costmodel.model.operations import CLASSES, Gemm, Group, Workload
+from dsq.costmodel.model.operations import CLASSES, Gemm, Group, Pointwise, Workload
 from dsq.costmodel.model.traffic import (
     KINDS,
     CostedMatMul,
@@ -123,11 +123,9 @@ def _measured_pass(group: Group, phase: str, hardware: Hardware, container: int)
     """Return the seconds of the group's passes as `calibrate` measured them; None: it did not, or the group is a
     product."""
     op = group.operation
-    if isinstance(op, Gemm):
-        return None
     bits = WIDEST if op.container == "state" else container
     measured = hardware.passes.get((TIMED_AS.get(op.kind, op.kind), bits, phase))
-    return group.count * measured.seconds(op.rows * op.width) if measured else None
+    return group.count * measured.seconds(op.rows * op.width) if measured and isinstance(op, Pointwise) else None
 
 
 def _around_product(matmul: CostedMatMul, hardware: Hardware, container: int) -> float:

@@ -58,11 +58,18 @@ def transfers(workload: Workload, setup: Setup, buffer: float = 0) -> list[Trans
 def widths_of(setup: Setup) -> dict[str, int]:
     """Return the bits of each width that a stored tensor may have; a stash (q1) has its scales besides."""
     container = setup.container_bits
-    widths = {"q1": setup.stash.bits, "a": container, "w": container, "r": WIDEST if setup.autocast else container}
-    widths |= {"state": STATE_BITS, "ids": ledger.ID_BITS, "mask": ledger.MASK_BITS}
-    widths["cast"] = STATE_BITS if container < STATE_BITS else 0
-    widths["narrow"] = container if container < STATE_BITS and not setup.autocast else 0
-    return widths
+    is_narrow = container < STATE_BITS
+    return {
+        "q1": setup.stash.bits,
+        "a": container,
+        "w": container,
+        "r": WIDEST if setup.autocast else container,
+        "state": STATE_BITS,
+        "ids": ledger.ID_BITS,
+        "mask": ledger.MASK_BITS,
+        "cast": STATE_BITS if is_narrow else 0,
+        "narrow": container if is_narrow and not setup.autocast else 0,
+    }
 
 
 def tensors_of(group: Group, setup: Setup) -> list[Stored]:
@@ -203,10 +210,12 @@ def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
 
 
 #: operands of each product, by their names in dsq.operands
-_OPERANDS = {"forward": ("x", "w"), "dx": ("dy_for_dx", "w_for_dx"), "dw": ("dy_for_dw", "x_for_dw")}
-_OPERANDS["recompute"] = _OPERANDS["forward"]
-
-
+_OPERANDS = {
+    "forward": ("x", "w"),
+    "dx": ("dy_for_dx", "w_for_dx"),
+    "dw": ("dy_for_dw", "x_for_dw"),
+    "recompute": ("x", "w"),
+}
 #: what each product multiplies, and its result; and their axes (rows of the first, sum, columns of the second)
 _TILED = {"forward": ("x", "w", "y", "MKN"), "dx": ("y", "w", "x", "MNK"), "dw": ("y", "stash", "dw", "NMK")}
 

@@ -3,7 +3,7 @@
 Of any other model `dsq-cost trace` writes a workload file.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,12 @@ class Family:
 
     kind: str  #: a key of `heads`
     stack: dict[str, Any] = field(default_factory=dict)  #: fields of Stack
-    tables: Sequence[str] = ("words",)  #: any of "words", "positions", "types"
+    #: any of "words", "positions", "types" -> its rows beside those that the config counts
+    tables: Mapping[str, int] = field(default_factory=lambda: {"words": 0})
     tied: bool = True  #: if the config does not say
     head: Mapping[str, Any] = field(default_factory=dict)  #: kind of head -> fields of Head
     activation: str = "gelu"  #: if the config does not say
     fuses: bool = True  #: see Transformer
-    more_positions: int = 0  #: rows of the table that the config does not count
     ffn_parts: int = 1  #: layers whose outputs the config's width of an MLP counts
 
 
@@ -71,11 +71,16 @@ class _Config(Fields):
             "CONFIG FILE",
         )
         stack = self.stack(side, family)
-        sizes: dict[str, Any] = {"weight_format": self.weight_format(), side: stack}
         positions = 0 if family.kind in ("both", "image") else self.size(*_FIELDS["positions"], default=0)
         length = min(LONGEST if family.kind == "decoder" else DEFAULT_LENGTH, positions or LONGEST)
-        sizes |= {"positions": positions, "fuses": family.fuses}
-        sizes |= {"source_length": stack.patches.count + 1 if stack.patches else length, "target_length": length}
+        sizes: dict[str, Any] = {
+            side: stack,
+            "weight_format": self.weight_format(),
+            "positions": positions,
+            "fuses": family.fuses,
+            "source_length": stack.patches.count + 1 if stack.patches else length,
+            "target_length": length,
+        }
         if family.kind == "both":
             sizes["encoder"] = self.stack("encoder", family)
             layers = self.size("num_decoder_layers", "num_layers")
@@ -90,8 +95,8 @@ class _Config(Fields):
 
     def stack(self, side: str, family: Family, **overrides: Any) -> Stack:
         """Return a stack, with the config's sizes, dropout and activation."""
-        read: dict[str, Any] = {"causal": side == "decoder", "heads_copied": True} | dict(family.stack)
-        read |= {name: self.size(*_FIELDS[name]) for name in ("layers", "d", "heads")}
+        sizes = {name: self.size(*_FIELDS[name]) for name in ("layers", "d", "heads")}
+        read: dict[str, Any] = {"causal": side == "decoder", "heads_copied": True, **family.stack, **sizes}
         defaults = {"ffn": 4 * read["d"], "kv_heads": 0, "head_dim": 0}
         read |= {name: self.size(*_FIELDS[name], default=read.get(name, least)) for name, least in defaults.items()}
         read["ffn"] //= family.ffn_parts
@@ -105,13 +110,18 @@ class _Config(Fields):
         if family.kind == "both":
             act = self.get("feed_forward_proj", str, family.activation)
             read["gated"] = act.startswith("gated")
-        read["activation"] = _DATA["activations"].get(str(act), "activation")
-        read["position_bias"] = self.size("relative_attention_num_buckets", default=read.get("position_bias", 0))
-        read |= self.sliding(side) | self.experts(read["ffn"])
-        if family.kind == "image":
-            read |= self.pictures(read["d"])
-        else:
-            read["tables"] = tuple((table, self.rows(table, family)) for table in family.tables)
+        types = {"types": 2}  # where the config does not say
+        read |= {
+            "activation": _DATA["activations"].get(str(act), "activation"),
+            "position_bias": self.size("relative_attention_num_buckets", default=read.get("position_bias", 0)),
+            "tables": tuple(
+                (table, self.size(*_FIELDS[table], default=types.get(table)) + more)
+                for table, more in family.tables.items()
+            ),
+            **self.sliding(side),
+            **self.experts(read["ffn"]),
+            **(self.pictures(read["d"]) if family.kind == "image" else {}),
+        }
         self.refuse(
             self.size("word_embed_proj_dim", default=read["d"]) != read["d"],
             f"word_embed_proj_dim must be hidden_size ({read['d']})",
@@ -137,11 +147,6 @@ class _Config(Fields):
         if read["kind"] == "lm":
             read |= {"outputs": self.whole("vocab_size"), "tied": self.get("tie_word_embeddings", bool, family.tied)}
         return Head(**read)
-
-    def rows(self, table: str, family: Family) -> int:
-        if table == "positions":
-            return self.size(*_FIELDS["positions"]) + family.more_positions
-        return self.size("vocab_size") if table == "words" else self.size("type_vocab_size", default=2)
 
     def pictures(self, d: int) -> dict[str, Any]:
         """Return the patches of a picture and a class token."""

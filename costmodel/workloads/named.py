@@ -203,10 +203,16 @@ class AskedStep:
         sizes = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.tokens is None:
             return sizes
-        if len(sizes) > ("sequences" in sizes):
-            raise ValueError("tokens are those of a sequence on both sides: leave out the two lengths")
-        a_whole_run = f"tokens are those of a sequence, got {self.tokens:,}: those of a training are --train-tokens"
-        refuse((self.tokens > MAX_SIZE, a_whole_run))
+        refuse(
+            (
+                len(sizes) > ("sequences" in sizes),
+                "tokens are those of a sequence on both sides: leave out the two lengths",
+            ),
+            (
+                self.tokens > MAX_SIZE,
+                f"tokens are those of a sequence, got {self.tokens:,}: those of a training are --train-tokens",
+            ),
+        )
         model = _load(self.workload)
         if isinstance(model, Workload):
             return {"tokens": self.tokens}  # which its file refuses

@@ -72,9 +72,8 @@ class Stack:
     extra_parameters: int = 0  #: parameters that belong to no operation (a class token)
 
     def __post_init__(self) -> None:
-        for field in ("d", "heads", "ffn"):
-            whole_number(f"{self.name}.{field}", getattr(self, field), 1, MAX_SIZE)
-        whole_number(f"{self.name}.layers", self.layers, 1, MAX_LAYERS)
+        for field, most in (("d", MAX_SIZE), ("heads", MAX_SIZE), ("ffn", MAX_SIZE), ("layers", MAX_LAYERS)):
+            whole_number(f"{self.name}.{field}", getattr(self, field), 1, most)
         heads = f"{self.name}.heads ({self.heads})"
         refuse(
             (

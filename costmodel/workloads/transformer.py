@@ -5,7 +5,7 @@ from typing import Any
 
 from dsq.costmodel.model.ledger import BATCH
 from dsq.costmodel.model.operations import CAST, ENCODER_OUT, Gemm, Operation, Pointwise, Workload
-from dsq.costmodel.workloads.shapes import Head, MixtureOfExperts, Patches, Stack, Transformer
+from dsq.costmodel.workloads.shapes import Head, MixtureOfExperts, Stack, Transformer
 
 #: norms of queries and of keys: passes over heads, of which tensor parallelism gives each device its own
 HEAD_NORMS = ("q_norm", "k_norm")
@@ -47,8 +47,13 @@ def _stack(stack: Stack, model: Transformer, length: int) -> list[Operation]:
 
 
 def _embeddings(stack: Stack, sequences: int, length: int) -> list[Operation]:
-    name, tokens = stack.name, sequences * length
-    ops: list[Operation] = [_patch_product(stack.patches, name, sequences, stack.d)] if stack.patches else []
+    name, tokens, patches = stack.name, sequences * length, stack.patches
+    ops: list[Operation] = []
+    if patches:  # of pictures, of which every pixel is in one patch
+        rows, width = sequences * patches.count, patches.channels * patches.size**2
+        ops.append(
+            Gemm(f"{name}.patches", rows, width, stack.d, bias=True, input=BATCH, x_grad=False, x_values=rows * width)
+        )
     for index, (table, rows) in enumerate(stack.tables):
         ops.append(Pointwise(f"{name}.{table}", "embedding", tokens, stack.d, parameters=rows * stack.d))
         if index or stack.patches:
@@ -58,12 +63,6 @@ def _embeddings(stack: Stack, sequences: int, length: int) -> list[Operation]:
     dropout = Pointwise(f"{name}.dropout", "dropout", tokens, stack.d, container="r")
     extra = Pointwise(f"{name}.extra", "parameters", 1, 1, parameters=stack.extra_parameters)
     return [*ops, *[dropout] * stack.dropout, *[extra] * bool(stack.extra_parameters)]
-
-
-def _patch_product(patches: Patches, name: str, sequences: int, d: int) -> Gemm:
-    """Return the product that makes patches of pictures: every pixel is in one patch."""
-    rows, width = sequences * patches.count, patches.channels * patches.size**2
-    return Gemm(f"{name}.patches", rows, width, d, bias=True, input=BATCH, x_grad=False, x_values=rows * width)
 
 
 def _added_to_scores(stack: Stack, model: Transformer, length: int) -> list[Operation]:
@@ -196,8 +195,13 @@ def _attention(attention: _Attention) -> list[Operation]:
     stack, prefix = attention.stack, attention.prefix
     sizes = (attention.query_tokens, stack.heads * stack.head_width, stack.d)
     out = attention.linear("out_proj", *sizes, f"{prefix}.context", stack.out_bias)
-    copies = _head_copy(attention, "context", "heads", attention.query_tokens)
-    return [*_projections(attention), *_on_heads(attention), *_products(attention), *copies, out]
+    return [
+        *_projections(attention),
+        *_on_heads(attention),
+        *_products(attention),
+        *_head_copy(attention, "context", "heads", attention.query_tokens),
+        out,
+    ]
 
 
 def _projections(attention: _Attention) -> list[Operation]:
@@ -325,25 +329,20 @@ def _part(model: Transformer, shard: Shard) -> Transformer:
 
 
 def _shard_stack(stack: Stack, parts: int) -> Stack:
-    heads, experts = _divided(stack, "heads", parts), stack.experts
+    for field, value in (("heads", stack.heads), ("ffn", stack.ffn)):
+        if value % parts:
+            raise ValueError(f"{stack.name}.{field} ({value}) cannot be cut into {parts}")
     if stack.keys % parts and parts % stack.keys:
         raise ValueError(f"{stack.name}.kv_heads ({stack.keys}) cannot be cut into {parts}, nor copied to as many")
     return replace(
         stack,
-        heads=heads,
+        heads=stack.heads // parts,
         kv_heads=max(1, stack.keys // parts),
         head_dim=stack.head_width,
-        ffn=_divided(stack, "ffn", parts),
-        experts=experts and replace(experts, width=-(-experts.width // parts)),
+        ffn=stack.ffn // parts,
+        experts=stack.experts and replace(stack.experts, width=-(-stack.experts.width // parts)),
         tables=tuple((name, -(-rows // parts)) for name, rows in stack.tables),
     )
-
-
-def _divided(stack: Stack, field: str, parts: int) -> int:
-    value: int = getattr(stack, field)
-    if value % parts:
-        raise ValueError(f"{stack.name}.{field} ({value}) cannot be cut into {parts}")
-    return value // parts
 
 
 def _parallel(workload: Workload, shard: Shard) -> Workload:
