@@ -21,10 +21,7 @@ def build(model: Transformer) -> Workload:
         ops += _stack(stack, model, length) if stack else []
     last = model.decoder or model.encoder
     assert last is not None
-    ops += _head(model.head, last.d, target_tokens if model.decoder else source_tokens, model.sequences)
-    loss = ops[-1]
-    if last.caps and isinstance(loss, Pointwise) and loss.kind.startswith("loss"):
-        ops.insert(-1, replace(loss, name="logits.cap", kind="cap"))
+    ops += _head(model.head, last, target_tokens if model.decoder else source_tokens, model.sequences)
     branch = {op.name for op in ops if isinstance(op, Gemm) or op.kind in _BRANCH}
     ops = [
         replace(op, stream=True) if isinstance(op, Gemm) and op.weight and op.input not in branch else op for op in ops
@@ -147,8 +144,8 @@ def _experts(prefix: str, stack: Stack, experts: MixtureOfExperts, tokens: int, 
     ]
 
 
-def _head(head: Head, d: int, tokens: int, sequences: int) -> list[Operation]:
-    rows = tokens if head.kind == "lm" else sequences
+def _head(head: Head, stack: Stack, tokens: int, sequences: int) -> list[Operation]:
+    rows, d = tokens if head.kind == "lm" else sequences, stack.d
     whole = 0 if head.kind == "lm" else tokens * d  # a view of all positions is read
     dense = Gemm("head.dense", rows, d, d, bias=True, input="head.x", x_values=whole)
     ops: list[Operation] = [dense, Pointwise("head.activation", "activation", rows, d)] * head.dense
@@ -157,6 +154,7 @@ def _head(head: Head, d: int, tokens: int, sequences: int) -> list[Operation]:
         name, read = "output_projection", 0 if head.dense else whole
         options: dict[str, Any] = {"bias": head.bias, "tied": head.tied, "input": f"{name}.x", "x_values": read}
         ops.append(Gemm(name, rows, d, head.outputs, quantized=not head.tied, **options))
+        ops += [Pointwise("logits.cap", "cap", rows, head.outputs)] * stack.caps
         ops.append(Pointwise("loss", head.loss, rows, head.outputs))
     return ops
 
