@@ -50,10 +50,12 @@ def suggestion(name: str, accepted: Iterable[str]) -> str:
     """Return "nearest is 'opt_1.3b'; ": the known names that begin with ``name``, or the one that looks like it, or the
     longest that it holds; "" if there is none."""
     names, word = {_plain(one): one for one in accepted}, _plain(name)
-    near = [one for one in names if word and one.startswith(word)]
-    near = near or difflib.get_close_matches(word, names, n=1, cutoff=0.85)
-    near = near or sorted((one for one in names if one in word), key=len)[-1:]
-    near = near or difflib.get_close_matches(word, names, n=1)
+    near = (
+        [one for one in names if word and one.startswith(word)]
+        or difflib.get_close_matches(word, names, n=1, cutoff=0.85)
+        or sorted((one for one in names if one in word), key=len)[-1:]
+        or difflib.get_close_matches(word, names, n=1)
+    )
     return f"nearest is {', '.join(repr(names[one]) for one in near)}; " if near else ""
 
 

@@ -52,7 +52,7 @@ def _meant(word: str, command: argparse.ArgumentParser) -> str:
     for option, spellings in _DESCRIBED["spellings"].items():
         if spelling in spellings and (option.split()[0] in options or not option.startswith("--")):
             return f"; here it is {option}"
-    near = [spelling] if spelling in options else difflib.get_close_matches(spelling, options, n=1, cutoff=0.72)
+    near = difflib.get_close_matches(spelling, options, n=1, cutoff=0.72)
     return "".join(f"; nearest is {option}" for option in near)
 
 

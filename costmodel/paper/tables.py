@@ -5,7 +5,7 @@ Nothing that computes a cost reads this file; costs are relative to fixed-point 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +18,17 @@ from dsq.costmodel.paper import calibrated
 from dsq.costmodel.workloads.named import load_workload
 from dsq.formats import parse_format
 
-
-@dataclass(frozen=True)
-class PublishedRow:
-    table: int
-    dataset: str
-    workload: str  #: a name of named.names()
-    method: str
-    setup: Setup | None  #: None: a DSQ run, averaged over its levels
-    arithmetic: float
-    dram: float
-    contradicts: str  #: why this figure cannot be right
+Record = dict[str, Any]
 
 
-def _rows(dataset: dict[str, Any]) -> Iterator[PublishedRow]:
-    named = (dataset["table"], dataset["dataset"], dataset["workload"])
+def _rows(dataset: Record) -> Iterator[Record]:
+    """Yield a dataset's rows: its table, name and workload, and each method's setup (empty: a DSQ run, averaged over
+    its levels), arithmetic and dram; contradicts: why its dram cannot be right."""
     columns = (_DATA["methods"], dataset["arithmetic"], dataset["dram"])
     for (method, setup), arithmetic, dram in zip(*columns, strict=False):
         doubt = dataset.get("contradicts", {}).get(method, "")
-        yield PublishedRow(*named, method, _setup(setup) if setup else None, arithmetic, dram, doubt)
+        figures = {"arithmetic": arithmetic, "dram": dram, "contradicts": doubt}
+        yield dataset | {"method": method, "setup": setup} | figures
 
 
 def _setup(text: str) -> Setup:
@@ -46,34 +38,28 @@ def _setup(text: str) -> Setup:
 _DATA = read_toml(Path(__file__).with_suffix(".toml"))
 #: tables 1 and 6
 ROWS = [row for dataset in _DATA["datasets"] for row in _rows(dataset)]
-HEADLINE: dict[str, float] = _DATA["headline"]
-
-Record = dict[str, Any]
 
 
 def static_rows(table: int) -> list[Record]:
     """Return the rows of table 1 or 6, DSQ's aside. fits: the constant of the model that the figure chose, "test" where
     it chose none, "excluded" where it contradicts the paper; residual: ours - published; off: the residual as a share
     of what is published."""
-    return [_static(row, row.setup) for row in ROWS if row.table == table and row.setup]
+    return [_static(row) for row in ROWS if row["table"] == table and row["setup"]]
 
 
-def _static(row: PublishedRow, setup: Setup) -> Record:
+def _static(row: Record) -> Record:
+    setup = _setup(row["setup"])
     record: Record = {
-        **{"dataset": row.dataset, "setup": str(setup), "method": row.method},
-        **{"precision": str(setup.precision), "contradicts": row.contradicts},
+        **{"dataset": row["dataset"], "setup": str(setup), "method": row["method"]},
+        **{"precision": str(setup.precision), "contradicts": row["contradicts"]},
     }
-    for name, published, predicted in zip(
-        ("arith", "dram"), (row.arithmetic, row.dram), _costs(row, setup), strict=True
-    ):
-        residual = predicted - published
-        fits = "excluded" if row.contradicts and name == "dram" else calibrated.FITTED[name].get(str(setup), "test")
+    published = (row["arithmetic"], row["dram"])
+    for name, goal, predicted in zip(("arith", "dram"), published, _costs(row, setup), strict=True):
+        residual = predicted - goal
+        excluded = row["contradicts"] and name == "dram"
         figures = {
-            "paper": published,
-            "ours": predicted,
-            "off": residual / published,
-            "residual": residual,
-            "fits": fits,
+            **{"paper": goal, "ours": predicted, "off": residual / goal, "residual": residual},
+            "fits": "excluded" if excluded else calibrated.FITTED[name].get(str(setup), "test"),
         }
         record |= {f"{name}_{kind}": figure for kind, figure in figures.items()}
     return record
@@ -85,21 +71,21 @@ def dsq_rows() -> list[Record]:
 
     share_alone: would match the one column (outside of 0..1: no run can); share_best: of both, by least squares.
     """
-    return [record for row in ROWS if not row.setup for record in _dsq(row)]
+    return [record for row in ROWS if not row["setup"] for record in _dsq(row)]
 
 
-def _dsq(row: PublishedRow) -> Iterator[Record]:
-    published = (row.arithmetic, row.dram)
-    if row.workload == "transformer_iwslt_de_en":
+def _dsq(row: Record) -> Iterator[Record]:
+    published = (row["arithmetic"], row["dram"])
+    if row["workload"] == "transformer_iwslt_de_en":
         arithmetic, dram = _costs(row, _setup("fixed:[16,16,16,16]"))
-        published = (arithmetic / HEADLINE["arithmetic"], dram / HEADLINE["dram"])
+        published = (arithmetic / _DATA["headline"]["arithmetic"], dram / _DATA["headline"]["dram"])
     levels = (_costs(row, _setup(level)) for level in _DATA["dsq_levels"])
     columns = list(zip(("arithmetic", "dram"), published, *levels, strict=True))
     share = best_share([(goal, low, high) for _, goal, low, high in columns])
     for name, goal, low, high in columns:
         predicted = low + share * (high - low)
         yield {
-            **{"dataset": row.dataset, "column": name, "published": goal, "level_1": low, "level_2": high},
+            **{"dataset": row["dataset"], "column": name, "published": goal, "level_1": low, "level_2": high},
             **{"share_alone": (goal - low) / (high - low), "share_best": share},
             **{"ours": predicted, "residual": predicted - goal, "off": (predicted - goal) / goal},
         }
@@ -112,9 +98,9 @@ def best_share(columns: list[tuple[float, float, float]]) -> float:
     return min(1.0, max(0.0, best / sum((high - low) ** 2 for _, low, high in columns)))
 
 
-def _costs(row: PublishedRow, setup: Setup) -> tuple[float, float]:
+def _costs(row: Record, setup: Setup) -> tuple[float, float]:
     """Return (arithmetic, DRAM) of the row's workload."""
-    return float(calibrated.arithmetic(setup)), float(calibrated.dram(load_workload(row.workload), setup))
+    return float(calibrated.arithmetic(setup)), float(calibrated.dram(load_workload(row["workload"]), setup))
 
 
 def table_7(hardware: Hardware) -> list[Record]:
