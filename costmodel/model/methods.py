@@ -7,7 +7,7 @@ tensors a policy codes, and as what, the ledger says; how many bits it gives the
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any
 
 from dsq import formats
@@ -58,7 +58,7 @@ class Setup:
     @cached_property
     def operands(self) -> dict[str, Format]:
         """The format of each operand of a linear layer and of dx; of "-" floats of the container."""
-        family, named = partial(at_width, self.format), bool(self.precision.text)
+        family, named = self.format.at, bool(self.precision.text)
         return {
             name: (spec.with_family(family).resolved if named else family(int(spec.format)))
             or self.floats(spec.float_bits or self.container_bits, spec.float_name)
@@ -107,11 +107,6 @@ FP32 = Setup(Identity(WIDEST), Precision(32, 32, 32, 32))
 BF16 = Setup(Identity(WIDEST), Precision(16, 16, 16, 16))
 AUTOCAST = replace(BF16, autocast=True)
 DSQ = formats.format_class(formats.DEFAULT)(WIDEST)  #: the default format
-
-
-@lru_cache(maxsize=1024)
-def at_width(template: Format, bits: int) -> Format:
-    return template.at(bits)
 
 
 def format_names() -> tuple[str, ...]:

@@ -197,13 +197,13 @@ class Workload:
         for op in self.operations:
             operations.append(_frozen(op))
             if isinstance(op, Gemm) and op.weight and op.weights == 1 and named(op.name):
-                name, adapter = f"{op.name}.lora", dict[str, Any](quantized=False)
+                name = f"{op.name}.lora"
                 source = f"{name}.x" if copies else op.input
                 if dropout:
                     source = f"{name}_dropout"
                     operations.append(Pointwise(source, "dropout", op.M, op.K))
-                operations.append(Gemm(f"{name}_A", op.M, op.K, rank, input=source, **adapter))
-                operations.append(Gemm(f"{name}_B", op.M, rank, op.N, input=f"{name}_A", **adapter))
+                operations.append(Gemm(f"{name}_A", op.M, op.K, rank, input=source, quantized=False))
+                operations.append(Gemm(f"{name}_B", op.M, rank, op.N, input=f"{name}_A", quantized=False))
                 operations.append(Pointwise(name, "adapter", op.M, op.N))
         if len(operations) == len(self.operations):
             linears = [op.name for op in self.operations if isinstance(op, Gemm) and op.weight]

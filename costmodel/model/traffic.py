@@ -135,12 +135,12 @@ def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -
     count = group.count * stored.times
     size, values = count * layout_bytes(group, stored, setup, widths), count * prod(shape_of(group, stored))
     moved = []
-    if stored.own and (stored.written != UPDATE or op.kind == "adam"):  # which writes the parameters of the others
-        shared = stored.name == "stash" and not group.owner  # an input is stashed once
-        # where the container has 32 bits, the master weights serve
-        if not shared and (stored.width != "w" or setup.container_bits < WIDEST):
-            kind = _kind(op, stored, stored.written, "written")
-            moved.append(Transfer(group, stored.name, kind, stored.written, "write", size, values))
+    writes = stored.own and (stored.written != UPDATE or op.kind == "adam")  # which writes the others' parameters
+    shared = stored.name == "stash" and not group.owner  # an input is stashed once
+    is_master = stored.width == "w" and setup.container_bits == WIDEST  # the master weights serve
+    if writes and not shared and not is_master:
+        kind = _kind(op, stored, stored.written, "written")
+        moved.append(Transfer(group, stored.name, kind, stored.written, "write", size, values))
     for read in stored.reads:
         gradient = FOR_GRADIENT.get(read)
         if not gradient or getattr(op, gradient):

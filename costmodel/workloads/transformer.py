@@ -133,13 +133,12 @@ def _mlp(prefix: str, stack: Stack, tokens: int, source: str) -> list[Operation]
 def _experts(prefix: str, stack: Stack, experts: MixtureOfExperts, tokens: int, source: str) -> list[Operation]:
     """Return a router and experts; rows are gathered by expert."""
     name, rows = f"{prefix}.experts", tokens * experts.per_token
-    options: dict[str, Any] = {"weights": experts.count}
     return [
         Gemm(f"{prefix}.router", tokens, stack.d, experts.count, quantized=False, input=source),
         Pointwise(f"{prefix}.router.softmax", "softmax", tokens, experts.count),
-        Gemm(f"{name}.gate_up_proj", rows, stack.d, 2 * experts.width, input=f"{name}.x", **options),
+        Gemm(f"{name}.gate_up_proj", rows, stack.d, 2 * experts.width, input=f"{name}.x", weights=experts.count),
         Pointwise(f"{name}.activation", "expert gate", rows, experts.width),
-        Gemm(f"{name}.down_proj", rows, experts.width, stack.d, input=f"{name}.activation", **options),
+        Gemm(f"{name}.down_proj", rows, experts.width, stack.d, input=f"{name}.activation", weights=experts.count),
         Pointwise(f"{name}.weighted", "expert weights", rows, stack.d),
     ]
 
@@ -151,9 +150,19 @@ def _head(head: Head, stack: Stack, tokens: int, sequences: int) -> list[Operati
     ops: list[Operation] = [dense, Pointwise("head.activation", "activation", rows, d)] * head.dense
     ops += [Pointwise("head.norm", "norm", rows, d, parameters=2 * d)] * head.norm
     if head.kind != "none":
-        name, read = "output_projection", 0 if head.dense else whole
-        options: dict[str, Any] = {"bias": head.bias, "tied": head.tied, "input": f"{name}.x", "x_values": read}
-        ops.append(Gemm(name, rows, d, head.outputs, quantized=not head.tied, **options))
+        ops.append(
+            Gemm(
+                "output_projection",
+                rows,
+                d,
+                head.outputs,
+                bias=head.bias,
+                tied=head.tied,
+                quantized=not head.tied,
+                input="output_projection.x",
+                x_values=0 if head.dense else whole,
+            )
+        )
         ops += [Pointwise("logits.cap", "cap", rows, head.outputs)] * stack.caps
         ops.append(Pointwise("loss", head.loss, rows, head.outputs))
     return ops
@@ -180,8 +189,15 @@ class _Attention:
         return self.sequences * self.key_length
 
     def linear(self, name: str, tokens: int, width: int, outputs: int, source: str, bias: bool) -> Gemm:
-        transposed = self.stack.transposed
-        return Gemm(f"{self.prefix}.{name}", tokens, width, outputs, input=source, bias=bias, transposed=transposed)
+        return Gemm(
+            f"{self.prefix}.{name}",
+            tokens,
+            width,
+            outputs,
+            input=source,
+            bias=bias,
+            transposed=self.stack.transposed,
+        )
 
     def pointwise(self, name: str, kind: str, rows: int, width: int, **fields: Any) -> Pointwise:
         return Pointwise(f"{self.prefix}.{name}", kind, rows, width, **fields)
@@ -246,22 +262,31 @@ def _products(attention: _Attention) -> list[Operation]:
     sharing = stack.heads // stack.keys  # grouped-query attention: the heads that share keys are rows of one product
     batch, rows = attention.sequences * stack.keys, attention.query_length * sharing
     pairs = sharing * _pairs(attention.query_length, attention.key_length, stack.causal, stack.window)
-    position_bias = bool(stack.position_bias)
 
     def product(name: str, width: int, outputs: int, source: str = "") -> Gemm:
-        fields: dict[str, Any] = {"weight": False, "quantized": False, "pairs": pairs, "input": source}
-        return Gemm(f"{attention.prefix}.{name}", rows, width, outputs, batch, "attention", **fields)
+        return Gemm(
+            f"{attention.prefix}.{name}",
+            rows,
+            width,
+            outputs,
+            batch,
+            "attention",
+            weight=False,
+            quantized=False,
+            pairs=pairs,
+            input=source,
+        )
 
     def on_scores(name: str, kind: str, **fields: Any) -> Pointwise:
         return attention.pointwise(name, kind, batch * rows, attention.key_length, cls="attention", **fields)
 
     square = attention.query_length * attention.key_length
     mask = attention.sequences * square if stack.causal or stack.window else 0
-    bias = stack.heads * square if position_bias else 0
+    bias = stack.heads * square if stack.position_bias else 0
     weights = f"{attention.prefix}.{'dropout' if stack.attention_dropout else 'softmax'}"
     return [
         product("scores", stack.head_width, attention.key_length),
-        on_scores("scale", "bias" if position_bias and not crosses else "scale", mask=mask, bias=bias),
+        on_scores("scale", "bias" if stack.position_bias and not crosses else "scale", mask=mask, bias=bias),
         *([on_scores("cap", "cap")] if stack.caps else []),
         on_scores("softmax", "softmax", upcasts=stack.upcasts),
         *([on_scores("dropout", "dropout")] if stack.attention_dropout else []),
