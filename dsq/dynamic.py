@@ -31,6 +31,7 @@ from dsq.conversion import (
 )
 from dsq.first_training import FirstTraining, forget
 from dsq.gradient_check import GradientCheck, compare, gradients
+from dsq.layers.own_products import set_watches, watches
 from dsq.precision import DEFAULT_LEVELS, SAVING_LEVELS
 from dsq.process_memory import resident
 from dsq.scheduler import updates_left
@@ -38,6 +39,7 @@ from dsq.stash.controller import applied
 from dsq.stash.interception import RulePolicy
 
 _KEYS = {"config", "scheduler"}
+_WATCHES = "own_products"  #: a further key, of models whose modules have matrices of their own
 _MAX_RECORDS_WITHOUT_CALL = 100  #: after which a model that is not called any more is warned of
 _MAX_UPDATES_BEFORE_VALIDATION = 1000  #: after which a missing validation is warned of
 _FORGOTTEN = (
@@ -195,8 +197,13 @@ class DynamicPrecision:
         return {f"dsq/{name}": value for name, value in (figures | stash_mib(self.model)).items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the config and the state of the schedule, as data for JSON."""
-        return {"config": self.config.as_dict(), "scheduler": self.scheduler.state_dict()}
+        """Return the config, the state of the schedule, and which modules were seen to multiply by their own matrices.
+
+        It is data for JSON.
+        """
+        state: dict[str, Any] = {"config": self.config.as_dict(), "scheduler": self.scheduler.state_dict()}
+        watch = watches(self.model)
+        return state | ({_WATCHES: watch} if watch else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from ``state``, with its config; warn if that differs from the present one.
@@ -211,6 +218,7 @@ class DynamicPrecision:
         self._weights.loaded = False
         present, ignored = self.config.as_dict(), ("levels",) if self.config.undecided else ()
         self.config, self.scheduler = config, scheduler
+        set_watches(self.model, state.get(_WATCHES, {}))
         set_level(self.model, config, scheduler.level)
         self._await_decision()
         other = [
@@ -302,7 +310,8 @@ def convert_at(model: nn.Module, state: dict[str, Any]) -> None:
 
 
 def _config(state: dict[str, Any]) -> DSQConfig:
-    check_keys("state", state, _KEYS)
+    further = _KEYS | {_WATCHES} if isinstance(state, dict) and isinstance(state.get(_WATCHES), dict) else _KEYS
+    check_keys("state", state, further)
     return DSQConfig.from_dict(state["config"])
 
 

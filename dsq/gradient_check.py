@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from dsq.conversion import converted
 from dsq.first_training import trial
+from dsq.layers.own_products import set_watches, watches
 from dsq.stash.controller import applied, suspend
 from dsq.stash.policy import run_eagerly
 
@@ -222,6 +223,16 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def unwatched(model: nn.Module) -> Iterator[None]:
+    """Restore at the end what decides which forwards of modules with matrices of their own are watched."""
+    before = watches(model)
+    try:
+        yield
+    finally:
+        set_watches(model, before)
+
+
+@contextmanager
 def without_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
     """Set ``.grad`` to None, and restore it at the end. Hooks after accumulation, such as an optimizer's, do not run.
 
@@ -247,7 +258,7 @@ def without_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
 def gradients(model: nn.Module, loss: Callable[[], Tensor | None]) -> dict[str, Tensor]:
     """Return the gradients of ``loss()`` by parameter. Blocks run eagerly: compiled code draws another dropout."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    with undisturbed(model), run_eagerly(), without_gradients(list(parameters.values())):
+    with undisturbed(model), unwatched(model), run_eagerly(), without_gradients(list(parameters.values())):
         start = loss()
         if not isinstance(start, Tensor) or start.numel() != 1 or not start.requires_grad:
             shape = f" of shape {tuple(start.shape)}" if isinstance(start, Tensor) else ""

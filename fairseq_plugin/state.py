@@ -10,10 +10,12 @@ import logging
 import sys
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 from torch import nn
 
 import dsq
+from dsq.layers.own_products import set_watches, watches
 from dsq.precision import levels_text, parse_levels
 from fairseq_plugin.flags import InputError, flag_of, quiet
 
@@ -30,9 +32,10 @@ _FREE = {"patience", "threshold", "rise_at", "eval_full_precision"}
 class DSQState(nn.Module):
     """The schedule of a run, the work at each level, and every validation loss. No parameters."""
 
-    def __init__(self, config: dsq.DSQConfig) -> None:
+    def __init__(self, config: dsq.DSQConfig, model: nn.Module) -> None:
         super().__init__()
         self.config = config
+        self._model = ref(model)
         #: until ``set_total_updates``, of a run without end, which reaches no fraction
         self.scheduler = quiet(config.scheduler, sys.maxsize)
         self.trained_level = 0  #: the level of the last update: a checkpoint may already hold the next update's
@@ -74,12 +77,17 @@ class DSQState(nn.Module):
             "scheduler": self.scheduler.state_dict(),
             "trained_level": self.trained_level,
             "validations": list(self.validations),
+            "own_products": watches(self._watched()),
         }
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         self.scheduler.load_state_dict(state["scheduler"])
         self.trained_level = state["trained_level"]
         self.validations = list(state["validations"])
+        set_watches(self._watched(), state.get("own_products", {}))
+
+    def _watched(self) -> nn.Module:
+        return self._model() or self  # which has no modules with matrices
 
 
 def check_same(config: dsq.DSQConfig, saved: dict[str, Any]) -> None:
@@ -124,7 +132,7 @@ def _convert(model: nn.Module, config: dsq.DSQConfig) -> None:
         raise InputError(
             f"--dsq-exclude {config.exclude!r} leaves no linear to quantize: give another, or no --dsq-levels"
         )
-    model.add_module(NAME, DSQState(config))
+    model.add_module(NAME, DSQState(config, model))
 
 
 def _before_load(

@@ -7,7 +7,7 @@ contraction, N columns.
 """
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from dsq.arguments import check_keys, whole_number
 from dsq.layers import Mixed, not_compiled_alone
 from dsq.linear import linear
 from dsq.ops.einsum import as_product, two_operands
@@ -28,6 +29,8 @@ from dsq.skipped import OF_PYTORCH, is_added, is_router, matrices, may_be_traine
 #: multiply-accumulates below which one of several matrices is not quantized: in few bits it takes 1.2 to 6 times as
 #: long below, forward and backward, and 1.7 to 0.7 times above (docs/report.md)
 MIN_QUANTIZED_MACS = 1 << 25
+#: what a resumed run needs to watch the forwards that an unbroken one does
+_WATCH = ("multiplied", "idle", "training_forwards", "evaluation_forwards")
 
 
 class OwnProducts(Mixed, Quantized, nn.Module):
@@ -39,6 +42,7 @@ class OwnProducts(Mixed, Quantized, nn.Module):
 
     multiplied = False  #: a forward did a matrix product with them
     idle = False  #: no forward under the mode did
+    training_forwards = evaluation_forwards = 0  #: while it was idle
     attending = False  #: whether its products of two activations are quantized too
     small_flops = 0  #: FLOPs of the latest forward in products too small to be quantized
 
@@ -58,10 +62,28 @@ class OwnProducts(Mixed, Quantized, nn.Module):
         """Count a forward of the idle module; return whether it runs under the mode: another path may multiply."""
         if torch.compiler.is_compiling():
             return False
-        name, fields = "training_forwards" if self.training else "evaluation_forwards", vars(self)
-        count = fields[name] = fields.get(name, 0) + 1
+        name = "training_forwards" if self.training else "evaluation_forwards"
+        count = vars(self)[name] = getattr(self, name) + 1
         # a checkpoint is recomputed as its forward ran
         return (count <= 16 or count & (count - 1) == 0) and not in_backward()
+
+
+def watches(model: nn.Module) -> dict[str, dict[str, int]]:
+    """Return, by name of a module with matrices of its own, what decides which of its forwards run under the mode."""
+    modules = ((name, module) for name, module in model.named_modules() if isinstance(module, OwnProducts))
+    fields = {name: {key: int(getattr(module, key)) for key in _WATCH} for name, module in modules}
+    return {name: watch for name, watch in fields.items() if any(watch.values())}
+
+
+def set_watches(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Set what ``watches`` returned; a module without an entry begins anew. Raises ValueError for another state."""
+    for name, module in model.named_modules():
+        if isinstance(module, OwnProducts):
+            watch = state.get(name, dict.fromkeys(_WATCH, 0))
+            check_keys(f"state of module {name!r}", watch, _WATCH)
+            vars(module).update(
+                {key: type(getattr(OwnProducts, key))(whole_number(key, watch[key], 0)) for key in _WATCH}
+            )
 
 
 class OwnAttention(Mixed, nn.Module):

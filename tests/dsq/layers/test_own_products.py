@@ -1,6 +1,7 @@
 """Modules that multiply in their own forward: those products are quantized, and nothing else changes."""
 
 import copy
+import json
 
 import pytest
 import torch
@@ -157,6 +158,33 @@ def test_a_module_multiplies_in_another_forward_than_its_first(first):
         assert torch.equal(net.train()(X, True), expected)
     assert not skipped_modules(net)
     assert not {"idle", "multiplied", "training_forwards", "evaluation_forwards"}.intersection(vars(dsq.unconvert(net)))
+
+
+def test_a_resumed_run_and_a_check_of_the_gradient_leave_which_forwards_are_watched():
+    def trained(steps, state=None, checks=False):
+        torch.manual_seed(0)
+        net = Branch()
+        dynamic = dsq.DynamicPrecision(net, "[4,4,4,16]", stash="linears")
+        if state is not None:
+            net.load_state_dict(state[0])
+            dynamic.load_state_dict(json.loads(json.dumps(state[1])))
+        for step in steps:
+            if checks:
+                dynamic.check(lambda: net(X, True).square().mean(), every=1)
+            net(X, step in (3, 43)).square().mean().backward()
+            if step in (3, 43):
+                net.places.data -= net.places.grad
+            net.zero_grad()
+            dynamic.record()
+        return copy.deepcopy(net.state_dict()), dynamic.state_dict()
+
+    for first, pause in ((0, 19), (4, 30)):  # step 43 is watched, because step 3 multiplied, and is not
+        state, unbroken = trained(range(first, pause)), trained(range(first, 44))[0]["places"]
+        assert list(state[1]) == ["config", "scheduler", "own_products"]
+        assert torch.equal(trained(range(pause, 44), state)[0]["places"], unbroken)
+        assert torch.equal(trained(range(first, 44), checks=True)[0]["places"], unbroken)
+    with pytest.raises(ValueError, match="state of module '' must be a dictionary with the keys"):
+        trained([], (state[0], state[1] | {"own_products": {"": {"idle": 1}}}))
 
 
 def test_a_checkpointed_forward_without_the_mode_is_recomputed_without_it():
