@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from dsq.config import DSQConfig
+from dsq.layers import not_compiled_alone
 from dsq.quantizers import Quantized
 
 _trials = 0  #: runs of models that go on which are no training
@@ -52,6 +53,7 @@ class FirstTraining:
         self._model = (lambda: None) if model is None else ref(model)
         self._take = (lambda: None) if take is None else WeakMethod(take)
 
+    @not_compiled_alone  # of a block that is a converted layer itself, whose forward may be several graphs
     def __call__(self, layer: nn.Module, args: Any) -> None:
         if not isinstance(layer, Quantized):
             return
@@ -88,16 +90,23 @@ class FirstTraining:
         device = next((p.device for layer in layers for p in layer.parameters()), None)
         if self.config is None or not self.awaited or device is None:
             return
-        reason = ""
         # accelerate's prepare wraps the forward of a model, which may be a single layer, in autocast
         wrapped = opener is not None and "_original_forward" in vars(opener)
-        if wrapped or torch.is_autocast_enabled(device.type):
-            reason = "under autocast"
-        elif _agreed(f"dsq/multiplies_bfloat16/{device.type}", multiplies_bfloat16(device)):
-            reason = f"{device.type} multiplies bfloat16"
+        reason = _reason_to_save(device, wrapped)
         self._opener = None if reason or opener is None else ref(opener)
         self._traced = torch.compiler.is_compiling()
         self._settle(self.config.decided(saves=bool(reason)), layers, reason or "not under autocast")
+
+    def decide_to_save(self, layer: nn.Module) -> None:
+        """Decide for saving, if that is what the call of ``layer`` that comes will decide.
+
+        Called before a compiler traces the layer, whose graph would be compiled again for the level that it decides.
+        """
+        device = next((p.device for p in layer.parameters()), None)
+        if _trials or device is None or not (self.awaited and torch.is_grad_enabled() and _trains(layer, ())):
+            return
+        if _reason_to_save(device):
+            self.decide(self.layers())
 
     def _settle(self, config: DSQConfig, layers: Iterable[Any], reason: str) -> None:
         """Set layers to the first of the decided levels."""
@@ -133,6 +142,13 @@ class FirstTraining:
             self._opener = None
             for layer in self.layers():
                 _set_level(self, layer)
+
+
+def decide_to_save(layer: nn.Module) -> None:
+    """Let the hooks of ``layer``, if it has any, do so."""
+    for hook in list(layer._forward_pre_hooks.values()):
+        if isinstance(hook, FirstTraining):
+            hook.decide_to_save(layer)
 
 
 def forget(layers: Iterable[Any], but: Callable[[FirstTraining], bool] = lambda hook: False) -> None:
@@ -198,6 +214,15 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return device.type == "cpu" and bool(torch.cpu.get_capabilities().get("amx_bf16"))
+
+
+def _reason_to_save(device: torch.device, autocast: bool = False) -> str:
+    """Return why products are left to the device; "" if they are simulated. ``autocast``: it will be on."""
+    if autocast or torch.is_autocast_enabled(device.type):
+        return "under autocast"
+    if _agreed(f"dsq/multiplies_bfloat16/{device.type}", multiplies_bfloat16(device)):
+        return f"{device.type} multiplies bfloat16"
+    return ""
 
 
 def _agreed(question: str, answer: bool) -> bool:

@@ -20,11 +20,13 @@ from torch import nn
 from torch.overrides import _get_current_function_mode, _pop_mode_temporarily
 
 from dsq.arguments import number
+from dsq.first_training import decide_to_save
 from dsq.layers.blocks import block_lists, class_before_policies
 from dsq.layers.experts_and_patches import Experts
 from dsq.layers.own_products import Products
 from dsq.quantizers import Quantized
-from dsq.stash.controller import acting_on, applied
+from dsq.stash.controller import RUNNING, acting_on, applied
+from dsq.stash.interception import Interception
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -98,7 +100,8 @@ def compile(
             compiled = partial(torch.compile(_frame_of(class_before_policies(block)), **arguments), block)
         else:
             compiled = torch.compile(block._call_impl, **arguments)  # as block.compile does
-        block._compiled_call_impl = partial(_call, names[block], compiled)
+        first = next((module for module in block.modules() if isinstance(module, Quantized)), None)
+        block._compiled_call_impl = partial(_call, names[block], first, compiled)
     return model
 
 
@@ -113,11 +116,16 @@ def _frame_of(block_class: type) -> Callable[..., Any]:
     return FunctionType(call.__code__.replace(), globals(), f"call_{block_class.__name__}")
 
 
-def _call(name: str, compiled: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a compiled block; RuntimeError in a line where its graph breaks."""
-    if isinstance(_get_current_function_mode(), Products):  # of a model around it, until it turns out to be idle: a
-        with _pop_mode_temporarily():  # graph has guards on modes
-            return _call(name, compiled, *args, **kwargs)
+def _call(name: str, layer: nn.Module | None, compiled: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a compiled block; RuntimeError in a line where its graph breaks. ``layer``: its first converted one."""
+    mode: Any = _get_current_function_mode()
+    if isinstance(mode, Products):  # of a model around it, until it turns out to be idle: a graph has guards on modes
+        with _pop_mode_temporarily():
+            return _call(name, layer, compiled, *args, **kwargs)
+    if layer is not None and isinstance(mode, Interception):
+        decide_to_save(layer)
+        # a graph has a guard on it, and a layer may have decided it since the forward began
+        mode.level = mode.policy.level(RUNNING.entered[mode.policy])
     try:
         return compiled(*args, **kwargs)
     except torch._dynamo.exc.TorchDynamoException as error:

@@ -74,6 +74,38 @@ def test_blocks_are_compiled_once_in_a_model_with_a_matrix_of_its_own():
     assert counters["stats"]["unique_graphs"] == 1
 
 
+class Scaling(nn.Module):
+    """A block with a matrix of its own beside its layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.linear = nn.Parameter(torch.ones(32, 64)), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.linear(x * self.scale)
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("make", [blocks, lambda: nn.Sequential(Scaling(), Scaling())])
+def test_a_level_that_a_first_forward_decides_compiles_once_and_without_a_warning(make, fullgraph, recwarn):
+    """Between graphs dynamo would compile the hook of a block that is converted itself, and warn of its functions."""
+    graphs = []
+    for level in ("[-,4,-,-]", None):
+        torch.compiler.reset()
+        counters.clear()
+        model = make()
+        dynamic = dsq.DynamicPrecision(model, level)
+        dsq.compile(model, backend=divided, fullgraph=fullgraph)
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                gradient(model, X)
+        assert dynamic.metrics()["dsq/simulation"] == 0
+        assert not counters["graph_break"]
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[0] == graphs[1]
+    assert not recwarn.list
+
+
 def test_blocks_of_pytorchs_own_class_are_a_graph_each():
     """A compiler skips their forward, and would trace that of each linear layer alone."""
     model = nn.Sequential(*(nn.TransformerEncoderLayer(64, 4, 128, 0.0, batch_first=True) for _ in range(3)))
