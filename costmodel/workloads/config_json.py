@@ -115,8 +115,8 @@ class _Config(Fields):
             "activation": _DATA["activations"].get(str(act), "activation"),
             "position_bias": self.size("relative_attention_num_buckets", default=read.get("position_bias", 0)),
             "tables": tuple(
-                (table, self.size(*_FIELDS[table], default=types.get(table)) + more)
-                for table, more in family.tables.items()
+                (table, self.size(*_FIELDS[table], default=types.get(table)) + surplus)
+                for table, surplus in family.tables.items()
             ),
             **self.sliding(side),
             **self.experts(read["ffn"]),
