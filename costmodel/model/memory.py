@@ -82,8 +82,6 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
     if method.devices > 1 and not method.zero:  # what DDP sums lies in buckets beside the gradients
         rows[:, Category.GRADIENTS] += workload.trained * gradient_bytes(method)
     if shards:
-        # FSDP allocates shards of gradients on the stream that scatters them, whose blocks no other stream reuses
-        rows[:, Category.GRADIENTS] = workload.trained * gradient_bytes(method) / method.devices
         rows[:-1, Category.PARAMETERS] += _gathered_bytes(workload, run)
         rows[len(names) : -1, Category.TEMPORARY] += _unscattered_bytes(by_policy(workload, method.stash), run)
     rows[-1, Category.TEMPORARY] += update_copy(workload, method) * method.foreach

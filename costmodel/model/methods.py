@@ -269,6 +269,7 @@ OPTIMIZERS = {
     "adam-8bit-16bit": Optimizer(2 + 2 * 4 / 256, 10 / 30, master=False),
     "adafactor": Optimizer(0, 18 / 30),
     "sgd": Optimizer(0, 14 / 30),
+    "sgd-16bit": Optimizer(0, 6 / 30, master=False),
 }
 
 

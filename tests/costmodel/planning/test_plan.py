@@ -85,13 +85,13 @@ def test_stored_scores_are_pointed_out():
     assert "--fused-attention" not in " ".join(costmodel.plan("gpt2").notes)
 
 
-@pytest.mark.parametrize("name", ["adam-8bit", "adam-16bit", "adafactor", "sgd"])
+@pytest.mark.parametrize("name", ["adam-8bit", "adam-16bit", "adafactor", "sgd", "sgd-16bit"])
 def test_optimizers_keep_less_than_adam(name):
     """Bytes a parameter, by hand: fp32 weights and gradients of 4, a 16-bit copy, and the optimizer's."""
-    state = {"adam-8bit": 4 + 4 + 2 + 2 + 8 / 256, "adam-16bit": 2 + 2 + 4, "adafactor": 10, "sgd": 10}[name]
+    state = {"adam-8bit": 4 + 4 + 2 + 2 + 8 / 256, "adam-16bit": 2 + 2 + 4, "adafactor": 10, "sgd": 10, "sgd-16bit": 4}
     workload = load_workload("gpt2", sequences=1, target_length=1)
     memory, adam = (peak_memory(workload, Method("", BF16, optimizer=it)) for it in (name, "adam"))
-    assert memory.totals[-1] == pytest.approx(state * workload.parameters)
+    assert memory.totals[-1] == pytest.approx(state[name] * workload.parameters)
     assert memory.peak < adam.peak
     times = [step_time(workload, Method("", BF16, optimizer=it), H100).update for it in (name, "adam")]
     assert times[0] < times[1]
