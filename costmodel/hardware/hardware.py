@@ -49,8 +49,7 @@ class Efficiency:
     #: rate at which a step's kernels move tensors, as a share of the file's bandwidth ([step]): some move more than the
     #: ledger's
     memory: float = 0.62
-    #: of the bytes of passes, those that kernels which torch.compile fuses move (fitted to published trainings)
-    fused: float = 1.0
+    fused: bool = False  #: whether torch.compile, or kernels written by hand, fuse passes (ledger.FUSED)
     #: whether a kernel computes while it moves (a roofline), and quantizing an operand writes no copy of it in 16 bits
     overlaps: bool = False
     #: rate of experts' products, as a share of a linear layer's: fitted to two trainings of Mixtral, judged by none
@@ -67,9 +66,6 @@ class Efficiency:
 MEASURED = Efficiency(memory=1, experts=1, overlaps=True, exposed=1, launch=0, hop=0, hop_between_nodes=0)
 #: of a file that states no [step]: a chip that reaches its roofline
 ROOFLINE = Efficiency(memory=1, experts=1, overlaps=True, launch=0)
-#: `Efficiency.fused` of steps under torch.compile, or with fused kernels: fitted to half of the published trainings
-#: that ran so; the other half judges it (python -m analysis.published, docs/cost-model.md)
-FUSED_BYTES = 0.3
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ _DATA = read_toml(Path(__file__).with_suffix(".toml"))
 RECOMPUTED: tuple[str, ...] = tuple(_DATA["recomputed"])
 TIMED_AS: dict[str, str] = _DATA["timed_as"]
 COMPILED: dict[str, str] = _DATA["compiled"]
+FUSED: dict[str, float] = _DATA["fused"]
 #: the tensors of matrix products, and the parts of those
 PRODUCTS = _tensors(_DATA["products"])
 #: the tensors of each pointwise operation

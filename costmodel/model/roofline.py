@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from dsq.costmodel.hardware.hardware import Hardware, Rate
-from dsq.costmodel.model.ledger import TIMED_AS, UPDATE
+from dsq.costmodel.model.ledger import FUSED, TIMED_AS, UPDATE
 from dsq.costmodel.model.memory import saved_bytes
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import CLASSES, Gemm, Group, Pointwise, Workload
@@ -90,7 +90,9 @@ def floors(moved: list[Transfer], products: list[CostedMatMul], hardware: Hardwa
     for transfer in moved:
         kernel, pointwise = (id(transfer.group), transfer.phase), not isinstance(transfer.group.operation, Gemm)
         groups[kernel[0]] = transfer.group
-        nbytes[kernel] += transfer.bytes * (hardware.efficiency.fused if pointwise and kernel[1] != UPDATE else 1)
+        nbytes[kernel] += transfer.bytes * (
+            FUSED.get(transfer.group.operation.kind, 1) if hardware.efficiency.fused and pointwise else 1
+        )
         flops[kernel] += float(transfer.values * pointwise)
         seconds[kernel] += transfer.values * pointwise / hardware.vector_flops
     launches: dict[Kernel, int] = defaultdict(int)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from dsq.command import read_toml
-from dsq.costmodel.hardware.hardware import FUSED_BYTES, Hardware, Pass
+from dsq.costmodel.hardware.hardware import Hardware, Pass
 from dsq.costmodel.model.entries import by_policy, layer_of, saved_results
 from dsq.costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
 from dsq.costmodel.model.memory import Memory, gradient_bytes, is_base, packed_values, peak_memory, state
@@ -66,7 +66,7 @@ def step_time(
     method, workload = replace(method, setup=setup), by_policy(workload, method.stash)
     low, high = RANGES[kind_of(method, hardware, shard.devices)]
     if method.compiled:
-        hardware = replace(hardware, efficiency=replace(hardware.efficiency, fused=FUSED_BYTES, launch=0))
+        hardware = replace(hardware, efficiency=replace(hardware.efficiency, fused=True, launch=0))
     moved, container = transfers(workload, method.setup), method.setup.container_bits
     products = matmuls(workload, method.setup)
     passes = step_floor([t for t in moved if t.phase != UPDATE], products, hardware, container)

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from dsq.costmodel.model.methods import Setup
+from dsq.costmodel.model.ledger import FUSED
+from dsq.costmodel.model.methods import BF16, Setup
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
 from dsq.costmodel.model.traffic import KINDS, arithmetic_cost, mac_cost, matmuls, total_stash_bytes, transfers
 from dsq.formats import BFP, FixedPoint, Identity
@@ -174,3 +175,21 @@ def test_a_level_that_names_formats_is_costed_operand_by_operand():
         "dw": ("nvfp4", "mxfp6_e2m3"),
     }
     assert total_stash_bytes(of(gemm), setup) == 128 * 64 * 6.25 / 8
+
+
+@pytest.mark.parametrize(
+    ("kinds", "fused"),
+    [
+        (("norm", "residual"), 8),  # x, f, y, norm; dy, d norm, x, dx
+        (("dropout",), 1),  # df
+        (("scale",), 0),
+        (("softmax",), 5),  # x, y; y, dy, dx
+        (("adapter",), 5),  # y, B A x, their sum; dy, d B A x
+    ],
+)
+def test_passes_of_a_fused_chain_move_what_their_neighbors_do_not(kinds, fused):
+    """Tensors of both passes that are moved beside those that stay on chip, by hand; in 16 bits."""
+    ops = tuple(Pointwise(kind, kind, 64, 32, upcasts=True) for kind in kinds)
+    moved = [one for one in transfers(Workload("one", ops, tokens=64), BF16) if one.values % (64 * 32) == 0]
+    share = 2 * fused * 64 * 32 / sum(one.bytes for one in moved)
+    assert [FUSED[kind] for kind in kinds] == pytest.approx([share] * len(kinds), abs=0.01)
