@@ -34,10 +34,10 @@ from analysis import ROOT
 from dsq import costmodel
 from dsq.costmodel.cli.main import parser
 from dsq.costmodel.hardware.hardware import load_hardware
-from dsq.costmodel.model.memory import peak_memory
+from dsq.costmodel.model.memory import Memory, peak_memory
 from dsq.costmodel.model.methods import AUTOCAST, BF16, USUAL, Method
 from dsq.costmodel.model.operations import Operation, Pointwise, Workload
-from dsq.costmodel.planning.plan import ASKED, NF4_BITS, MethodCost
+from dsq.costmodel.planning.plan import ASKED, NF4_BITS, MethodCost, compiled, reserved_bytes
 from dsq.costmodel.planning.step import RANGES, kind_of, step_time
 from dsq.costmodel.workloads.config_json import transformer_of
 from dsq.costmodel.workloads.named import ADAPTED, AskedStep, load_shapes
@@ -62,6 +62,8 @@ FUSED_NORMS = "torchtitan docs/performance.md"
 #: rate of the first FlashAttention on an A100, of a product's: fitted to half of MPT's trainings, which had it. The
 #: profiles of the A100 have the second one's
 FIRST_FLASH = 0.37
+#: bytes that a process takes of a GPU besides what PyTorch's allocator reserves
+CONTEXT = 0.5e9
 
 
 def described(row: CsvRow) -> tuple[Workload, Method]:
@@ -84,7 +86,10 @@ def described(row: CsvRow) -> tuple[Workload, Method]:
     workload = workload.adapting(8, ADAPTED) if "LoRA" in row["model"] else workload
     if row["source"].startswith(FUSED_NORMS):
         workload = replace(workload, operations=tuple(map(_fused_norm, workload.operations)))
-    return workload, replace(method, compiled=is_compiled(f"{row['layout']} {row['source']}"))
+    if fused := is_compiled(f"{row['layout']} {row['source']}"):
+        passes = (op if op.kind.startswith("loss") else compiled(op) for op in workload.operations)  # column "loss"
+        workload = replace(workload, operations=tuple(passes))
+    return workload, replace(method, compiled=fused)
 
 
 def _gpt2(row: CsvRow, length: int) -> Transformer:
@@ -109,10 +114,17 @@ def _tokens_per_second(row: CsvRow) -> float:
     return float(row["accumulation"]) * int(row["micro_batch"]) * int(row["sequence"]) / float(row["step_s"])
 
 
-def peak(row: CsvRow, workload: Workload, method: Method) -> float:
-    """Bytes of one device."""
+def memory_of(row: CsvRow, workload: Workload, method: Method) -> Memory:
+    """The memory of one device."""
     losses = {"fp32": workload, "16 bits": workload.fusing_loss(), "chunked": workload.chunking_loss()}
-    return peak_memory(losses[row["loss"]], method).peak
+    return peak_memory(losses[row["loss"]], method)
+
+
+def shown(row: CsvRow, peak: float, reserved: float) -> float:
+    """Bytes of what was measured: reserved; nvidia-smi's or the process's, with a context besides; else allocated."""
+    return {"reserved": reserved, "nvidia-smi": reserved + CONTEXT, "process": reserved + CONTEXT}.get(
+        row["measure"], peak
+    )
 
 
 def judged(row: CsvRow, as_shipped: bool = False) -> dict[str, Any]:
@@ -123,10 +135,14 @@ def judged(row: CsvRow, as_shipped: bool = False) -> dict[str, Any]:
     (workload, method), hardware = described(row), load_hardware(row["profile"])
     if row["table"] == "mpt" and "A100" in hardware.name and not as_shipped:
         hardware = replace(hardware, attention=FIRST_FLASH)
-    predicted, memory = workload.tokens / step_time(workload, method, hardware).launched, peak(row, workload, method)
-    known = float(row["memory"] or 0) * 2**30  # bytes that the allocator reserved; 0: not published
-    record = {"peak": memory, "predicted": predicted, "ratio": predicted / _tokens_per_second(row)}
-    return record | {"fits": memory <= hardware.memory_bytes, "of_peak": memory / known if known else None}
+    predicted, memory = (
+        workload.tokens / step_time(workload, method, hardware).launched,
+        memory_of(row, workload, method),
+    )
+    known = float(row["memory"] or 0) * 2**30  # bytes; 0: not published
+    record = {"peak": memory.peak, "predicted": predicted, "ratio": predicted / _tokens_per_second(row)}
+    held = shown(row, memory.peak, min(reserved_bytes(memory, method, hardware), hardware.memory_bytes))
+    return record | {"fits": memory.peak <= hardware.memory_bytes, "of_peak": held / known if known else None}
 
 
 # ---- trainings that the command line describes
@@ -176,7 +192,8 @@ def commanded(row: CsvRow, folder: Path) -> dict[str, Any]:
     published, known = (float(row[name] or 0) for name in ("tokens_per_second_per_device", "memory"))
     found: dict[str, Any] = {"fits": cost.fits, "peak": cost.memory.peak, "predicted": speed}
     found["ratio"] = found["predicted"] / published if published else None
-    return found | {"of_peak": cost.memory.peak / (known * 2**30) if known else None}
+    held = shown(row, cost.memory.peak, cost.reserved)
+    return found | {"of_peak": held / (known * 2**30) if known else None}
 
 
 # ---- kinds of training, each with its range
@@ -253,7 +270,8 @@ def judged_now(row: CsvRow, folder: Path) -> dict[str, str]:
         words[1] = str(config)
     cost, kind, speed = as_typed(words, row["method"])
     if row["kind"] == "memory":
-        figure, kind = cost.memory.peak / (2**30 if row["unit"] == "GiB" else 1e9), "memory"
+        held = shown(row, cost.memory.peak, cost.reserved)
+        figure, kind = held / (2**30 if row["unit"] == "GiB" else 1e9), "memory"
     else:  # of a translation the target's tokens are published
         figure = speed / (2 if row["unit"].startswith("target") else 1)
     ratio = figure / float(row["published"])

@@ -467,6 +467,13 @@ def test_a_pipeline_over_nodes_has_their_range():
     assert (step.low, step.high) == RANGES["several nodes"]
 
 
+def test_shards_of_gradients_are_reserved_beside_the_peak_under_zero_3():
+    """FSDP allocates them on a stream of its own: PyTorch reuses no block of another stream."""
+    one = row("bf16", "gpt2", "h100", gpus=4, zero=3)
+    assert one.memory.cause == "backward of loss"  # before the first gradient
+    assert one.reserved == pytest.approx(RESERVED * (one.memory.peak + 4 / 4 * 124_439_808))
+
+
 def test_what_fits_as_allocated_may_be_tight():
     """Of 1.1 times the peak an allocator that reserves 1.14 times as much has too little; a CPU's reserves none. A
     training that does not fit has no price."""
@@ -476,5 +483,8 @@ def test_what_fits_as_allocated_may_be_tight():
     assert fits == ["tight", "yes"]
     assert any("tight: fits as allocated" in note for note in told[0].notes)
     assert not any(each.tight for each in costmodel.plan("gpt2", "laptop-cpu", fit=1.1 * peak).rows)
+    rows = [next(each for each in plan.rows if each.method.name == "bf16") for plan in told]
+    assert [each.reserved / peak for each in rows] == pytest.approx([1.1, RESERVED])  # it frees blocks before it fails
+    assert f"GB (about {told[1].best.reserved / 1e9:.1f} GB reserved)" in told[1].answer
     refused = costmodel.plan("llama-3-8b", "rtx-4090", train_tokens=1e9, price=2.0)
     assert ". With --" in refused.answer.partition("hours")[0]  # what is advised
