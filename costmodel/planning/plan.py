@@ -153,11 +153,6 @@ class Question(Training):
         return self.budget or self.hardware.memory_bytes
 
     @property
-    def untight(self) -> float:
-        """Bytes of a device that tensors may have if PyTorch's allocator reserves RESERVED as much."""
-        return self.memory / (1 if self.hardware.cpu else RESERVED)
-
-    @property
     def shard(self) -> Shard:
         return Shard(self.tensor, self.pipeline)
 
@@ -182,9 +177,11 @@ class Question(Training):
         """Return a device's operations of one micro-batch, of the first and the last stage; sizes: in place of the
         step's."""
         stages = replace(self.step, **sizes).parts(self.shard, copies=" by PEFT" in method.name)
-        if not self.compiled:
-            return stages
-        return tuple(replace(stage, operations=tuple(map(compiled, stage.operations))) for stage in stages)
+        return (
+            tuple(replace(stage, operations=tuple(map(compiled, stage.operations))) for stage in stages)
+            if self.compiled
+            else stages
+        )
 
     def memory_of(self, method: Method, **sizes: Any) -> Memory:
         """Return the memory of the device that holds most; sizes: in place of the step's."""
@@ -262,8 +259,10 @@ class MethodCost:
 def reserved_bytes(memory: Memory, method: Method, hardware: Hardware) -> float:
     """Return the bytes that PyTorch's allocator reserves. FSDP's shards of gradients lie in blocks of the stream that
     scatters them, which no other stream reuses."""
-    late = float(memory.bytes[:, Category.GRADIENTS].max()) - memory.categories["gradients"]
-    return (1 if hardware.cpu else RESERVED) * (memory.peak + late * (method.zero == 3))
+    return (1 if hardware.cpu else RESERVED) * (
+        memory.peak
+        + (method.zero == 3) * float(memory.bytes[:, Category.GRADIENTS].max() - memory.categories["gradients"])
+    )
 
 
 class Most(NamedTuple):
@@ -469,7 +468,7 @@ class Plan:
         """The cheapest change that makes it fit: its option, its question, its quickest row. A tight one comes after
         all that train the same weights; None: there is none."""
         tight: tuple[str, Question, MethodCost] | None = None
-        untight = replace(self.question, budget=self.question.untight)
+        untight = replace(self.question, budget=self.question.memory / (1 if self.question.hardware.cpu else RESERVED))
         trusted = [row for row in self.rows if row.method.trusted and row.largest_batch]
         batches = [largest(untight, row.method, most=row.largest_batch or 0) for row in trusted]
         batch = max(batches, default=0) or max((row.largest_batch or 0 for row in trusted), default=0)
