@@ -319,7 +319,7 @@ class Plan:
         low, high = _time(step.launched * step.low), _time(step.launched * step.high)
         takes = f"{_time(step.launched)} ({low} to {high})" if step.low < step.high else f"at least {low}"
         unit, tokens = self._unit
-        shares = f"{1 - step.waiting:.0%} arithmetic, {step.waiting:.0%} DRAM"
+        shares = ", ".join(f"{share:.0%} {name}" for name, share in step.shares.items() if share > 0)
         bound = f"bound by {_BOUNDS[step.bound]}" if step.bound in _BOUNDS else shares
         second = (
             f"A step of {best.tokens // tokens:,} {unit} takes {takes}, {self._rate(best)}, {bound}; {self.advice}."

@@ -41,7 +41,8 @@ class StepTime:
     communication: float  #: sending, by itself
     exposed: float  #: the part of it that the step waits for
     bound: str
-    waiting: float  #: share of forward, backward and update that kernels wait for DRAM
+    waiting: float  #: share of what the device's kernels take, forward, backward and update, that they wait for DRAM
+    paging: float = 0  #: the update, where it takes as long as its state on the way over the host's link; else 0
     launching: float = 0  #: least time of a step that Python launches kernel by kernel
     low: float = 1  #: most such steps take between low and high times `launched`: see ranges.toml
     high: float = 1
@@ -50,6 +51,18 @@ class StepTime:
     def seconds(self) -> float:
         """The time that is expected of CUDA graphs."""
         return self.compute + self.packing + self.update + self.exposed
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The shares of ``seconds`` by what the step waits for."""
+        kernels = self.compute + self.update - self.paging
+        parts = {
+            "arithmetic": (1 - self.waiting) * kernels,
+            "DRAM": self.waiting * kernels + self.packing,
+            "links between devices": self.exposed,
+            "the host's link": self.paging,
+        }
+        return {name: part / self.seconds for name, part in parts.items()}
 
     @property
     def launched(self) -> float:
@@ -74,7 +87,8 @@ def step_time(
     share = OPTIMIZERS[method.optimizer].traffic * FOREACH_TRAFFIC**method.foreach / method.shared_by(1)
     # the state's way to the host's memory and back, both ways at once
     paging = offloaded_bytes(workload, method) / hardware.host if method.offload else 0.0
-    updating = max(share * update.seconds, paging)
+    updating = share * update.seconds
+    updating, paging = max(updating, paging), paging if paging > updating else 0.0
     # 16-bit weights are made of those of few bits in each forward and backward: what their bytes take
     widened = sum(op.parameters for op in workload.operations if is_base(op, method)) * (method.base_bits / 8 + 2)
     seconds = float(passes.seconds) + (2 + method.recompute) * hardware.moving(widened)
@@ -83,6 +97,7 @@ def step_time(
     if method.stash and method.stash.bits:  # which keeps no result of fused attention, and runs it again
         fused = [gemm for gemm in workload.gemms if gemm.on_chip and not gemm.weight]
         seconds += _forward_again(workload, method, hardware, fused)
+    share = 0 if paging else share
     waiting = (passes.waiting_seconds + share * update.waiting_seconds) / (passes.seconds + share * update.seconds)
     seconds *= micro_batches
     sending = sending_seconds(workload, method, hardware, micro_batches, shard.tensor)
@@ -93,6 +108,7 @@ def step_time(
     bounds = {
         "host": launching > seconds + packing + updating + exposed,
         "link": sending > seconds + packing + updating,
+        "host link": 2 * paging > seconds + packing + updating + exposed,
         "memory": waiting >= 1 / 2,
         "compute": True,
     }
@@ -105,6 +121,7 @@ def step_time(
         exposed=exposed,
         bound=next(name for name, holds in bounds.items() if holds),
         waiting=waiting,
+        paging=paging,
         launching=launching,
         low=low,
         high=high,
