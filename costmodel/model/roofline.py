@@ -95,12 +95,16 @@ def floors(moved: list[Transfer], products: list[CostedMatMul], hardware: Hardwa
         )
         flops[kernel] += float(transfer.values * pointwise)
         seconds[kernel] += transfer.values * pointwise / hardware.vector_flops
+    for transfer in quantizing(products, hardware, container):
+        kernel = (id(transfer.group), transfer.phase)
+        nbytes[kernel] += transfer.bytes
+        seconds[kernel] += hardware.moving(transfer.bytes) * bool(hardware.measured)  # its products' time has no bytes
     launches: dict[Kernel, int] = defaultdict(int)
     for matmul in products:
-        kernel = (id(matmul.group), "forward" if matmul.name == "forward" else "backward")
+        kernel = (id(matmul.group), matmul.phase)
         launches[kernel] += matmul.op.weight or not matmul.op.on_chip  # a fused kernel makes all products of a pass
         flops[kernel] += float(FLOPS_PER_MAC * matmul.total_macs)
-        seconds[kernel] += _product_seconds(matmul, hardware) + _around_product(matmul, hardware, container)
+        seconds[kernel] += _product_seconds(matmul, hardware) + _around_product(matmul, hardware)
     totals = dict.fromkeys(STEP_CLASSES, ZERO)
     for kernel, size in nbytes.items():
         group, phase = groups[kernel[0]], kernel[1]
@@ -130,10 +134,30 @@ def _measured_pass(group: Group, phase: str, hardware: Hardware, container: int)
     return group.count * measured.seconds(op.rows * op.width) if measured and isinstance(op, Pointwise) else None
 
 
-def _around_product(matmul: CostedMatMul, hardware: Hardware, container: int) -> float:
-    """Return the seconds that a layer spends around a product. Quantizing reads both operands and writes the floats
-    that are multiplied. Where that was measured, its bias's gradient sums dy, and a converted layer's weight that is
-    stored (in, out) is turned over for kernels that take no codes, and so is its gradient."""
+def quantizing(products: list[CostedMatMul], hardware: Hardware, container: int) -> list[Transfer]:
+    """Return the passes that quantize operands where units multiply floats: each reads both operands of a product and
+    writes the floats that are multiplied."""
+    value_bits = container + COPY_BITS
+    return [
+        Transfer(
+            group=matmul.group,
+            tensor=f"operands of {matmul.name}",
+            kind="quantizing",
+            phase=matmul.phase,
+            direction="read",
+            bytes=matmul.group.count * matmul.operand_values * value_bits // 8,
+            values=0,
+        )
+        for matmul in products
+        if not isinstance(matmul.first, Identity)
+        and not hardware.efficiency.overlaps
+        and hardware.rate(matmul.first, matmul.second).peak.multiplies_floats
+    ]
+
+
+def _around_product(matmul: CostedMatMul, hardware: Hardware) -> float:
+    """Return the seconds that were measured around a product: its bias's gradient sums dy, and a converted layer's
+    weight that is stored (in, out) is turned over for kernels that take no codes, and so is its gradient."""
     op, seconds = matmul.op, 0.0
     summed, transposing = (hardware.passes.get((kind, WIDEST, "forward")) for kind in ("column sum", "turned"))
     if summed and op.bias and matmul.name == "dw":
@@ -142,8 +166,6 @@ def _around_product(matmul: CostedMatMul, hardware: Hardware, container: int) ->
         return matmul.group.count * seconds
     if transposing and op.transposed and matmul.first.bits > (CODED_FORWARD if matmul.name == "forward" else 0):
         seconds += transposing.seconds(op.K * op.N)
-    if not hardware.efficiency.overlaps and hardware.rate(matmul.first, matmul.second).peak.multiplies_floats:
-        seconds += hardware.moving(matmul.operand_values * (container + COPY_BITS) / 8)
     return matmul.group.count * seconds
 
 
@@ -192,16 +214,17 @@ class Estimate:
 def evaluate(workload: Workload, setup: Setup, hardware: Hardware, buffer: float = 0) -> Estimate:
     """Return the cost of one training step. Raises ValueError if the hardware lacks a datatype, or the buffer is too
     small."""
+    multiplied, container = matmuls(workload, setup), setup.container_bits
     moved = transfers(workload, setup, buffer)
-    multiplied = matmuls(workload, setup)
+    moved_in_all = moved + quantizing(multiplied, hardware, container)
     kinds = KINDS if buffer else KINDS[:-1]
     return Estimate(
-        traffic={kind: sum(transfer.bytes for transfer in moved if transfer.kind == kind) for kind in kinds},
+        traffic={kind: sum(transfer.bytes for transfer in moved_in_all if transfer.kind == kind) for kind in kinds},
         stash_bytes=total_stash_bytes(workload, setup),
         saved_bytes=saved_bytes(workload, setup),
         arithmetic=arithmetic_cost(multiplied),
-        joules=step_joules(moved, multiplied, hardware),
-        classes=floors(moved, multiplied, hardware, setup.container_bits),
+        joules=step_joules(moved_in_all, multiplied, hardware),
+        classes=floors(moved, multiplied, hardware, container),
     )
 
 

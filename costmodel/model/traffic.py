@@ -26,6 +26,7 @@ _ON_CHIP = {"x": "MK", "y": "MN", "": ""}
 #: the purposes of traffic, in the order of tables
 KINDS = (
     *("weights", "activations written", "activations read", "stash written", "stash read", "gradients", "optimizer"),
+    "quantizing",  # what is read and written to quantize operands for units that multiply floats
     "again",  # what tiles in a finite buffer fetch again or spill
 )
 
@@ -176,6 +177,10 @@ class CostedMatMul:
     second: Format
 
     @property
+    def phase(self) -> str:
+        return FORWARD if self.name == FORWARD else BACKWARD
+
+    @property
     def total_macs(self) -> int:
         return self.op.macs * self.group.count
 
@@ -234,8 +239,7 @@ def _moved_again(matmul: CostedMatMul, setup: Setup, buffer: float) -> Transfer:
     rows, summed, columns = (sizes[axis] for axis in axes)
     product = TiledProduct(rows, summed, columns, buffer_widths, dram_widths)
     nbytes = matmul.group.count * op.batch * op.weights * bytes_again(product, buffer)
-    phase = FORWARD if matmul.name == "forward" else BACKWARD
-    return Transfer(matmul.group, f"{matmul.name} again", "again", phase, "read", round(nbytes), 0)
+    return Transfer(matmul.group, f"{matmul.name} again", "again", matmul.phase, "read", round(nbytes), 0)
 
 
 #: K and p of a multiply-accumulate's cost, K (m1 m2)^p: of an array multiplier, which has one cell for each pair of

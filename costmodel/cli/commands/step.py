@@ -223,7 +223,7 @@ def estimate(arguments: argparse.Namespace) -> Answer:
         *_limits(workload, setups, hardware, buffer),
         *(f"{use}." for use in _uses({str(setup): setup.mode for setup in setups})),
         _TEXTS["notes"]["estimate"].format(unit, word),
-        f"times: {hardware.rates}.",
+        f"times: {hardware.rates}.{_TEXTS['notes']['launched'] * bool(hardware.efficiency.launch)}",
         _TEXTS["notes"]["joules" if any("joules" in record for record in records) else "no_joules"],
         *_widened(setups, workload, hardware),
     ]
@@ -317,28 +317,28 @@ def roofline(arguments: argparse.Namespace) -> Answer:
         write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, dots))
     notes = [
         *_limits(workload, setups, hardware, buffer),
-        *(f"{note} {_by_bits(workload, setup, buffer)}" for setup, (_, note) in zip(setups, of_setups, strict=True)),
+        *(
+            f"{note} {_by_bits(workload, setup, buffer, 1e6 * classes[-1]['dram_MB'])}"
+            for setup, (classes, note) in zip(setups, of_setups, strict=True)
+        ),
         *(f"{use}." for use in _uses({str(setup): setup.mode for setup in setups})),
         *_widened(setups, workload, hardware),
         _TEXTS["notes"]["roofline"].format(
             _TEXTS["notes"]["overlaps" if hardware.efficiency.overlaps else "alternates"]
         ),
-        f"times: {hardware.rates}.",
+        f"times: {hardware.rates}.{_TEXTS['notes']['launched'] * bool(hardware.efficiency.launch)}",
     ]
     classes = Section("classes", heading(workload, hardware), records, "classes")
     return Answer([classes], notes, facts(workload) | hardware_facts(hardware) | {"buffer_bytes": buffer})
 
 
-def _by_bits(workload: Workload, setup: Setup, buffer: float) -> str:
-    """Return the traffic of linear layers by the paper's accounting and in containers, in a sentence; empty: there is
-    none."""
+def _by_bits(workload: Workload, setup: Setup, buffer: float, moved: float) -> str:
+    """Return the traffic of linear layers by the paper's accounting and that of the step in containers, of ``moved``
+    bytes, in a sentence; empty: there is none."""
     if not any(gemm.weight for gemm in workload.gemms):
         return ""
-    whole, moved = (sum(t.bytes for t in transfers(workload, candidate, buffer)) for candidate in (FIXED_32, setup))
-    return (
-        f"DRAM: {dram(workload, setup, buffer):.3f} of fixed-point 32 by bits, {moved / whole:.3f} in containers, as "
-        "drawn."
-    )
+    share = moved / sum(transfer.bytes for transfer in transfers(workload, FIXED_32, buffer))
+    return f"DRAM: {dram(workload, setup, buffer):.3f} of fixed-point 32 by bits, {share:.3f} in containers, as drawn."
 
 
 def _classes(workload: Workload, setup: Setup, hardware: Hardware, buffer: float) -> tuple[list[Record], str]:

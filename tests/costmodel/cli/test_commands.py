@@ -257,7 +257,7 @@ def test_an_estimate_begins_with_the_papers_traffic_and_has_containers_beside(ca
     records = json.loads(text)["estimates"]
     assert [round(record["dram"], 3) for record in records] == [0.5, 0.625, 0.438, 0.202, 0.5]
     containers = [record["dram_in_containers"] for record in records]
-    assert all(0.5 < share < 0.75 for share in containers)
+    assert containers[-1] < 0.6 < 0.8 < min(containers[:-1])  # whose operands are quantized first
     assert list(records[0])[4:7] == ["arithmetic", "dram", "dram_in_containers"]
     kinds = [f"{kind.replace(' ', '_')}_MB" for kind in KINDS[:-1]]
     for record in records:
@@ -332,7 +332,7 @@ def test_options_change_what_is_costed(capsys):
     base = dram()
     assert dram("--fused-attention") < base == dram("--eager-attention")
     assert dram("--tokens", "16") < base
-    assert dram("--exclude", "fc2") > base
+    assert dram("--exclude", "fc2") < base  # whose operands are not quantized first
     assert dram("--container", "32") > base
     assert dram("--block-size", "8") > base
     assert dram("--format", "bfp") < base  # snvint: a byte a tensor

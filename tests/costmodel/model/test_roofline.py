@@ -4,7 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from dsq.costmodel.hardware.hardware import MEASURED, Efficiency, Energy, FusedUnit, Hardware, Pass, Peak
+from dsq.costmodel.hardware.hardware import (
+    MEASURED,
+    Efficiency,
+    Energy,
+    FusedUnit,
+    Hardware,
+    Pass,
+    Peak,
+    load_hardware,
+)
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
 from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates
@@ -151,3 +160,19 @@ def test_each_of_several_like_operations_is_launched(mine):
     of = lambda operations: roofs(Workload("", operations, tokens=4), Precision(8, 8, 8, 16), slow)["other"]  # noqa: E731
     assert of(passes[:1]).seconds == 2  # forward and backward
     assert of(passes).seconds == 6
+
+
+def test_quantizing_for_units_of_floats_is_traffic():
+    """Both operands of y, dx and dw are read in 16 bits and written as bf16; a unit of bfp multiplies their codes."""
+    layer, precision = Workload("test", (Gemm("l", 32, 64, 48),), tokens=32), Precision(4, 4, 4, 4)
+    x, w, y = 32 * 64, 48 * 64, 32 * 48
+    costs = {
+        name: evaluate(layer, Setup(BFP(32), precision), load_hardware(name))
+        for name in ("a100-80", "msfp-accelerator")
+    }
+    assert costs["a100-80"].traffic["quantizing"] == 2 * (x + w + y) * (2 + 2)
+    assert costs["msfp-accelerator"].traffic["quantizing"] == 0
+    difference = costs["a100-80"].total.bytes - costs["msfp-accelerator"].total.bytes
+    assert difference == costs["a100-80"].traffic["quantizing"]
+    expected = load_hardware("a100-80").moving(costs["a100-80"].dram_bytes)
+    assert costs["a100-80"].total.memory_seconds == pytest.approx(expected)

@@ -211,6 +211,17 @@ def test_the_time_is_split_between_arithmetic_and_dram():
     assert 0.2 < share < 0.5
 
 
+def test_the_time_that_links_take_is_no_arithmetic():
+    step = costmodel.plan("llama-2-7b", "h100", offload=True).best.step
+    assert 0.8 < step.shares["the host's link"] == step.update / step.seconds
+    assert step.bound == "host link"
+    sharded = costmodel.plan("llama-2-70b", "h100", gpus=8, zero=3)
+    step = sharded.best.step
+    assert step.shares["links between devices"] == step.exposed / step.seconds > 0.2
+    assert sum(step.shares.values()) == pytest.approx(1)
+    assert f"{step.exposed / step.seconds:.0%} links between devices; " in sharded.answer
+
+
 def test_the_least_devices_that_fit():
     """Of all counts, not of powers of two alone: 3 A6000, with the least stage of ZeRO at which so many fit."""
     count, zero = map(int, costmodel.plan("llama-3-8b", "a6000").least_devices.split(", ZeRO "))
