@@ -234,7 +234,10 @@ def parse_format(text: str) -> Format:
     try:
         arguments = {key: int(value) for key, value in (item.split("=") for item in rest.split(","))}
         return format_class(name)(**arguments)
-    except (ValueError, TypeError) as error:
+    except TypeError:
+        names = ", ".join(option.name for option in fields(format_class(name)))
+        raise ValueError(f"format {name} takes {names}, as in bfp:bits=4,block_size=16, got {text!r}") from None
+    except ValueError as error:
         raise ValueError(f"format must be written as in bfp:bits=4,block_size=16, got {text!r} ({error})") from None
 
 

@@ -80,7 +80,7 @@ class Question(Training):
             ),
             (
                 self.zero and self.devices == 1,
-                f"--zero {self.zero} does nothing on one device: give --devices, or leave it out",
+                f"--zero {self.zero} does nothing where one replica trains: give more --devices, or leave it out",
             ),
             (
                 self.zero > 1 and self.pipeline > 1,
