@@ -236,7 +236,7 @@ def _renormalized_channels(rounded: Tensor, rstd: Tensor, eps: float) -> Tensor:
 
 
 def _scaled_channels(x_hat: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return the result of a batch norm."""
+    """Return the result of a batch norm or a group norm."""
     if not x_hat.is_cpu:
         return _scaled(x_hat, weight, bias)
     weight_C, bias_C = weight.flatten(), None if bias is None else bias.flatten()
@@ -292,7 +292,7 @@ class GroupNorm(torch.autograd.Function):
             by_group = x.reshape(x.shape[0], groups, -1)
             x_hat = (by_group - mean[..., None]).mul_(rstd[..., None])
         forms = stash.code(x_hat.to(y.dtype).view(x.shape), "groupnorm"), stash.exact(rstd)
-        _save(ctx, stash, y, forms, weight, channels(weight, x), channels(bias, x))
+        _save(ctx, stash, y, forms, weight, channels(weight, x), channels(bias, x), scaled=_scaled_channels)
         return y
 
     @staticmethod
