@@ -35,7 +35,7 @@ class DSQState(nn.Module):
     def __init__(self, config: dsq.DSQConfig, model: nn.Module) -> None:
         super().__init__()
         self.config = config
-        self._model = ref(model)
+        self._model: ref[nn.Module] | None = ref(model)
         #: until ``set_total_updates``, of a run without end, which reaches no fraction
         self.scheduler = quiet(config.scheduler, sys.maxsize)
         self.trained_level = 0  #: the level of the last update: a checkpoint may already hold the next update's
@@ -87,7 +87,10 @@ class DSQState(nn.Module):
         set_watches(self._watched(), state.get("own_products", {}))
 
     def _watched(self) -> nn.Module:
-        return self._model() or self  # which has no modules with matrices
+        return (self._model and self._model()) or self  # which has no modules with matrices
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_model": None}  # a copy is of no model, and a reference is not pickled
 
 
 def check_same(config: dsq.DSQConfig, saved: dict[str, Any]) -> None:

@@ -334,7 +334,7 @@ class Backend:
     #: (float32 values, in place) -> ReLU of them, bits of the result's mask; None: PyTorch's, then ``pack_mask``
     relu: Callable[[Tensor, bool], tuple[Tensor, Tensor]] | None = None
     #: (N, p, packed) -> draws of ``Tensor.bernoulli_(p)``: bits if packed, else bytes (N,) of 0 and 1; None: PyTorch's
-    bernoulli: Callable[[int, float, bool], Tensor] | None = None
+    bernoulli: Callable[[int, float, bool], Tensor | None] | None = None
     #: whether quantize, pack and unpack support a format of ``formats``
     supports: Callable[[Format], bool] = lambda fmt: True
 

@@ -267,22 +267,24 @@ def scale_mask(bits: Tensor, x: Tensor, factor: float) -> Tensor:
     return backend_of(x.dtype, bits, x).scale_mask(bits.contiguous(), x.detach().contiguous(), factor)
 
 
-#: draws of which PyTorch's own take as long as the copies of the generator's state
-_FEW_DRAWS = 256
+#: draws below which PyTorch's own take less time than copies of the generator's state
+_MIN_DRAWS = 256
 
 
 def bernoulli_mask(x: Tensor, p: float) -> Tensor | None:
     """Return the bits of ``torch.empty_like(x).bernoulli_(p)``, if ``x`` is contiguous and a kernel draws them sooner
     than PyTorch, which draws one at a time on the CPU of most makers; else None."""
     draw = backend_of(x.dtype, x).bernoulli
-    return draw(x.numel(), p, True) if draw and x.numel() >= _FEW_DRAWS and x.is_contiguous() else None
+    return draw(x.numel(), p, True) if draw and x.numel() >= _MIN_DRAWS and x.is_contiguous() else None
 
 
 def bernoulli(shape: tuple[int, ...], p: float) -> Tensor:
     """Return ``torch.empty(shape).bernoulli_(p)`` on the CPU, as uint8."""
-    count, draw = math.prod(shape), backend_for(torch.device("cpu")).bernoulli
-    if draw and count >= _FEW_DRAWS and may_bypass_dispatcher():
-        return draw(count, p, False).view(shape)
+    draw = backend_for(torch.device("cpu")).bernoulli if may_bypass_dispatcher() else None
+    count = math.prod(shape)
+    draws = draw(count, p, False) if draw and count >= _MIN_DRAWS else None
+    if draws is not None:
+        return draws.view(shape)
     return torch.empty(shape, dtype=torch.uint8, device="cpu").bernoulli_(p)
 
 

@@ -98,7 +98,8 @@ def floors(moved: list[Transfer], products: list[CostedMatMul], hardware: Hardwa
     for transfer in quantizing(products, hardware, container):
         kernel = (id(transfer.group), transfer.phase)
         nbytes[kernel] += transfer.bytes
-        seconds[kernel] += hardware.moving(transfer.bytes) * bool(hardware.measured)  # its products' time has no bytes
+        if hardware.measured:  # a product's time has no bytes
+            seconds[kernel] += hardware.moving(transfer.bytes)
     launches: dict[Kernel, int] = defaultdict(int)
     for matmul in products:
         kernel = (id(matmul.group), matmul.phase)
@@ -153,6 +154,12 @@ def quantizing(products: list[CostedMatMul], hardware: Hardware, container: int)
         and not hardware.efficiency.overlaps
         and hardware.rate(matmul.first, matmul.second).peak.multiplies_floats
     ]
+
+
+def traffic_of(workload: Workload, setup: Setup, hardware: Hardware, buffer: float = 0) -> list[Transfer]:
+    """Return every tensor that a step moves on the hardware: as ``transfers``, and to quantize operands."""
+    passes = quantizing(matmuls(workload, setup), hardware, setup.container_bits)
+    return transfers(workload, setup, buffer) + passes
 
 
 def _around_product(matmul: CostedMatMul, hardware: Hardware) -> float:
@@ -214,9 +221,8 @@ class Estimate:
 def evaluate(workload: Workload, setup: Setup, hardware: Hardware, buffer: float = 0) -> Estimate:
     """Return the cost of one training step. Raises ValueError if the hardware lacks a datatype, or the buffer is too
     small."""
-    multiplied, container = matmuls(workload, setup), setup.container_bits
-    moved = transfers(workload, setup, buffer)
-    moved_in_all = moved + quantizing(multiplied, hardware, container)
+    multiplied = matmuls(workload, setup)
+    moved, moved_in_all = transfers(workload, setup, buffer), traffic_of(workload, setup, hardware, buffer)
     kinds = KINDS if buffer else KINDS[:-1]
     return Estimate(
         traffic={kind: sum(transfer.bytes for transfer in moved_in_all if transfer.kind == kind) for kind in kinds},
@@ -224,7 +230,7 @@ def evaluate(workload: Workload, setup: Setup, hardware: Hardware, buffer: float
         saved_bytes=saved_bytes(workload, setup),
         arithmetic=arithmetic_cost(multiplied),
         joules=step_joules(moved_in_all, multiplied, hardware),
-        classes=floors(moved, multiplied, hardware, container),
+        classes=floors(moved, multiplied, hardware, setup.container_bits),
     )
 
 

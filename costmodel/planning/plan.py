@@ -540,8 +540,8 @@ class Plan:
             ),
             (
                 any(row.tight for row in rows),
-                f"tight: fits as allocated; PyTorch's allocator reserves {RESERVED - 1:.0%} more in the median, which "
-                "does not: give it expandable_segments:True.",
+                f"tight: fits as allocated, and not with the {RESERVED - 1:.0%} that PyTorch's allocator reserves "
+                "besides in the median (ZeRO 3: of shards of gradients too): give it expandable_segments:True.",
             ),
             (
                 any(row.fits_chunked and not row.fits for row in rows),

@@ -87,8 +87,8 @@ def step_time(
     share = OPTIMIZERS[method.optimizer].traffic * FOREACH_TRAFFIC**method.foreach / method.shared_by(1)
     # the state's way to the host's memory and back, both ways at once
     paging = offloaded_bytes(workload, method) / hardware.host if method.offload else 0.0
-    updating = share * update.seconds
-    updating, paging = max(updating, paging), paging if paging > updating else 0.0
+    if paging <= share * update.seconds:
+        paging = 0.0
     # 16-bit weights are made of those of few bits in each forward and backward: what their bytes take
     widened = sum(op.parameters for op in workload.operations if is_base(op, method)) * (method.base_bits / 8 + 2)
     seconds = float(passes.seconds) + (2 + method.recompute) * hardware.moving(widened)
@@ -97,8 +97,10 @@ def step_time(
     if method.stash and method.stash.bits:  # which keeps no result of fused attention, and runs it again
         fused = [gemm for gemm in workload.gemms if gemm.on_chip and not gemm.weight]
         seconds += _forward_again(workload, method, hardware, fused)
-    share = 0 if paging else share
-    waiting = (passes.waiting_seconds + share * update.waiting_seconds) / (passes.seconds + share * update.seconds)
+    updating = paging or share * update.seconds
+    kernels, waits = micro_batches * passes.seconds, micro_batches * passes.waiting_seconds
+    if not paging:
+        kernels, waits = kernels + updating, waits + share * update.waiting_seconds
     seconds *= micro_batches
     sending = sending_seconds(workload, method, hardware, micro_batches, shard.tensor)
     packing = micro_batches * packing_seconds(workload, method, hardware)
@@ -109,7 +111,7 @@ def step_time(
         "host": launching > seconds + packing + updating + exposed,
         "link": sending > seconds + packing + updating,
         "host link": 2 * paging > seconds + packing + updating + exposed,
-        "memory": waiting >= 1 / 2,
+        "memory": 2 * waits >= kernels,
         "compute": True,
     }
     return StepTime(
@@ -120,7 +122,7 @@ def step_time(
         communication=sending,
         exposed=exposed,
         bound=next(name for name, holds in bounds.items() if holds),
-        waiting=waiting,
+        waiting=waits / kernels,
         paging=paging,
         launching=launching,
         low=low,

@@ -7,6 +7,7 @@ contraction, N columns.
 """
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from types import CodeType, FunctionType
@@ -76,8 +77,12 @@ def watches(model: nn.Module) -> dict[str, dict[str, int]]:
 
 
 def set_watches(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Set what ``watches`` returned; a module without an entry begins anew. Raises ValueError for another state."""
-    for name, module in model.named_modules():
+    """Set what ``watches`` returned; a module without an entry begins anew. Warns of names that the model lacks, as of
+    one that was wrapped since, and raises ValueError for another state."""
+    modules = dict(model.named_modules())
+    if missing := [name for name in state if not isinstance(modules.get(name), OwnProducts)]:
+        warnings.warn(f"own_products of the state name no such module: {', '.join(missing[:3])}", stacklevel=3)
+    for name, module in modules.items():
         if isinstance(module, OwnProducts):
             watch = state.get(name, dict.fromkeys(_WATCH, 0))
             check_keys(f"state of module {name!r}", watch, _WATCH)

@@ -44,7 +44,7 @@ def backend(isa: str) -> Backend:
         unpack_mask=codec.unpack_mask,
         apply_mask=codec.apply_mask,
         scale_mask=codec.scale_mask,
-        bernoulli=codec.bernoulli if codec.draws_as_torch() else None,
+        bernoulli=codec.bernoulli,
         relu=codec.relu,
         affine_pack=codec.affine_pack,
         affine_unpack=codec.affine_unpack,

@@ -4,6 +4,7 @@ Arguments are those of Backend. ``addresses`` (memory.py) checks the memory of i
 """
 
 import math
+import os
 import threading
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -16,8 +17,17 @@ from dsq.kernels.backend import AffineCodes, Groups, MovingRanges
 from dsq.kernels.cpu.library import SEED_MASK, Library
 from dsq.kernels.cpu.memory import addresses
 
-#: held from reading the state of PyTorch's generator until it is written back
-_DRAWING = threading.Lock()
+#: guards the state of PyTorch's generator, from when it is read until it is written. A child process begins with a new
+#: one: the thread that had it is not in the child
+_GENERATOR = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _GENERATOR
+    _GENERATOR = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 #: the largest number of descriptors in a cache, so that varied shapes do not let a process grow
 MAX_DESCRIPTORS = 256
 #: the formats that the kernels quantize to, and their scales in ``enum Scales``
@@ -67,6 +77,7 @@ class CodecKernels:
         self._dtypes = library.dtypes()
         self.descriptor = lru_cache(maxsize=MAX_DESCRIPTORS)(self._new_descriptor)
         self._affine_descriptor = lru_cache(maxsize=MAX_DESCRIPTORS)(self._new_affine_descriptor)
+        self._draws_as_torch = lru_cache(self._draws_as_torch_does)
 
     def fields(
         self, fmt: Format, layout: Layout, dtype: torch.dtype, out_dtype: torch.dtype, stochastic: bool
@@ -191,24 +202,32 @@ class CodecKernels:
         self._c.dsq_scale_mask(self._isa, *arguments, y.data_ptr(), torch.get_num_threads())
         return y
 
-    def bernoulli(self, count: int, p: float, packed: bool) -> Tensor:
+    def bernoulli(self, count: int, p: float, packed: bool) -> Tensor | None:
+        return self.draw(count, p, packed) if self._draws_as_torch() else None
+
+    def draw(self, count: int, p: float, packed: bool) -> Tensor:
+        """Draw from the state of PyTorch's generator, and move it on, as PyTorch does one by one."""
         out = torch.empty((count + 7) // 8 if packed else count, dtype=torch.uint8, device="cpu")
-        with _DRAWING:
-            state = torch.get_rng_state()
-            arguments = state.data_ptr(), count, math.ceil(p * 2**53), not packed
-            self._c.dsq_bernoulli(self._isa, *arguments, out.data_ptr())
+        with _GENERATOR:
+            moved = True
+            while moved:  # by another thread that drew from PyTorch, or seeded it
+                before = torch.get_rng_state()
+                state = before.clone()
+                arguments = state.data_ptr(), count, math.ceil(p * 2**53), not packed
+                self._c.dsq_bernoulli(self._isa, *arguments, out.data_ptr())
+                moved = not torch.equal(torch.get_rng_state(), before)
             torch.set_rng_state(state)
         return out
 
-    def draws_as_torch(self) -> bool:
-        """Return whether PyTorch draws ``bernoulli_`` one by one, as ``bernoulli`` does: on Intel's processors MKL
-        draws others, and a later PyTorch may."""
-        with torch.random.fork_rng([]):
+    def _draws_as_torch_does(self) -> bool:
+        """Return whether PyTorch draws ``bernoulli_`` as ``draw`` does: on Intel's processors MKL draws other numbers,
+        and a later PyTorch may."""
+        with _GENERATOR, torch.random.fork_rng([]):
             before = torch.get_rng_state()
-            expected = torch.empty(1000, dtype=torch.uint8).bernoulli_(0.3)
+            expected = torch.empty(1000, dtype=torch.uint8, device="cpu").bernoulli_(0.3)
             after = torch.get_rng_state()
             torch.set_rng_state(before)
-            return torch.equal(self.bernoulli(1000, 0.3, False), expected) and torch.equal(torch.get_rng_state(), after)
+            return torch.equal(self.draw(1000, 0.3, False), expected) and torch.equal(torch.get_rng_state(), after)
 
     def relu(self, x: Tensor, in_place: bool) -> tuple[Tensor, Tensor]:
         y = x if in_place else torch.empty_like(x)

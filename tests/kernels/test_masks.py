@@ -1,10 +1,14 @@
 """Masks of one bit a value: every backend against numpy. Affine codes of float64: the suite has the others."""
 
 import itertools
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dsq.kernels.backend import Groups
 from dsq.kernels.conformance import same_bits
@@ -30,6 +34,8 @@ BACKENDS = [cpu.backend(isa) for isa in library().instruction_sets()]
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 LENGTHS = [0, 1, 7, 8, 31, 32, 33, 100, 70_003]  # the last is dealt to the threads
 NAN, INF = float("nan"), float("inf")
+#: not where MKL draws, on Intel's processors
+DRAWS_AS_TORCH = BACKENDS[0].bernoulli(1, 0.5, True) is not None
 
 
 def edges(count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -97,7 +103,7 @@ def test_bits_scale_values_as_dropout_does(dtype):
         torch.testing.assert_close(scale_mask(bits, x, factor), expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_draws_are_those_of_pytorch():
+def test_draws_are_those_of_pytorch(request):
     for count, p in itertools.product((256, 4099, 70_003), (0.1, 0.9)):
         torch.manual_seed(count)
         expected, state = torch.empty(count).bernoulli_(p), torch.get_rng_state()
@@ -106,6 +112,7 @@ def test_draws_are_those_of_pytorch():
         assert torch.equal(torch.get_rng_state(), state)
         torch.manual_seed(count)
         bits = bernoulli_mask(torch.empty(count), p)
+        assert (bits is None) == (request.node.callspec.params["_each_backend"] is REFERENCE or not DRAWS_AS_TORCH)
         if bits is not None:
             assert torch.equal(bits, pack_mask(expected, 0.0, NAN, True))
             assert torch.equal(torch.get_rng_state(), state)
@@ -127,7 +134,37 @@ def test_the_kernel_draws_from_mt19937(isa):
         high, low = oracle.random_raw(2 * count).reshape(count, 2).T.astype(np.uint64)
         is_kept = ((high & np.uint64(2**21 - 1)) << np.uint64(32) | low) < np.uint64(p * 2**53)
         state = torch.get_rng_state()
-        assert kernels.bernoulli(count, p, False).tolist() == is_kept.tolist()
+        assert kernels.draw(count, p, False).tolist() == is_kept.tolist()
         torch.set_rng_state(state)
-        assert kernels.bernoulli(count, p, True).tolist() == np.packbits(is_kept, bitorder="little").tolist()
+        assert kernels.draw(count, p, True).tolist() == np.packbits(is_kept, bitorder="little").tolist()
         assert torch.randint(2**20, (3,)).tolist() == [int(word) & (2**20 - 1) for word in oracle.random_raw(3)]
+
+
+def test_threads_that_draw_at_once_draw_other_numbers():
+    with ThreadPoolExecutor(4) as pool:
+        draws = list(pool.map(lambda _: bernoulli((4096,), 0.5), range(16)))
+    assert len({tuple(draw.tolist()) for draw in draws}) == 16
+
+
+@pytest.mark.parametrize("context", [FakeTensorMode, lambda: torch.device("meta")], ids=["fake", "meta"])
+def test_the_first_draw_may_come_under_another_mode(context):
+    """The backend is loaded, and its draws are compared with PyTorch's, wherever it is first needed."""
+    with context(), use_backend(cpu.backend(next(iter(library().instruction_sets())))):
+        bernoulli_mask(torch.empty(512, device="cpu"), 0.5)
+    with use_backend(cpu.backend(next(iter(library().instruction_sets())))):
+        assert bernoulli((512,), 0.5).shape == (512,)
+
+
+def test_a_child_draws_though_a_thread_drew_when_it_was_forked():
+    code = """
+import os, signal, threading
+from dsq.kernels.cpu import codec
+threading.Thread(target=codec._GENERATOR.acquire).start()
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    with codec._GENERATOR:
+        os._exit(0)
+raise SystemExit(os.waitpid(child, 0)[1])
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

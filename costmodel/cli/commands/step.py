@@ -17,11 +17,11 @@ from dsq.costmodel.hardware.hardware import Hardware, Rate, load_hardware
 from dsq.costmodel.model.memory import peak_memory
 from dsq.costmodel.model.methods import Method, Setup, is_precision, parse_setups, used_options, whole_stash
 from dsq.costmodel.model.operations import Workload
-from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates, widened_seconds
+from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates, traffic_of, widened_seconds
 from dsq.costmodel.model.traffic import arithmetic_cost, matmuls, transfers
 from dsq.costmodel.names import refuse
 from dsq.costmodel.paper.calibrated import FIXED_32, arithmetic, dram, moved_bits, rising_shares
-from dsq.costmodel.planning.plan import ASKED, GIGA, RESERVED
+from dsq.costmodel.planning.plan import ASKED, GIGA
 from dsq.costmodel.workloads.named import AskedStep, asked
 from dsq.formats import NAMED
 from dsq.precision import parse_rise_at
@@ -77,7 +77,7 @@ def _devices(arguments: argparse.Namespace, options: dict[str, Any]) -> Answer:
     title += f", {question.all_devices:,} of each, ZeRO {question.zero}" * (question.all_devices > 1)
     notes = [
         *[f"cost: at {question.price:g} an hour and device."] * bool(question.price),
-        f"least: the fewest that fit, each with its batch. tight: not with {RESERVED - 1:.0%} more, reserved.",
+        "least: the fewest that fit, each with its batch. tight: as allocated, not as reserved.",
         "times: docs/cost-model.md has ranges.",
     ]
     legend = _explained({record["method"]: record["mode"] for record in records if "method" in record})
@@ -260,7 +260,7 @@ def _estimates(
 ) -> tuple[list[Record], list[Record]]:
     """Return two records for each setup: its costs, and its traffic by the paper's accounting."""
     whole_bits = sum(moved_bits(workload, unit, buffer, word).values())
-    whole = sum(transfer.bytes for transfer in transfers(workload, unit, buffer))
+    whole = sum(transfer.bytes for transfer in traffic_of(workload, unit, hardware, buffer))
     whole_arithmetic, whole_of_step = arithmetic(unit), arithmetic_cost(matmuls(workload, unit))
     records, by_bits = list[Record](), list[Record]()
     for setup in setups:
@@ -318,8 +318,8 @@ def roofline(arguments: argparse.Namespace) -> Answer:
     notes = [
         *_limits(workload, setups, hardware, buffer),
         *(
-            f"{note} {_by_bits(workload, setup, buffer, 1e6 * classes[-1]['dram_MB'])}"
-            for setup, (classes, note) in zip(setups, of_setups, strict=True)
+            f"{note} {_by_bits(workload, setup, hardware, buffer)}"
+            for setup, (_, note) in zip(setups, of_setups, strict=True)
         ),
         *(f"{use}." for use in _uses({str(setup): setup.mode for setup in setups})),
         *_widened(setups, workload, hardware),
@@ -332,13 +332,17 @@ def roofline(arguments: argparse.Namespace) -> Answer:
     return Answer([classes], notes, facts(workload) | hardware_facts(hardware) | {"buffer_bytes": buffer})
 
 
-def _by_bits(workload: Workload, setup: Setup, buffer: float, moved: float) -> str:
-    """Return the traffic of linear layers by the paper's accounting and that of the step in containers, of ``moved``
-    bytes, in a sentence; empty: there is none."""
+def _by_bits(workload: Workload, setup: Setup, hardware: Hardware, buffer: float) -> str:
+    """Return the traffic of linear layers by the paper's accounting and that of the step in containers, in a sentence;
+    empty: there is none."""
     if not any(gemm.weight for gemm in workload.gemms):
         return ""
-    share = moved / sum(transfer.bytes for transfer in transfers(workload, FIXED_32, buffer))
-    return f"DRAM: {dram(workload, setup, buffer):.3f} of fixed-point 32 by bits, {share:.3f} in containers, as drawn."
+    whole, moved = (
+        sum(transfer.bytes for transfer in traffic_of(workload, candidate, hardware, buffer))
+        for candidate in (FIXED_32, setup)
+    )
+    by_bits, in_containers = dram(workload, setup, buffer), moved / whole
+    return f"DRAM: {by_bits:.3f} of fixed-point 32 by bits, {in_containers:.3f} in containers, as drawn."
 
 
 def _classes(workload: Workload, setup: Setup, hardware: Hardware, buffer: float) -> tuple[list[Record], str]:

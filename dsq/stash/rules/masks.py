@@ -81,7 +81,7 @@ def dropout(stash: Stash, input: Tensor, p: float = 0.5, training: bool = True, 
     """Run F.dropout, with PyTorch's own random numbers."""
     if not training or not 0 < p < 1:
         return F.dropout(input, p, training, inplace)
-    y = Dropout.apply(stash, input, p)  # type: ignore[no-untyped-call]
+    y = Dropout.apply(stash, input, float(p))  # type: ignore[no-untyped-call]
     return overwrite(stash, input, y) if inplace else y
 
 
@@ -93,7 +93,7 @@ def native_dropout(stash: Stash, input: Tensor, p: float, train: bool | None) ->
     """Run torch.native_dropout, of whose mask nobody asks for a gradient."""
     if not train or not 0 < p < 1:
         return torch.native_dropout(input, p, train)
-    return Dropout.apply(stash, input, p, True)  # type: ignore[no-any-return, no-untyped-call]
+    return Dropout.apply(stash, input, float(p), True)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @lru_cache

@@ -257,11 +257,18 @@ def test_an_estimate_begins_with_the_papers_traffic_and_has_containers_beside(ca
     records = json.loads(text)["estimates"]
     assert [round(record["dram"], 3) for record in records] == [0.5, 0.625, 0.438, 0.202, 0.5]
     containers = [record["dram_in_containers"] for record in records]
-    assert containers[-1] < 0.6 < 0.8 < min(containers[:-1])  # whose operands are quantized first
+    assert containers[-1] < 0.45 < min(containers[:-1]) < max(containers) < 0.75  # floats are not quantized first
     assert list(records[0])[4:7] == ["arithmetic", "dram", "dram_in_containers"]
     kinds = [f"{kind.replace(' ', '_')}_MB" for kind in KINDS[:-1]]
     for record in records:
         assert sum(record[kind] for kind in kinds) == pytest.approx(record["dram_MB"])
+
+
+@pytest.mark.parametrize("setup", ["bfp:[16,4,4,16]", "fixed:[32,32,32,32]", "mxfp4", "bf16"])
+def test_a_setup_relative_to_itself_is_1(setup, capsys):
+    _, text, _ = run(capsys, "estimate", setup, "--relative-to", setup, "--json")
+    (record,) = json.loads(text)["estimates"]
+    assert [record[name] for name in ("dram", "dram_in_containers", "arithmetic")] == [1, 1, 1]
 
 
 def test_the_page_has_the_figures_of_the_papers_accounting(capsys):
