@@ -27,8 +27,13 @@ _DESCRIBED = read_toml(Path(__file__).with_name("commands.toml"))
 COMMANDS: dict[str, dict[str, Any]] = _DESCRIBED["commands"]
 #: what stands in braces in commands.toml
 _WORDS = {
-    **{"precision": _DESCRIBED["precision"], "adapted": ADAPTED, "format": DEFAULT, "model": DEFAULT_MODEL},
-    **{"models": ", ".join(names()), "hardware": DEFAULT_HARDWARE, "profiles": ", ".join(profile_names())},
+    "precision": _DESCRIBED["precision"],
+    "adapted": ADAPTED,
+    "format": DEFAULT,
+    "model": DEFAULT_MODEL,
+    "models": ", ".join(names()),
+    "hardware": DEFAULT_HARDWARE,
+    "profiles": ", ".join(profile_names()),
 }
 Options = Mapping[str, Mapping[str, Any]]
 

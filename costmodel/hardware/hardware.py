@@ -75,9 +75,9 @@ class Pass:
     per_value: float = 0  #: seconds
     per_call: float = 0  #: seconds
 
-    def seconds(self, values: float, calls: int = 1, products: float = 0) -> float:
-        """Return the time of ``calls`` passes over so many values together, and of their ``products``."""
-        return products + values * self.per_value + calls * self.per_call
+    def seconds(self, values: float, calls: int = 1) -> float:
+        """Return the time of ``calls`` passes over so many values together."""
+        return values * self.per_value + calls * self.per_call
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class FusedUnit:
 
     def seconds(self, flops: float, whole: float, values: float) -> float:
         """Return the time of a product of `whole` operations without a mask, of which the mask left `flops`."""
-        return self.around.seconds(values, products=max(flops, self.causal * whole) / self.flops)
+        return max(flops, self.causal * whole) / self.flops + self.around.seconds(values)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Rate:
     def seconds(self, flops: float, values: float, calls: int) -> float:
         """Return the time of `calls` products that have so many operations, and values in operands and results,
         together."""
-        return self.peak.around.seconds(values, calls, flops / self.flops)
+        return flops / self.flops + self.peak.around.seconds(values, calls)
 
     def __str__(self) -> str:
         return f"{self.passes} x {self.peak.datatype}" if self.passes > 1 else self.peak.datatype

@@ -84,7 +84,8 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
     if shards:
         rows[:-1, Category.PARAMETERS] += _gathered_bytes(workload, run)
         rows[len(names) : -1, Category.TEMPORARY] += _unscattered_bytes(by_policy(workload, method.stash), run)
-    rows[-1, Category.TEMPORARY] += update_copy(workload, method) * method.foreach
+    if method.foreach:
+        rows[-1, Category.TEMPORARY] += update_copy(workload, method)
     return Memory(names, rows, float(left.sum()))
 
 

@@ -50,15 +50,21 @@ def static_rows(table: int) -> list[Record]:
 def _static(row: Record) -> Record:
     setup = _setup(row["setup"])
     record: Record = {
-        **{"dataset": row["dataset"], "setup": str(setup), "method": row["method"]},
-        **{"precision": str(setup.precision), "contradicts": row["contradicts"]},
+        "dataset": row["dataset"],
+        "setup": str(setup),
+        "method": row["method"],
+        "precision": str(setup.precision),
+        "contradicts": row["contradicts"],
     }
     published = (row["arithmetic"], row["dram"])
     for name, goal, predicted in zip(("arith", "dram"), published, _costs(row, setup), strict=True):
         residual = predicted - goal
         excluded = row["contradicts"] and name == "dram"
         figures = {
-            **{"paper": goal, "ours": predicted, "off": residual / goal, "residual": residual},
+            "paper": goal,
+            "ours": predicted,
+            "off": residual / goal,
+            "residual": residual,
             "fits": "excluded" if excluded else calibrated.FITTED[name].get(str(setup), "test"),
         }
         record |= {f"{name}_{kind}": figure for kind, figure in figures.items()}
@@ -85,9 +91,16 @@ def _dsq(row: Record) -> Iterator[Record]:
     for name, goal, low, high in columns:
         predicted = low + share * (high - low)
         yield {
-            **{"dataset": row["dataset"], "column": name, "published": goal, "level_1": low, "level_2": high},
-            **{"share_alone": (goal - low) / (high - low), "share_best": share},
-            **{"ours": predicted, "residual": predicted - goal, "off": (predicted - goal) / goal},
+            "dataset": row["dataset"],
+            "column": name,
+            "published": goal,
+            "level_1": low,
+            "level_2": high,
+            "share_alone": (goal - low) / (high - low),
+            "share_best": share,
+            "ours": predicted,
+            "residual": predicted - goal,
+            "off": (predicted - goal) / goal,
         }
 
 
@@ -114,10 +127,16 @@ def table_7(hardware: Hardware) -> list[Record]:
         (published, bound), share = _DATA["table_7"][cls], _time_share(without_update, cls)
         records.append(
             {
-                **{"class": cls, "flop_per_byte": float(floor.intensity), "ridge": float(floor.ridge)},
-                **{"bound_paper": bound, "bound_ours": "memory" if floor.memory_bound else "compute"},
-                **{"share_paper": published, "share_ours": share, "off": (share - published) / published},
-                **{"with_adam": _time_share(with_update, cls), "residual": share - published},
+                "class": cls,
+                "flop_per_byte": float(floor.intensity),
+                "ridge": float(floor.ridge),
+                "bound_paper": bound,
+                "bound_ours": "memory" if floor.memory_bound else "compute",
+                "share_paper": published,
+                "share_ours": share,
+                "off": (share - published) / published,
+                "with_adam": _time_share(with_update, cls),
+                "residual": share - published,
             }
         )
     return records

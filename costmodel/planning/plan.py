@@ -241,17 +241,27 @@ class MethodCost:
         """Return the row as JSON has it (docs/cost-model.md, "JSON of a plan")."""
         memory, step = self.memory, self.step
         return {
-            **{"method": self.method.name, "mode": self.method.mode},
+            "method": self.method.name,
+            "mode": self.method.mode,
             "fits": "tight" if self.tight else "yes" if self.fits else "chunked loss" if self.fits_chunked else "no",
-            **{"peak_GB": memory.peak / GIGA, "reserved_GB": self.reserved / GIGA, "peak_at": memory.cause},
-            **{"saved_GB": memory.saved / GIGA, "host_GB": self.host / GIGA},
+            "peak_GB": memory.peak / GIGA,
+            "reserved_GB": self.reserved / GIGA,
+            "peak_at": memory.cause,
+            "saved_GB": memory.saved / GIGA,
+            "host_GB": self.host / GIGA,
             **{name: size / GIGA for name, size in zip(_SHORT, memory.categories.values(), strict=True)},
-            **{"step_ms": step.launched * 1e3, "step_ms_low": step.launched * step.low * 1e3},
-            **{"step_ms_high": step.launched * step.high * 1e3, "graphs_ms": step.seconds * 1e3},
-            **{"bound": step.bound, "compute_ms": (step.compute + step.update) * 1e3},
-            **{"packing_ms": step.packing * 1e3, "packing_measured": step.packing_measured},
-            **{"communication_ms": step.communication * 1e3, "communication_GB": self.sent / GIGA},
-            **{"tokens/s": self.tokens_per_second, "trusted": self.method.trusted},
+            "step_ms": step.launched * 1e3,
+            "step_ms_low": step.launched * step.low * 1e3,
+            "step_ms_high": step.launched * step.high * 1e3,
+            "graphs_ms": step.seconds * 1e3,
+            "bound": step.bound,
+            "compute_ms": (step.compute + step.update) * 1e3,
+            "packing_ms": step.packing * 1e3,
+            "packing_measured": step.packing_measured,
+            "communication_ms": step.communication * 1e3,
+            "communication_GB": self.sent / GIGA,
+            "tokens/s": self.tokens_per_second,
+            "trusted": self.method.trusted,
             **({} if self.largest_batch is None else {"largest_batch": self.largest_batch}),
         }
 
@@ -259,10 +269,10 @@ class MethodCost:
 def reserved_bytes(memory: Memory, method: Method, hardware: Hardware) -> float:
     """Return the bytes that PyTorch's allocator reserves. FSDP's shards of gradients lie in blocks of the stream that
     scatters them, which no other stream reuses."""
-    return (1 if hardware.cpu else RESERVED) * (
-        memory.peak
-        + (method.zero == 3) * float(memory.bytes[:, Category.GRADIENTS].max() - memory.categories["gradients"])
-    )
+    shards = 0.0
+    if method.zero == 3:
+        shards = float(memory.bytes[:, Category.GRADIENTS].max()) - memory.categories["gradients"]
+    return (memory.peak + shards) * (1 if hardware.cpu else RESERVED)
 
 
 class Most(NamedTuple):
@@ -309,13 +319,18 @@ class Plan:
             model += f" at {tokens:,} tokens{self._beyond(tokens)},"
         several = f"each of {devices:,}" if devices > 1 else "one"
         room = f"{_size(question.memory)} of {several} {question.hardware.name}"
-        peak, sizes = f"takes {_size(best.memory.peak)}", best.memory.categories
-        most = max(sizes, key=lambda name: sizes[name]).replace("temporary", "temporaries")
-        first = f"{model} does not fit in the {room}: {best.method.name}, which needs least, {peak}, most of it {most}"
+        peak = f"takes {_size(best.memory.peak)}"
         if best.fits:
-            peak += f" (about {_size(best.reserved)} reserved)" * (best.reserved > best.memory.peak)
+            if best.reserved > best.memory.peak:
+                peak += f" (about {_size(best.reserved)} reserved)"
             first = f"{model} fits in the {room}: {best.method.name} {peak}{', which is tight' * best.tight}"
             first += self._largest_sizes
+        else:
+            sizes = best.memory.categories
+            most = max(sizes, key=lambda name: sizes[name]).replace("temporary", "temporaries")
+            first = (
+                f"{model} does not fit in the {room}: {best.method.name}, which needs least, {peak}, most of it {most}"
+            )
         low, high = _time(step.launched * step.low), _time(step.launched * step.high)
         takes = f"{_time(step.launched)} ({low} to {high})" if step.low < step.high else f"at least {low}"
         unit, tokens = self._unit
@@ -488,15 +503,21 @@ class Plan:
         """Return the plan as JSON has it: answer, workload, hardware, methods, notes."""
         workload, question = self.workload, self.question
         return {
-            **{"answer": self.answer, "workload": workload.name},
+            "answer": self.answer,
+            "workload": workload.name,
             **{name: getattr(workload, name) for name in ("tokens", "parameters", "trained", "macs", "source")},
-            **{"hardware": question.hardware.name, "rates": question.hardware.rates},
-            **{"hardware_sources": question.hardware.sources, "budget_bytes": question.memory},
+            "hardware": question.hardware.name,
+            "rates": question.hardware.rates,
+            "hardware_sources": question.hardware.sources,
+            "budget_bytes": question.memory,
             **{name: getattr(question, name) for name in ASKED},
-            **{"best": self.best.method.name, "largest_batch": self.largest_batch and self.largest_batch._asdict()},
-            **{"longest_context": self.longest_context and self.longest_context._asdict()},
-            **{"hours": self.hours, "cost": self.cost},
-            **{"methods": [row.record() for row in self.rows], "notes": self.notes},
+            "best": self.best.method.name,
+            "largest_batch": self.largest_batch and self.largest_batch._asdict(),
+            "longest_context": self.longest_context and self.longest_context._asdict(),
+            "hours": self.hours,
+            "cost": self.cost,
+            "methods": [row.record() for row in self.rows],
+            "notes": self.notes,
         }
 
     @cached_property
@@ -639,7 +660,7 @@ def largest(question: Question, method: Method, size: str = "sequences", most: i
     if size == "tokens":
         most = load_shapes(question.step.workload).table_positions or most
     low, high = least, most + 1  # this fits, this does not
-    previous: tuple[()] | tuple[int, Memory] = ()
+    previous: tuple[int, Memory] | None = None
     count = least + 1
     while high - low > 1:
         memory = question.memory_of(method, **{size: count})

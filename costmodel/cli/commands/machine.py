@@ -78,8 +78,11 @@ def trace(arguments: argparse.Namespace) -> Answer:
     write_text(arguments.file, json.dumps(data))
     workload = workload_file.parse(data, arguments.file)
     record = {
-        **{"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters},
-        **{"operations": len(workload.operations), "GMAC": workload.macs / 1e9},
+        "workload": workload.name,
+        "tokens": workload.tokens,
+        "parameters": workload.parameters,
+        "operations": len(workload.operations),
+        "GMAC": workload.macs / 1e9,
     }
     note = f"written: {arguments.file}, for --workload {arguments.file}. Its attention is unfused: --fused-attention."
     return Answer([Section("traced", f"A training step of {arguments.model}", [record], "traced")], [note])

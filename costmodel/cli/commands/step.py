@@ -180,8 +180,11 @@ def _limits(workload: Workload, setups: list[Setup], hardware: Hardware, buffer:
 
 def facts(workload: Workload) -> Record:
     return {
-        **{"workload": workload.name, "tokens": workload.tokens, "parameters": workload.parameters},
-        **{"macs": workload.macs, "source": workload.source},
+        "workload": workload.name,
+        "tokens": workload.tokens,
+        "parameters": workload.parameters,
+        "macs": workload.macs,
+        "source": workload.source,
     }
 
 
@@ -198,9 +201,11 @@ def heading(workload: Workload, hardware: Hardware) -> str:
 
 def floor_record(floor: Floor) -> Record:
     return {
-        **{"gflop": floor.flops / 1e9, "flop_per_byte": floor.intensity},
+        "gflop": floor.flops / 1e9,
+        "flop_per_byte": floor.intensity,
         "ridge": floor.ridge if floor.compute_seconds else None,
-        **{"bound": "memory" if floor.memory_bound else "compute", "expected_ms": floor.seconds * 1e3},
+        "bound": "memory" if floor.memory_bound else "compute",
+        "expected_ms": floor.seconds * 1e3,
     }
 
 
@@ -223,7 +228,7 @@ def estimate(arguments: argparse.Namespace) -> Answer:
         *_limits(workload, setups, hardware, buffer),
         *(f"{use}." for use in _uses({str(setup): setup.mode for setup in setups})),
         _TEXTS["notes"]["estimate"].format(unit, word),
-        f"times: {hardware.rates}.{_TEXTS['notes']['launched'] * bool(hardware.efficiency.launch)}",
+        _times(hardware),
         _TEXTS["notes"]["joules" if any("joules" in record for record in records) else "no_joules"],
         *_widened(setups, workload, hardware),
     ]
@@ -326,10 +331,16 @@ def roofline(arguments: argparse.Namespace) -> Answer:
         _TEXTS["notes"]["roofline"].format(
             _TEXTS["notes"]["overlaps" if hardware.efficiency.overlaps else "alternates"]
         ),
-        f"times: {hardware.rates}.{_TEXTS['notes']['launched'] * bool(hardware.efficiency.launch)}",
+        _times(hardware),
     ]
     classes = Section("classes", heading(workload, hardware), records, "classes")
     return Answer([classes], notes, facts(workload) | hardware_facts(hardware) | {"buffer_bytes": buffer})
+
+
+def _times(hardware: Hardware) -> str:
+    """Return what the times are made of, in a note."""
+    launched = _TEXTS["notes"]["launched"] if hardware.efficiency.launch else ""
+    return f"times: {hardware.rates}.{launched}"
 
 
 def _by_bits(workload: Workload, setup: Setup, hardware: Hardware, buffer: float) -> str:

@@ -15,8 +15,11 @@ from dsq.costmodel.hardware.hardware import Hardware
 TERA = 1e12
 MARKERS = {"attention": "D", "fc": "s", "other": "^", "optimizer": "v", "total": "o"}  #: of STEP_CLASSES, and the step
 CLASSES = {
-    **{"total": "the whole step", "fc": "linear layers", "attention": "attention"},
-    **{"other": "other passes", "optimizer": "optimizer"},
+    "total": "the whole step",
+    "fc": "linear layers",
+    "attention": "attention",
+    "other": "other passes",
+    "optimizer": "optimizer",
 }
 #: areas of the step's ring and of a class's mark, in square points
 STEP_AREA, CLASS_AREA = 170, 40

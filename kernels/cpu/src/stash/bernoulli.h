@@ -14,7 +14,7 @@ constexpr int DRAW_WORDS = 2, BYTE_WORDS = 8 * DRAW_WORDS;
 // The generator as torch.get_rng_state() lays it out; what lies behind stays as it is.
 struct TorchGenerator {
   uint64_t seed;
-  int32_t left, seeded;  // one more than the words that are not drawn yet
+  int32_t left, seeded;  // one more than the words that are not buffer yet
   uint64_t next;         // index of the first of these
   uint64_t words[STATE];
 };
@@ -60,11 +60,11 @@ INLINE uint32_t top_bits(U64 a) {
 }
 
 // Whether each of eight draws is kept, a bit each.
-INLINE uint8_t kept(const uint32_t* drawn, uint64_t threshold) {
+INLINE uint8_t draw_bits(const uint32_t* buffer, uint64_t threshold) {
   constexpr uint64_t mantissa = (1ull << 53) - 1;
   uint32_t bits = 0;
   for (int i = 0; i < 8; i += LANES / 2) {
-    const U64 pair = read<U64>(drawn + DRAW_WORDS * i);  // little-endian: the first word is the lower half
+    const U64 pair = read<U64>(buffer + DRAW_WORDS * i);  // little-endian: the first word is the lower half
     bits |= top_bits((((pair << 32) | (pair >> 32)) & mantissa) - threshold) << i;
   }
   return (uint8_t)bits;
@@ -79,25 +79,25 @@ INLINE uint64_t spread_to_bytes(uint64_t bits) {
 
 void bernoulli(const BernoulliJob& job) {
   TorchGenerator& generator = *(TorchGenerator*)job.generator;
-  uint32_t words[STATE + LANES], drawn[BYTE_WORDS + STATE + LANES];  // whole vectors are read and written
+  uint32_t words[STATE + LANES], buffer[BYTE_WORDS + STATE + LANES];  // whole vectors are read and written
   for (int i = 0; i < STATE; i++) words[i] = (uint32_t)generator.words[i];
-  int next = (int)generator.next, unread = generator.left - 1, held = 0;  // words in `drawn`
+  int next = (int)generator.next, words_left = generator.left - 1, buffer_words = 0;  // words in `buffer`
   for (int64_t i = 0; i < job.count;) {
-    if (!unread) next_state(words), next = 0, unread = STATE;
-    const int64_t missing = DRAW_WORDS * (job.count - i) - held;
-    const int number = missing < unread ? (int)missing : unread;
-    for (int j = 0; j < number; j += LANES) write(drawn + held + j, tempered(read<U>(words + next + j)));
-    next += number, unread -= number, held += number;
-    int used = 0;
-    for (; held - used >= BYTE_WORDS; used += BYTE_WORDS, i += 8) {
-      const uint8_t bits = kept(drawn + used, job.threshold);
+    if (!words_left) next_state(words), next = 0, words_left = STATE;
+    const int64_t words_to_draw = DRAW_WORDS * (job.count - i) - buffer_words;
+    const int number = words_to_draw < words_left ? (int)words_to_draw : words_left;
+    for (int j = 0; j < number; j += LANES) write(buffer + buffer_words + j, tempered(read<U>(words + next + j)));
+    next += number, words_left -= number, buffer_words += number;
+    int offset = 0;
+    for (; buffer_words - offset >= BYTE_WORDS; offset += BYTE_WORDS, i += 8) {
+      const uint8_t bits = draw_bits(buffer + offset, job.threshold);
       if (job.bytes) write(job.out + i, spread_to_bytes(bits));
       else job.out[i / 8] = bits;
     }
-    held -= used;
-    memmove(drawn, drawn + used, sizeof *drawn * (size_t)held);
-    if (const int64_t rest = job.count - i; rest < 8 && held == DRAW_WORDS * rest) {
-      const uint32_t bits = kept(drawn, job.threshold) & ((1u << rest) - 1);
+    buffer_words -= offset;
+    memmove(buffer, buffer + offset, sizeof *buffer * (size_t)buffer_words);
+    if (const int64_t rest = job.count - i; rest < 8 && buffer_words == DRAW_WORDS * rest) {
+      const uint32_t bits = draw_bits(buffer, job.threshold) & ((1u << rest) - 1);
       if (job.bytes)
         for (int64_t j = 0; j < rest; j++) job.out[i + j] = bits >> j & 1;
       else if (rest) job.out[i / 8] = (uint8_t)bits;
@@ -105,7 +105,7 @@ void bernoulli(const BernoulliJob& job) {
     }
   }
   for (int i = 0; i < STATE; i++) generator.words[i] = words[i];
-  generator.next = (uint64_t)next, generator.left = unread + 1;
+  generator.next = (uint64_t)next, generator.left = words_left + 1;
 }
 
 }  // namespace
