@@ -80,8 +80,12 @@ def rates(products: list[CostedMatMul], cls: str, hardware: Hardware) -> dict[st
 
 
 def floors(moved: list[Transfer], products: list[CostedMatMul], hardware: Hardware, container: int) -> dict[str, Floor]:
-    """Return the floor of each class of operations that has a kernel; `container`: bits of what passes between
-    operations."""
+    """Return the floor of each class of operations that has a kernel.
+
+    Args:
+        moved: of ``traffic_of``, all of it or a part.
+        container: bits of what passes between operations.
+    """
     Kernel = tuple[int, str]  # a group's id, which is quicker to look up than the group, and the phase
     groups: dict[int, Group] = {}
     nbytes: dict[Kernel, float] = defaultdict(float)
@@ -95,10 +99,7 @@ def floors(moved: list[Transfer], products: list[CostedMatMul], hardware: Hardwa
         )
         flops[kernel] += float(transfer.values * pointwise)
         seconds[kernel] += transfer.values * pointwise / hardware.vector_flops
-    for transfer in quantizing(products, hardware, container):
-        kernel = (id(transfer.group), transfer.phase)
-        nbytes[kernel] += transfer.bytes
-        if hardware.measured:  # a product's time has no bytes
+        if transfer.kind == "quantizing" and hardware.measured:  # a measured product's time has other bytes alone
             seconds[kernel] += hardware.moving(transfer.bytes)
     launches: dict[Kernel, int] = defaultdict(int)
     for matmul in products:
@@ -221,15 +222,14 @@ class Estimate:
 def evaluate(workload: Workload, setup: Setup, hardware: Hardware, buffer: float = 0) -> Estimate:
     """Return the cost of one training step. Raises ValueError if the hardware lacks a datatype, or the buffer is too
     small."""
-    multiplied = matmuls(workload, setup)
-    moved, moved_in_all = transfers(workload, setup, buffer), traffic_of(workload, setup, hardware, buffer)
+    multiplied, moved = matmuls(workload, setup), traffic_of(workload, setup, hardware, buffer)
     kinds = KINDS if buffer else KINDS[:-1]
     return Estimate(
-        traffic={kind: sum(transfer.bytes for transfer in moved_in_all if transfer.kind == kind) for kind in kinds},
+        traffic={kind: sum(transfer.bytes for transfer in moved if transfer.kind == kind) for kind in kinds},
         stash_bytes=total_stash_bytes(workload, setup),
         saved_bytes=saved_bytes(workload, setup),
         arithmetic=arithmetic_cost(multiplied),
-        joules=step_joules(moved_in_all, multiplied, hardware),
+        joules=step_joules(moved, multiplied, hardware),
         classes=floors(moved, multiplied, hardware, setup.container_bits),
     )
 

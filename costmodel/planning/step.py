@@ -13,8 +13,8 @@ from dsq.costmodel.model.ledger import BACKWARD, FORWARD, STATE_BITS, UPDATE
 from dsq.costmodel.model.memory import Memory, gradient_bytes, is_base, packed_values, peak_memory, state
 from dsq.costmodel.model.methods import BF16, FOREACH_TRAFFIC, OPTIMIZERS, CostedPolicy, Method
 from dsq.costmodel.model.operations import Operation, Workload
-from dsq.costmodel.model.roofline import step_floor
-from dsq.costmodel.model.traffic import matmuls, transfers
+from dsq.costmodel.model.roofline import step_floor, traffic_of
+from dsq.costmodel.model.traffic import matmuls
 from dsq.costmodel.workloads.transformer import Shard
 
 #: kind of training -> the least and the most time that is printed, as multiples of what is expected
@@ -80,7 +80,7 @@ def step_time(
     low, high = RANGES[kind_of(method, hardware, shard.devices)]
     if method.compiled:
         hardware = replace(hardware, efficiency=replace(hardware.efficiency, fused=True, launch=0))
-    moved, container = transfers(workload, method.setup), method.setup.container_bits
+    moved, container = traffic_of(workload, method.setup, hardware), method.setup.container_bits
     products = matmuls(workload, method.setup)
     passes = step_floor([t for t in moved if t.phase != UPDATE], products, hardware, container)
     update = step_floor([t for t in moved if t.phase == UPDATE], [], hardware, container)
@@ -217,7 +217,7 @@ def _forward_again(workload: Workload, method: Method, hardware: Hardware, opera
     keeps."""
     results = saved_results(workload) if method.selective else ()
     second = replace(workload, operations=tuple(op for op in operations if op.name not in results))
-    moved = [t for t in transfers(second, method.setup) if t.phase == FORWARD]
+    moved = [t for t in traffic_of(second, method.setup, hardware) if t.phase == FORWARD]
     multiplied = [product for product in matmuls(second, method.setup) if product.name == "forward"]
     return float(step_floor(moved, multiplied, hardware, method.setup.container_bits).seconds)
 

@@ -359,7 +359,7 @@ def _by_bits(workload: Workload, setup: Setup, hardware: Hardware, buffer: float
 def _classes(workload: Workload, setup: Setup, hardware: Hardware, buffer: float) -> tuple[list[Record], str]:
     """Return a record for each class of operations, and one for all; and a note of what bounds the step."""
     products = matmuls(workload, setup)
-    classes = floors(transfers(workload, setup, buffer), products, hardware, setup.container_bits)
+    classes = floors(traffic_of(workload, setup, hardware, buffer), products, hardware, setup.container_bits)
     total = sum(classes.values(), start=ZERO)
     class_rates = {name: rates(products, name, hardware) for name in (*classes, "total")}
     records = [

@@ -16,8 +16,8 @@ from dsq.costmodel.hardware.hardware import (
 )
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
-from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates
-from dsq.costmodel.model.traffic import matmuls, transfers
+from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates, traffic_of
+from dsq.costmodel.model.traffic import matmuls
 from dsq.formats import BFP, Identity
 from dsq.precision import Precision
 
@@ -41,7 +41,7 @@ def test_a_step_waits_for_what_most_of_its_time_waits_for():
 
 def roofs(workload, precision, mine, fmt=None, container=0):
     setup = Setup(fmt or BFP(32), precision, container=container)
-    return floors(transfers(workload, setup), matmuls(workload, setup), mine, setup.container_bits)
+    return floors(traffic_of(workload, setup, mine), matmuls(workload, setup), mine, setup.container_bits)
 
 
 def test_floor_by_hand(mine):

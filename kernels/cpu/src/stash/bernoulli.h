@@ -14,7 +14,7 @@ constexpr int DRAW_WORDS = 2, BYTE_WORDS = 8 * DRAW_WORDS;
 // The generator as torch.get_rng_state() lays it out; what lies behind stays as it is.
 struct TorchGenerator {
   uint64_t seed;
-  int32_t left, seeded;  // one more than the words that are not buffer yet
+  int32_t left, seeded;  // one more than the words that are not drawn yet
   uint64_t next;         // index of the first of these
   uint64_t words[STATE];
 };
@@ -96,11 +96,11 @@ void bernoulli(const BernoulliJob& job) {
     }
     buffer_words -= offset;
     memmove(buffer, buffer + offset, sizeof *buffer * (size_t)buffer_words);
-    if (const int64_t rest = job.count - i; rest < 8 && buffer_words == DRAW_WORDS * rest) {
-      const uint32_t bits = draw_bits(buffer, job.threshold) & ((1u << rest) - 1);
+    if (const int64_t last_draws = job.count - i; last_draws < 8 && buffer_words == DRAW_WORDS * last_draws) {
+      const uint32_t bits = draw_bits(buffer, job.threshold) & ((1u << last_draws) - 1);
       if (job.bytes)
-        for (int64_t j = 0; j < rest; j++) job.out[i + j] = bits >> j & 1;
-      else if (rest) job.out[i / 8] = (uint8_t)bits;
+        for (int64_t j = 0; j < last_draws; j++) job.out[i + j] = bits >> j & 1;
+      else if (last_draws) job.out[i / 8] = (uint8_t)bits;
       break;
     }
   }
