@@ -58,10 +58,11 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
-def check_keys(name: str, value: Any, accepted: Iterable[str]) -> None:
-    """Raise ValueError, naming the first wrong key, if ``value`` is no dictionary with the ``accepted`` keys."""
+def check_keys(name: str, value: Any, accepted: Iterable[str], optional: Iterable[str] = ()) -> None:
+    """Raise ValueError, naming the first wrong key, if ``value`` is no dictionary with the ``accepted`` keys, and
+    perhaps ``optional`` ones."""
     keys = set(value) if isinstance(value, dict) else set()
-    if wrong := sorted(keys ^ set(accepted), key=lambda key: (key not in keys, str(key))):
+    if wrong := sorted((keys - {*optional}) ^ set(accepted), key=lambda key: (key not in keys, str(key))):
         text = f"{wrong[0]!r} is {'unknown' if wrong[0] in keys else 'missing'}"
         raise ValueError(f"{name} must be a dictionary with the keys {', '.join(sorted(accepted))}; {text}")
 

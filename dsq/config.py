@@ -175,7 +175,7 @@ class DSQConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON takes them; ``from_dict`` reads them back."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {name: getattr(self, name) for name in _DEFAULTS}
         return values | {"levels": [level.as_json() for level in self.levels], "rise_at": list(self.rise_at)}
 
     @staticmethod
@@ -184,12 +184,10 @@ class DSQConfig:
 
         Raises ValueError for an unknown field, or a value out of range.
         """
-        names = [field.name for field in fields(DSQConfig)]
         if not isinstance(values, dict):
             raise ValueError(f"a DSQConfig is made of a dictionary of its fields, got {values!r}")
-        unknown = sorted(set(values) - set(names))
-        if unknown:
-            raise ValueError(f"a DSQConfig has the fields {', '.join(names)}, got {', '.join(map(repr, unknown))}")
+        if unknown := sorted(values.keys() - _DEFAULTS.keys()):
+            raise ValueError(f"a DSQConfig has the fields {', '.join(_DEFAULTS)}, got {', '.join(map(repr, unknown))}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return DSQConfig(**values)
@@ -202,9 +200,8 @@ class DSQConfig:
         ``options`` are its other fields. Raises TypeError where
         ``config`` is something else, options stand beside a whole config, or are none of its fields.
         """
-        names = [field.name for field in fields(DSQConfig)]
-        if unknown := [name for name in options if name not in names]:
-            raise TypeError(f"DSQConfig has no option {unknown[0]!r}; it takes {', '.join(names)}")
+        if unknown := [name for name in options if name not in _DEFAULTS]:
+            raise TypeError(f"DSQConfig has no option {unknown[0]!r}; it takes {', '.join(_DEFAULTS)}")
         if config is None or isinstance(config, str):
             return DSQConfig(**options) if config is None else DSQConfig(config, **options)
         if options:
@@ -221,8 +218,9 @@ class DSQConfig:
         return PrecisionScheduler(self.levels, self.patience, self.threshold, self.rise_at, total_updates)
 
     def _format(self, bits: int) -> formats.Format:
-        options = {name: getattr(self, name) for name in ("block_size", "fraction_bits")}
-        return formats.named(self.format, bits, **{k: v for k, v in options.items() if v != _DEFAULTS[k]})
+        options = {"block_size": self.block_size, "fraction_bits": self.fraction_bits}
+        named = {name: value for name, value in options.items() if value != _DEFAULTS[name]}
+        return formats.named(self.format, bits, **named)
 
 
 #: options without which "auto" is for DynamicPrecision to decide: who names one simulates

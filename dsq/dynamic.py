@@ -38,8 +38,7 @@ from dsq.scheduler import updates_left
 from dsq.stash.controller import applied
 from dsq.stash.interception import RulePolicy
 
-_KEYS = {"config", "scheduler"}
-_WATCHES = "own_products"  #: a further key, of models whose modules have matrices of their own
+_WATCHES = "own_products"  #: a key of states, of models whose modules have matrices of their own
 _MAX_RECORDS_WITHOUT_CALL = 100  #: after which a model that is not called any more is warned of
 _MAX_UPDATES_BEFORE_VALIDATION = 1000  #: after which a missing validation is warned of
 _FORGOTTEN = (
@@ -214,11 +213,11 @@ class DynamicPrecision:
         scheduler = config.scheduler(self._total_updates)
         scheduler.load_state_dict(state["scheduler"])
         check_conversion(self.model, config, "the state's config")
+        set_watches(self.model, state.get(_WATCHES, {}))
         self._hook.remove()
         self._weights.loaded = False
         present, ignored = self.config.as_dict(), ("levels",) if self.config.undecided else ()
         self.config, self.scheduler = config, scheduler
-        set_watches(self.model, state.get(_WATCHES, {}))
         set_level(self.model, config, scheduler.level)
         self._await_decision()
         other = [
@@ -310,8 +309,7 @@ def convert_at(model: nn.Module, state: dict[str, Any]) -> None:
 
 
 def _config(state: dict[str, Any]) -> DSQConfig:
-    further = _KEYS | {_WATCHES} if isinstance(state, dict) and isinstance(state.get(_WATCHES), dict) else _KEYS
-    check_keys("state", state, further)
+    check_keys("state", state, ("config", "scheduler"), optional=(_WATCHES,))
     return DSQConfig.from_dict(state["config"])
 
 

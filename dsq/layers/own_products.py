@@ -79,6 +79,8 @@ def watches(model: nn.Module) -> dict[str, dict[str, int]]:
 def set_watches(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Set what ``watches`` returned; a module without an entry begins anew. Warns of names that the model lacks, as of
     one that was wrapped since, and raises ValueError for another state."""
+    if not isinstance(state, Mapping):
+        raise ValueError(f"own_products of the state must be a dictionary by names of modules, got {state!r:.60}")
     modules = dict(model.named_modules())
     if missing := [name for name in state if not isinstance(modules.get(name), OwnProducts)]:
         warnings.warn(f"own_products of the state name no such module: {', '.join(missing[:3])}", stacklevel=3)
