@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dsq.arguments import choice, whole_number
-from dsq.formats import DEFAULT, WIDEST, Format, GridFormat, Identity, named, parse_format
+from dsq.formats import DEFAULT, WIDEST, Format, Identity, named, parse_format
 from dsq.kernels.backend import LinearMatMuls, MatMul, Operand
 from dsq.operands import MIN_WEIGHT_BITS, UNQUANTIZED_BITS, Operands, OperandSpec, parse_level
 from dsq.ops.products import ActivationMatMuls
@@ -57,11 +57,9 @@ class Quantizers:
         random = any(operand.stochastic or operand.random_signs for operand in self.operands or ())
         object.__setattr__(self, "draws", random or self.always_draws or self.rounding == "stochastic")
         specs = self._specs()
-        linear, activations = self._products(specs)
-        object.__setattr__(self, "linear_matmuls", linear)
-        object.__setattr__(self, "activation_matmuls", activations)
-        named_stash = specs.mode == "simulation" or isinstance(linear.x_for_dw.format, GridFormat)
-        object.__setattr__(self, "names_stash", self.operands is not None and named_stash)
+        object.__setattr__(self, "linear_matmuls", self._linear_matmuls(specs))
+        object.__setattr__(self, "activation_matmuls", self._activation_matmuls(specs))
+        object.__setattr__(self, "names_stash", self.operands is not None and specs.names_stash)
         object.__setattr__(self, "text", " ".join(map(str, (self.q0, self.q1, self.q2, self.q3, *settings))).strip())
 
     def _specs(self) -> Operands:
@@ -72,56 +70,45 @@ class Quantizers:
         formats = self.q0, self.q0, self.q2, w_for_dx, self.q3, self.q1, self.q3
         return Operands(*(OperandSpec(str(fmt)) if fmt.quantizes else OperandSpec() for fmt in formats))
 
-    def _products(self, specs: Operands) -> tuple[LinearMatMuls, ActivationMatMuls]:
-        """Return the products of a layer, and of two activations a and b: b takes w's place; if w is "-", b is stashed
-        as x. Of four formats b is stashed at q1, and both gradients read dy at q2."""
+    def _linear_matmuls(self, specs: Operands) -> LinearMatMuls:
+        """Return the products of a layer."""
+        x = self._operand(specs.x, -1, SeedOffset.X)
+        w = self._operand(specs.w, -1, SeedOffset.W, transposed=True)
+        dy_for_dx = self._operand(specs.dy_for_dx, -1, SeedOffset.DY_FOR_DX)
+        w_for_dx = self._operand(specs.w_for_dx, 0, SeedOffset.W_FOR_DX, of=w)
+        dy_for_dw = self._operand(specs.dy_for_dw, 0, SeedOffset.DY_FOR_DW, transposed=True)
+        x_for_dw = self._operand(specs.x_for_dw, 0, SeedOffset.X_FOR_DW, of=x)
+        dx = self._operand(specs.dx, -1, SeedOffset.DX)
         exact = self.gemm == "exact"
-
-        def operand(spec: OperandSpec, axis: int, seed: int, transposed: bool = False, of: Any = None) -> Operand:
-            # without a seed all are; fused kernels ask for one kind of rounding
-            nearest = self.draws and not spec.stochastic and self.rounding == "nearest"
-            first = of if spec.of_forward else None
-            transform = spec.hadamard, spec.random_signs
-            return Operand(spec.resolved, axis, transposed, seed, nearest, *transform, first)
-
-        x, w, dx = (
-            operand(specs.x, -1, SeedOffset.X),
-            operand(specs.w, -1, SeedOffset.W, transposed=True),
-            operand(specs.dx, -1, SeedOffset.DX),
-        )
-        linear = LinearMatMuls(
+        return LinearMatMuls(
             MatMul(x, w, exact=exact),
-            MatMul(
-                operand(specs.dy_for_dx, -1, SeedOffset.DY_FOR_DX),
-                operand(specs.w_for_dx, 0, SeedOffset.W_FOR_DX, of=w),
-                *(dx.format, dx.seed, dx.nearest),
-                exact=exact,
-            ),
-            MatMul(
-                operand(specs.dy_for_dw, 0, SeedOffset.DY_FOR_DW, True),
-                operand(specs.x_for_dw, 0, SeedOffset.X_FOR_DW, of=x),
-                exact=exact,
-            ),
+            MatMul(dy_for_dx, w_for_dx, dx.format, dx.seed, dx.nearest, exact),
+            MatMul(dy_for_dw, x_for_dw, exact=exact),
         )
+
+    def _activation_matmuls(self, specs: Operands) -> ActivationMatMuls:
+        """Return the products of two activations a and b: a takes x's place and b that of w; if w is "-", b is stashed
+        as x. Of four formats b is stashed at q1, and both gradients read dy at q2."""
         if self.operands is None:
             specs = specs._replace(w_for_dx=specs.x_for_dw, dy_for_dw=specs.dy_for_dx)
-        b, b_for_da = operand(specs.w, -2, SeedOffset.W), specs.w_for_dx
-        if b_for_da.format == "-":
-            b_for_da = specs.x_for_dw.untransformed()
-        activations = ActivationMatMuls(
-            MatMul(x, b, exact=exact),
-            MatMul(
-                operand(specs.dy_for_dx, -1, SeedOffset.DY_FOR_DX),
-                operand(b_for_da, -1, SeedOffset.W_FOR_DX, True, b),
-                exact=exact,
-            ),
-            MatMul(
-                operand(specs.dy_for_dw, -2, SeedOffset.DY_FOR_DW, True),
-                operand(specs.x_for_dw, -2, SeedOffset.X_FOR_DW, of=x),
-                exact=exact,
-            ),
-        )
-        return linear, activations
+        b_spec = specs.x_for_dw.untransformed() if specs.w_for_dx.format == "-" else specs.w_for_dx
+        a = self._operand(specs.x, -1, SeedOffset.X)
+        b = self._operand(specs.w, -2, SeedOffset.W)
+        dy_for_da = self._operand(specs.dy_for_dx, -1, SeedOffset.DY_FOR_DX)
+        b_for_da = self._operand(b_spec, -1, SeedOffset.W_FOR_DX, transposed=True, of=b)
+        dy_for_db = self._operand(specs.dy_for_dw, -2, SeedOffset.DY_FOR_DW, transposed=True)
+        a_for_db = self._operand(specs.x_for_dw, -2, SeedOffset.X_FOR_DW, of=a)
+        products = (a, b), (dy_for_da, b_for_da), (dy_for_db, a_for_db)
+        return ActivationMatMuls(*(MatMul(*operands, exact=self.gemm == "exact") for operands in products))
+
+    def _operand(
+        self, spec: OperandSpec, axis: int, seed: int, transposed: bool = False, of: Operand | None = None
+    ) -> Operand:
+        """Return the operand of a product. ``of``: the same matrix in the forward."""
+        # without a seed all are; fused kernels ask for one kind of rounding
+        nearest = self.draws and not spec.stochastic and self.rounding == "nearest"
+        first = of if spec.of_forward else None
+        return Operand(spec.resolved, axis, transposed, seed, nearest, spec.hadamard, spec.random_signs, first)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Quantizers":
         return self  # a copied model keeps the plans of its layers

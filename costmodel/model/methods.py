@@ -85,10 +85,11 @@ class Setup:
             return "simulation"
         return "saving" if self.stash.packs else ""
 
-    @property
+    @cached_property
     def names_stash(self) -> bool:
         """Whether the level names the format of x in dw, so that the layer saves x itself under ``stash="all"`` too."""
-        return bool(self.precision.text) and (self.mode == "simulation" or isinstance(self.stash, GridFormat))
+        operands = self.precision.operands_with(self.min_weight_bits)
+        return bool(self.precision.text) and operands.with_family(self.format.at).names_stash
 
     @property
     def family(self) -> str:
