@@ -24,7 +24,7 @@ from dsq.kernels.backend import AttentionOptions
 from dsq.kernels.dispatch import backend_for, bernoulli, pack_mask
 from dsq.ops.products import autocast_dtype
 from dsq.stash.memory import MemoryOrder
-from dsq.stash.saved_forms import save, saved
+from dsq.stash.saved_forms import Saved, SavedForm, save, saved
 from dsq.stash.stash import Stash
 
 
@@ -122,25 +122,35 @@ class FusedAttention(torch.autograd.Function):
         cast = autocast_dtype(q)  # which PyTorch's function asks for, a kernel does not
         q, k, v = (x.to(cast or x.dtype) for x in (q, k, v))
         y, random, noise = _attend(q, k, v, _cast(mask, cast), *options)
-        of_noise = None
-        if noise is not None and noise.numel() <= _MAX_NOISE_BITS * (q.numel() + k.numel() + v.numel()):
-            bits = pack_mask(noise.view(torch.bool), 0.0, math.nan, True)
-            of_noise = stash.packed_mask(bits, MemoryOrder.contiguous(noise.shape), torch.bfloat16)
-        of_mask = None
-        if mask is not None:
-            # PyTorch saves a copy of a bool mask, and of one that it casts
-            mask_copied = copies or mask.dtype != (cast or q.dtype)
-            # what it was made of (pointwise.outer), if that is less
-            of_mask = stash.find_recomputed(mask) or (stash.copy(mask) if mask_copied else stash.exact(mask))
-        save(ctx, *forms, of_mask, random if options[0] else None, of_noise)
+        noise_form = _noise_form(stash, noise, _MAX_NOISE_BITS * (q.numel() + k.numel() + v.numel()))
+        save(ctx, *forms, _mask_form(stash, mask, cast or q.dtype, copies), random, noise_form)
         ctx.options, ctx.cast = options, cast
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (*qkv, mask, random, noise), needed = saved(ctx), ctx.needs_input_grad[1:5]
-        gradients = _attend_backward(dy, *qkv, _cast(mask, ctx.cast), random, noise, *ctx.options, needed)
-        return None, *(dx if is_needed else None for dx, is_needed in zip(gradients, needed, strict=True)), None, None
+        (q, k, v, mask, random, noise), needed = saved(ctx), ctx.needs_input_grad[1:5]
+        gradients = _attend_backward(dy, q, k, v, _cast(mask, ctx.cast), random, noise, ctx.options, needed)
+        return None, *gradients, None, None
+
+
+def _noise_form(stash: Stash, noise: Tensor | None, max_bits: int) -> SavedForm | None:
+    """Return the bytes of the kernel's noise as a bit each; None if they are more than ``max_bits``."""
+    if noise is None or noise.numel() > max_bits:
+        return None
+    bits = pack_mask(noise.view(torch.bool), 0.0, math.nan, True)
+    return stash.packed_mask(bits, MemoryOrder.contiguous(noise.shape), torch.bfloat16)
+
+
+def _mask_form(stash: Stash, mask: Tensor | None, dtype: torch.dtype, copies: bool) -> Saved | None:
+    """Return the form of the mask of an attention in ``dtype``: what it was made of (pointwise.outer), if that is less.
+
+    PyTorch saves a copy of a bool mask, and of one that it casts.
+    """
+    if mask is None:
+        return None
+    mask_is_copied = copies or mask.dtype != dtype
+    return stash.find_recomputed(mask) or (stash.copy(mask) if mask_is_copied else stash.exact(mask))
 
 
 def _cast(mask: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
@@ -150,28 +160,28 @@ def _cast(mask: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float | None, gqa: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the result, the state of the random numbers that its dropout drew from (else empty), and the noise of the
-    backend's kernel (else None).
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the result; with dropout the state of the random numbers that it drew from; and the noise of the backend's
+    kernel, if that ran.
 
     PyTorch's dropout makes three matrices (B, H, L, S) of float32; the backend's kernel one of bytes.
     """
+    random = None
+    draws: list[Tensor] = []
+
+    def noise() -> Tensor:
+        draws.append(_noise(q, k, dropout))
+        return draws[0]
+
     y = None
-    noises: list[Tensor] = []
-    random = q.new_empty(0, dtype=torch.uint8)
-    attend = backend_for(q.device).attention
     if dropout:
         random = torch.cuda.get_rng_state(q.device) if q.device.type == "cuda" else torch.get_rng_state()
+        attend = backend_for(q.device).attention
         if attend and torch.backends.cuda.flash_sdp_enabled():
-
-            def noise() -> Tensor:
-                noises.append(_noise(q, k, dropout))
-                return noises[0]
-
             y = attend(q, k, v, AttentionOptions(causal, scale, mask, dropout, noise))
     if y is None:
         y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
-    return y, random, noises[0] if noises else None
+    return y, random, draws[0] if draws else None
 
 
 def _attend_backward(
@@ -182,34 +192,30 @@ def _attend_backward(
     mask: Tensor | None,
     random: Tensor | None,
     noise: Tensor | None,
-    *options: Any,
-) -> list[Tensor]:
-    """Return the gradients of q, k, v and the mask; empty ones where none is ``wanted``, the last of the options."""
-    dropout, causal, scale, gqa, needed = options
-    kernels = torch.backends.cuda.flash_sdp_enabled()  # not where sdpa_kernel(SDPBackend.MATH) asks, as dsq.report does
-    gradients = backend_for(dy.device).attention_gradients
-    if gradients and kernels:
+    options: tuple[Any, ...],
+    needed: tuple[bool, ...],
+) -> list[Tensor | None]:
+    """Return the gradients of q, k, v and the mask; None for each that is not ``needed``."""
+    dropout, causal, scale, gqa = options
+    q, k, v = (x.to(dy.dtype) for x in (q, k, v))
+    kernels = backend_for(dy.device).attention_gradients
+    if kernels and torch.backends.cuda.flash_sdp_enabled():  # not where sdpa_kernel(SDPBackend.MATH) asks: dsq.report
         draw = None
         if random is not None:
             draw = partial(_noise, dy, k, dropout, random) if noise is None else partial(noise.to, torch.uint8)
-        attention_options = AttentionOptions(causal, scale, mask, dropout, draw)
-        kernel_gradients = gradients(dy, *(x.to(dy.dtype) for x in (q, k, v)), attention_options, needed[3])
-        if kernel_gradients is not None:
-            return [
-                x if is_needed else dy.new_empty(0)
-                for x, is_needed in zip((*kernel_gradients, dy), needed, strict=False)
-            ]
+        gradients = kernels(dy, q, k, v, AttentionOptions(causal, scale, mask, dropout, draw), needed[3])
+        if gradients is not None:
+            return [x if is_needed else None for x, is_needed in zip((*gradients, None), needed, strict=False)]
     inputs: list[Any] = [
         x if x is None or x.dtype == torch.bool else x.detach().requires_grad_(is_needed)
-        for x, is_needed in zip((*(x.to(dy.dtype) for x in (q, k, v)), mask), needed, strict=True)
+        for x, is_needed in zip((q, k, v, mask), needed, strict=True)
     ]
     with _drawing(random, dy.device), torch.enable_grad():
         q, k, v, mask = inputs
         y = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=gqa)
-    input_gradients = iter(
-        torch.autograd.grad(y, [x for x, is_needed in zip(inputs, needed, strict=True) if is_needed], dy)
-    )
-    return [next(input_gradients) if is_needed else dy.new_empty(0) for is_needed in needed]
+    leaves = [x for x, is_needed in zip(inputs, needed, strict=True) if is_needed]
+    leaf_gradients = iter(torch.autograd.grad(y, leaves, dy))
+    return [next(leaf_gradients) if is_needed else None for is_needed in needed]
 
 
 @contextmanager
