@@ -156,7 +156,7 @@ def table(records: Sequence[Record], columns: Mapping[str, str] | None = None, m
 def _cell(value: Any, spec: str) -> str:
     if is_missing(value):
         return "-"
-    return str(value) if isinstance(value, str) else f"{value:{spec}}" if spec else str(value)
+    return value if isinstance(value, str) else format(value, spec)
 
 
 def is_missing(value: Any) -> bool:

@@ -1,6 +1,6 @@
 """Report how much of a model is quantized: FLOPs of matrix products, layers by name, saved bytes, time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -82,56 +82,71 @@ class ConversionReport:
         return asdict(self) | {"gradient": self.gradient and self.gradient.as_dict()}
 
     def __str__(self) -> str:
+        gradient = [] if self.gradient is None else [str(self.gradient)]
+        lines = (
+            self._flops_table(),
+            *self._memory_lines(),
+            self._time_line(),
+            *gradient,
+            *self._layer_lines(),
+            *self._product_lines(),
+        )
+        return "\n".join([*lines, *self._skipped_lines()])
+
+    def _flops_table(self) -> str:
         share_of = "packed" if self.mode == "saving" else "quantized"  # the operands, or the products
         rows = [
             {"pass": name, "GFLOP": flops.total / 1e9, share_of: flops.share, "others": _others(flops)}
             for name, flops in (("forward", self.forward), ("backward", self.backward))
             if flops is not None
         ]
-        lines = [table(rows, {"pass": "", "GFLOP": ".3f", share_of: ".1%", "others": ""})]
+        return table(rows, {"pass": "", "GFLOP": ".3f", share_of: ".1%", "others": ""})
+
+    def _memory_lines(self) -> Iterator[str]:
         if self.stash_bytes is not None and self.unconverted_stash_bytes:
             share = self.stash_bytes / self.unconverted_stash_bytes
             before, after = self.unconverted_stash_bytes / 2**20, self.stash_bytes / 2**20
-            lines.append(f"saved for the backward: {before:.2f} MiB before, {after:.2f} MiB now ({share:.0%})")
+            yield f"saved for the backward: {before:.2f} MiB before, {after:.2f} MiB now ({share:.0%})"
             shares = {op: nbytes / self.stash_bytes for op, nbytes in self.unpacked_bytes.items()}
             if large := [f"{op} {share:.0%}" for op, share in shares.items() if share > 0.1]:
-                lines.append(f"  of it unpacked, by operations without a rule in dsq/stash/rules: {', '.join(large)}")
-        lines += [f"  {self.graphs}"] if self.graphs else []
+                yield f"  of it unpacked, by operations without a rule in dsq/stash/rules: {', '.join(large)}"
+        if self.graphs:
+            yield f"  {self.graphs}"
         if self.process:
             resident_mib, peak = (self.process[name] / 2**20 for name in ("resident", "peak"))
-            lines.append(
-                f"process: {resident_mib:.0f} MiB resident, {peak:.0f} MiB at its peak, which includes the run before"
-            )
+            yield f"process: {resident_mib:.0f} MiB resident, {peak:.0f} MiB at its peak, which includes the run before"
+
+    def _time_line(self) -> str:
         before, after = 1e3 * self.unconverted_seconds, 1e3 * self.seconds
         if before < MIN_SECONDS * 1e3:
-            lines.append(f"time of a step: too short to compare ({before:.2g} ms); give a batch of the training's size")
-        else:
-            spread = f"{after / before:.2f} x; equal runs differ by up to {self.seconds_spread:.2f} x"
-            lines.append(f"time of a step: {before:.4g} ms before, {after:.4g} ms now ({spread})")
-        lines += [] if self.gradient is None else [str(self.gradient)]
-        lines.append(f"layers: {self.layers} converted, {len(self.uncalled)} of them never called; {_MODES[self.mode]}")
+            return f"time of a step: too short to compare ({before:.2g} ms); give a batch of the training's size"
+        spread = f"{after / before:.2f} x; equal runs differ by up to {self.seconds_spread:.2f} x"
+        return f"time of a step: {before:.4g} ms before, {after:.4g} ms now ({spread})"
+
+    def _layer_lines(self) -> Iterator[str]:
+        yield f"layers: {self.layers} converted, {len(self.uncalled)} of them never called; {_MODES[self.mode]}"
         if not self.layers:
-            lines.append("  call dsq.convert(model) or dsq.DynamicPrecision(model) before the report")
-        lines += [f"  never called: {name}" for name in self.uncalled]
+            yield "  call dsq.convert(model) or dsq.DynamicPrecision(model) before the report"
+        for name in self.uncalled:
+            yield f"  never called: {name}"
         if self.mixed_scale:
-            lines += [
-                "  features of mixed scale share blocks: standardize them, or give q0 more bits, in",
-                f"    {', '.join(self.mixed_scale)}",
-            ]
+            yield "  features of mixed scale share blocks: standardize them, or give q0 more bits, in"
+            yield f"    {', '.join(self.mixed_scale)}"
+
+    def _product_lines(self) -> Iterator[str]:
         if self.small_flops:
             share = self.small_flops / self.forward.total
-            lines.append(
-                f"  in floating point: {share:.1%} of the forward, several small products, which are faster so"
-            )
+            yield f"  in floating point: {share:.1%} of the forward, several small products, which are faster so"
         if self.forward.floating_point.get("aten.bmm", 0) > self.small_flops:
-            lines += [
-                "  bmm, perhaps attention's products: attention=True beside your other options quantizes them, which",
-                "    takes longer on a CPU (docs/report.md); functions outside of modules call dsq.functional.matmul",
-            ]
+            yield "  bmm, perhaps attention's products: attention=True beside your other options quantizes them, which"
+            yield "    takes longer on a CPU (docs/report.md); functions outside of modules call dsq.functional.matmul"
+
+    def _skipped_lines(self) -> Iterator[str]:
         names: dict[str, list[str]] = {}
         for entry in self.skipped:
             names.setdefault(entry.reason, []).append(entry.name or "(the model)")
-        return "\n".join([*lines, *(f"  skipped: {_named(modules)}: {reason}" for reason, modules in names.items())])
+        for reason, modules in names.items():
+            yield f"  skipped: {_named(modules)}: {reason}"
 
 
 def _named(modules: list[str]) -> str:

@@ -112,7 +112,7 @@ class FirstTraining:
         """Set layers to the first of the decided levels."""
         self.config = config
         for layer in layers:
-            _set_level(self, layer)
+            self.set_level(layer)
         take = self._take()
         if take is not None:
             take(config)
@@ -141,7 +141,15 @@ class FirstTraining:
         if self._opener is not None:
             self._opener = None
             for layer in self.layers():
-                _set_level(self, layer)
+                self.set_level(layer)
+
+    def set_level(self, layer: Any) -> None:
+        """Set a layer to the level that was decided; if that is final, the layer has the hook no more."""
+        if self.config is not None:
+            layer.quantizers = self.config.at(0)
+        # a graph has guards on the hooks that it was traced with
+        if self._opener is None and not self._traced and not torch.compiler.is_compiling():
+            forget([layer], but=lambda other: other is not self)
 
 
 def decide_to_save(layer: nn.Module) -> None:
@@ -181,15 +189,7 @@ def _decide(hook: FirstTraining, layer: nn.Module) -> None:
 def _follow(hook: FirstTraining, layer: Any) -> None:
     """Set a layer to the level that was decided, which it may revise."""
     hook.revise(layer)
-    _set_level(hook, layer)
-
-
-def _set_level(hook: FirstTraining, layer: Any) -> None:
-    if hook.config is not None:
-        layer.quantizers = hook.config.at(0)
-    # a graph has guards on the hooks that it was traced with
-    if hook._opener is None and not hook._traced and not torch.compiler.is_compiling():
-        forget([layer], but=lambda other: other is not hook)
+    hook.set_level(layer)
 
 
 # torch.compiler.assume_constant_result without its import, which takes a second: where a compiler traces the hook, it

@@ -88,11 +88,8 @@ class PackedPartitioner(CustomPartitionerFn):
     def __init__(
         self, bits: Callable[[], int], recomputed_products: float = 0.0, memory_budget: float | None = None
     ) -> None:
-        self.bits, self.recomputed_products, self.memory_budget = self.options = (
-            bits,
-            recomputed_products,
-            memory_budget,
-        )
+        self.options = bits, recomputed_products, memory_budget
+        self.bits, self.recomputed_products, self.memory_budget = self.options
         self.graphs: list[tuple[PackedTensor, ...]] = []  #: the saved tensors of each graph cut so far
         self.choices: list[str] = []  #: what met the budget in each of them
 
@@ -157,10 +154,10 @@ class PackedPartitioner(CustomPartitionerFn):
         products = bisect_left(range(count + 1), True, key=meets)
         share = cuts[min(products, count)].saved_bytes() / max(exact.saved_bytes(), 1)
         if products > count:
-            least = f"at least {ceil(100 * share) / 100} for this graph, of {self.bits() or 'all'} bits"
+            minimum = f"at least {ceil(100 * share) / 100} for this graph, of {self.bits() or 'all'} bits"
             if not self.choices:
-                raise ValueError(f"memory_budget must be {least}, got {budget}")
-            warnings.warn(f"memory_budget is exceeded: it has to be {least}", stacklevel=2)
+                raise ValueError(f"memory_budget must be {minimum}, got {budget}")
+            warnings.warn(f"memory_budget is exceeded: it has to be {minimum}", stacklevel=2)
             products = count
         self.choices.append(f"{products} of {count} products recomputed for {share:.2f} of the bytes")
         return cuts[products]

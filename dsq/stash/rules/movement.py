@@ -139,7 +139,7 @@ def _from_index(stash: Stash, y: Tensor, x: Tensor, index: Tensor, make: Any) ->
 def gather(stash: Stash, input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     """Run torch.gather, which saves the index alone. PyTorch saves the input too, for its shape."""
     if sparse_grad:
-        return torch.gather(input, dim, index, sparse_grad=sparse_grad)
+        return torch.gather(input, dim, index, sparse_grad=True)
     return Gather.apply(stash, input, dim, index)  # type: ignore[no-any-return, no-untyped-call]
 
 
