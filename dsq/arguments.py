@@ -22,8 +22,8 @@ def whole_number(name: str, value: Any, least: float = -inf, most: float = inf) 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
     """Return the end of an error line: the one of ``words`` that ``word`` looks like, or nothing."""
     accepted = list(words)
-    near = get_close_matches(word, accepted, 1, 0.5) or get_close_matches(word.lower(), accepted, 1, 0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    matches = get_close_matches(word, accepted, 1, 0.5) or get_close_matches(word.lower(), accepted, 1, 0.5)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def pattern(name: str, value: Any) -> re.Pattern[str]:

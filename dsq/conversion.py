@@ -205,9 +205,9 @@ def converted_parts(model: nn.Module) -> list[nn.Module]:
     The list is empty if all modules around one such part are wrappers with a single child, such as DDP.
     """
     parts = list(filter(is_conversion_root, model.modules()))
-    inside = {module for part in parts for module in part.modules()}
-    around = [module for module in model.modules() if module not in inside]
-    return parts if any(len(list(module.children())) != 1 for module in around) else []
+    members = {module for part in parts for module in part.modules()}
+    wrappers = [module for module in model.modules() if module not in members]
+    return parts if any(len(list(module.children())) != 1 for module in wrappers) else []
 
 
 def check_conversion(model: nn.Module, config: DSQConfig, of: str = "config") -> None:

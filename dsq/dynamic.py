@@ -141,9 +141,9 @@ class DynamicPrecision:
         ``rise_at`` fractions apply to the updates that remain after those without. Call it after ``load_state_dict``.
         Raises ValueError if ``updates`` is no whole number from 0.
         """
-        without = whole_number("updates", updates, 0) - self.scheduler.updates
-        if without > 0:
-            self.scheduler.rise_at = self.config.scheduler(updates_left(self._total_updates, without)).rise_at
+        earlier_updates = whole_number("updates", updates, 0) - self.scheduler.updates
+        if earlier_updates > 0:
+            self.scheduler.rise_at = self.config.scheduler(updates_left(self._total_updates, earlier_updates)).rise_at
 
     def check(self, loss: Callable[[], Tensor], every: int = 400) -> GradientCheck | None:
         """Compare the gradient of ``loss()`` with the unquantized one, for ``metrics`` (dsq/gradient_check.py).

@@ -214,25 +214,25 @@ def parse_format(text: str) -> Format:
 
     Raises ValueError for anything else, with the nearest name.
     """
-    name, _, rest = text.partition(":")
-    if name in NAMED and not rest:
+    name, _, suffix = text.partition(":")
+    if name in NAMED and not suffix:
         return NAMED[name]
     if name in NAMED and isinstance(fmt := NAMED[name], GridFormat):
-        return replace(fmt, rule=rest)
+        return replace(fmt, rule=suffix)
     if by_width := re.fullmatch(rf"({'|'.join(FORMATS)})(\d+)", text):
         return format_class(by_width[1])(int(by_width[2]))
     if integers := re.fullmatch(r"int(\d+)_(?:(row|tensor)|(\d+)x(\d+))", text):
         block = {"row": (1, 0), "tensor": (0, 0)}.get(integers[2]) or (int(integers[3]), int(integers[4]))
         return GridFormat(integer_grid(int(integers[1])), block, "fp32")
     if name == "grid":
-        return _parse_grid_format(rest)
+        return _parse_grid_format(suffix)
     if identity := re.fullmatch(r"float:bits=(\d+)", text):
         return Identity(int(identity[1]))
-    if name not in FORMATS or not rest:
+    if name not in FORMATS or not suffix:
         hint = did_you_mean(text, format_names())
         raise ValueError(f"format must be one of {', '.join(format_names())}, got {text!r}{hint}")
     try:
-        arguments = {key: int(value) for key, value in (item.split("=") for item in rest.split(","))}
+        arguments = {key: int(value) for key, value in (item.split("=") for item in suffix.split(","))}
         return format_class(name)(**arguments)
     except TypeError:
         names = ", ".join(option.name for option in fields(format_class(name)))

@@ -66,7 +66,7 @@ class ParameterGradient:
         """Return whether the gradient stands out from rounding noise and from chance, or is not finite."""
         return math.isnan(self.error) or (self.values >= MIN_JUDGED_VALUES and not self.share < MIN_JUDGED_SHARE)
 
-    def beyond(self, limits: Limits) -> bool:
+    def exceeds(self, limits: Limits) -> bool:
         """Return whether the parameter is judged and a figure exceeds ``limits``."""
         return self.judged and not (self.cosine >= limits.cosine and 1 / limits.ratio <= self.ratio <= limits.ratio)
 
@@ -95,18 +95,18 @@ class GradientCheck:
     @property
     def grade(self) -> str:
         """Return "fine", "doubtful" or "broken"."""
-        return "broken" if self._beyond(USABLE_LIMITS) else "doubtful" if self._beyond(FINE_LIMITS) else "fine"
+        return "broken" if self._exceeded(USABLE_LIMITS) else "doubtful" if self._exceeded(FINE_LIMITS) else "fine"
 
     @property
     def verdict(self) -> str:
         """Return one line: the grade, the figures, and the exceeded limits with a remedy."""
-        beyond = self._beyond(USABLE_LIMITS) or self._beyond(FINE_LIMITS)
+        reasons = self._exceeded(USABLE_LIMITS) or self._exceeded(FINE_LIMITS)
         if self.of_loss > self.error / 4:
-            beyond.insert(0, f"loss() itself moves it by {self.of_loss:.3g}: let it run the same batch at each call")
+            reasons.insert(0, f"loss() itself moves it by {self.of_loss:.3g}: let it run the same batch at each call")
         elif self.error > FINE_LIMITS.error and self.of_bfloat16 > self.error / 4:  # as in deep networks at first
-            beyond.insert(0, f"weights rounded to bfloat16 move it by {self.of_bfloat16:.3g}: check again later")
+            reasons.insert(0, f"weights rounded to bfloat16 move it by {self.of_bfloat16:.3g}: check again later")
         figures = f"error {self.error:.3g}, {self.of_stash:.3g} by the stash alone, worst cosine {self.cosine:.3g}"
-        return "; ".join([f"gradient {self.grade}: {figures}", *beyond])
+        return "; ".join([f"gradient {self.grade}: {figures}", *reasons])
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain data."""
@@ -115,14 +115,14 @@ class GradientCheck:
     def __str__(self) -> str:
         return "\n".join([self.verdict, *(f"  {p}" for p in self.parameters[:5])])
 
-    def _beyond(self, limits: Limits) -> list[str]:
+    def _exceeded(self, limits: Limits) -> list[str]:
         """Return a text for each exceeded limit."""
         if infinite := [p for p in self.parameters if math.isnan(p.error)]:
-            also = " without quantization either" if any(math.isnan(p.share) for p in infinite) else ""
-            return [f"the gradient of {infinite[0].name} is not finite{also}"]
+            cause = " without quantization either" if any(math.isnan(p.share) for p in infinite) else ""
+            return [f"the gradient of {infinite[0].name} is not finite{cause}"]
         exceeded = [] if self.error <= limits.error else [f"error over {limits.error:g}: raise q0 and q2"]
         exceeded += [] if self.of_stash <= limits.of_stash else [f"the stash's over {limits.of_stash:g}: raise q1"]
-        return exceeded + [str(p) for p in self.parameters if p.beyond(limits)][:1]
+        return exceeded + [str(p) for p in self.parameters if p.exceeds(limits)][:1]
 
 
 @trial()

@@ -209,8 +209,9 @@ def is_level_name(word: str) -> bool:
 
 def _in_full(name: str) -> str:
     """Return the long form of a level's name. Raises ValueError for one most like a recipe's, which it names."""
-    near = [name] if is_level_name(name) else get_close_matches(name.lower(), recipes.names() + format_names(), 1, 0.5)
-    if not {*near}.isdisjoint(recipes.names()):
+    names = recipes.names() + format_names()
+    matches = [name] if is_level_name(name) else get_close_matches(name.lower(), names, 1, 0.5)
+    if not {*matches}.isdisjoint(recipes.names()):
         return recipes.recipe(name).operands
     return f"[{name} {name} | {name} {name} | {name} {name}]"
 

@@ -159,10 +159,10 @@ _FIXED_Q3 = 16
 
 def damage(levels: Iterable[Precision], format: str, rounding: str) -> Iterator[str]:
     """Yield a line for each way in which ``levels`` in ``format``, rounded so, may damage training."""
-    levels, enough = list(levels), _ENOUGH.get(format, ())
-    if low := [level for level in levels if any(a < b for a, b in zip(level, enough, strict=False))]:
+    levels, least_bits = list(levels), _ENOUGH.get(format, ())
+    if low := [level for level in levels if any(a < b for a, b in zip(level, least_bits, strict=False))]:
         lost = ", ".join(f"{bits} bits {lost}" for bits, lost in LOST[format].items())
-        needed = "{}, {} and {} bits at q0, q1 and q2".format(*enough)
+        needed = "{}, {} and {} bits at q0, q1 and q2".format(*least_bits)
         yield f"{levels_text(low)} may damage training, which needed {needed}: of {BLEU} BLEU {format} lost with {lost}"
     if low := [level for level in levels if format == "fixed" and level.q3 < _FIXED_Q3]:
         yield f"{levels_text(low)}: under {_FIXED_Q3} bits of fixed for q3 training can fail (the paper's Appendix C)"

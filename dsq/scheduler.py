@@ -152,8 +152,8 @@ class PrecisionScheduler:
         if len(state["work"]) != len(self.levels):
             raise ValueError(f"work must be one entry per level, {len(self.levels)}, got {len(state['work'])}")
         level = whole_number("level", state["level"], 0, len(self.levels) - 1)
-        without = state["validations_without_improvement"]
-        self.validations_without_improvement = whole_number("validations_without_improvement", without, 0)
+        count = state["validations_without_improvement"]
+        self.validations_without_improvement = whole_number("validations_without_improvement", count, 0)
         self.level = level
         self.work = [LevelWork(*counts) for counts in state["work"]]
         self.best = math.inf if state["best"] is None else state["best"]

@@ -77,9 +77,9 @@ def config_of(options: object) -> DSQConfig | None:
     """
     values = {name: getattr(options, f"dsq_{name}", _default(name)) for name in OPTIONS}
     if values["levels"] is None:
-        idle = [flag_of(name) for name, value in values.items() if value != _default(name)]
-        if idle:
-            text = f"without --dsq-levels there is no DSQ: {', '.join(idle)} does nothing"
+        unused = [flag_of(name) for name, value in values.items() if value != _default(name)]
+        if unused:
+            text = f"without --dsq-levels there is no DSQ: {', '.join(unused)} does nothing"
             logger.warning('%s; "%s" is advised', text, DEFAULT_LEVELS[0])
         return None
     if values["levels"].strip() == AUTO.text:  # fairseq has flags of its own for autocast and halved models

@@ -60,8 +60,8 @@ def evaluate(text: Any) -> Any:
             return _value(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, TypeError, ValueError, OverflowError, MemoryError, RecursionError):
         pass
-    shown = f"{text!r:.100}"
-    raise ValueError(f"a value must be made of numbers and lists, as in '[(512, 3)] * 2', and be short, got {shown}")
+    excerpt = f"{text!r:.100}"
+    raise ValueError(f"a value must be made of numbers and lists, as in '[(512, 3)] * 2', and be short, got {excerpt}")
 
 
 def _value(node: ast.AST | None) -> Any:

@@ -87,7 +87,7 @@ def timed(
     of their class."""
     generator = torch.Generator().manual_seed(0)
     rows, columns, depth = shape = size_class(sizes)
-    more_values, more_products = _values(sizes) / _values(shape), math.prod(sizes) / math.prod(shape)
+    values_ratio, products_ratio = _values(sizes) / _values(shape), math.prod(sizes) / math.prod(shape)
     shapes = (rows, depth), (depth, columns)
     values = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
     stored = (x.t() if operand.transposed else x for x, operand in zip(values, (matmul.a, matmul.b), strict=True))
@@ -105,7 +105,7 @@ def timed(
             ready = clock()
             gemm.run(matmul, *operands, None)
             preparing[i], multiplying[i] = min(preparing[i], ready - start), min(multiplying[i], clock() - ready)
-    return [more_values * p + more_products * m for p, m in zip(preparing, multiplying, strict=True)]
+    return [values_ratio * p + products_ratio * m for p, m in zip(preparing, multiplying, strict=True)]
 
 
 def _values(sizes: Sizes) -> int:

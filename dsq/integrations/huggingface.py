@@ -58,7 +58,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         self.dynamic: DynamicPrecision | None = None  #: set when training begins
         self.monitor = monitor
         self._training = False
-        self._others = set[str]()  # losses of other sets since the latest monitored loss
+        self._other_losses = set[str]()  # losses of other sets since the latest monitored loss
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Convert a model that the trainer compiles before ``on_train_begin``, so that its graphs have the policies."""
@@ -93,13 +93,13 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         callbacks: Any = state.stateful_callbacks
         callbacks.setdefault(type(self).__name__, self.state())
         self.dynamic.began_after(state.global_step)
-        self._note()
+        self._write_config()
         self._training = True
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         assert self.dynamic is not None
         self.dynamic.record(updates=1)
-        self._note()
+        self._write_config()
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Record the evaluation's loss, in training. Raises ValueError if no evaluation logs it."""
@@ -109,16 +109,16 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         if self.monitor in metrics:
             assert self.dynamic is not None
             self.dynamic.step(metrics[self.monitor])
-            self._note()
-            self._others.clear()
+            self._write_config()
+            self._other_losses.clear()
             return
         if not self.config.follows_validation:
             return
         losses = {name for name in metrics if name.endswith("loss")}
-        if losses <= self._others:
+        if losses <= self._other_losses:
             accepted = ", ".join(map(repr, sorted(losses))) or "none was logged"
             raise ValueError(f"monitor must be an evaluation's loss ({accepted}), got {self.monitor!r}")
-        self._others |= losses
+        self._other_losses |= losses
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -131,7 +131,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         best = TrainerState.load_from_json(f"{state.best_model_checkpoint}/{TRAINER_STATE_NAME}")
         if saved := self.saved_in(best):  # else the checkpoint is of a run without the callback
             convert_at(self.dynamic.model, saved)
-            self._note(saved)
+            self._write_config(saved)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Add ``DynamicPrecision.metrics`` to the logged figures."""
@@ -150,7 +150,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         callbacks: Any = state.stateful_callbacks  # a list before training, a dict of what they saved in it
         return callbacks.get(type(self).__name__, {}).get("attributes", {}).get("saved")
 
-    def _note(self, state: dict[str, Any] | None = None) -> None:
+    def _write_config(self, state: dict[str, Any] | None = None) -> None:
         """Write the schedule's present state, or ``state``, into the model's config.json."""
         assert self.dynamic is not None
         config = getattr(self.dynamic.model, "config", None)

@@ -41,7 +41,7 @@ class PrecisionCallback(Callback):
         self.monitor = monitor
         self.dynamic: DynamicPrecision | None = None  #: set by ``setup``
         self._saved: dict[str, Any] = {}
-        self._step: Any = None  #: the module's training step if it is an attribute, such as a compiled one
+        self._former_step: Any = None  #: the module's training step if it is an attribute, such as a compiled one
         self._updates = 0  #: of the run, as ``_updates_of`` counts them
         self._by_batch = False  #: whether a batch is an update, and not the step of an optimizer
 
@@ -58,7 +58,7 @@ class PrecisionCallback(Callback):
             compiled = pl_module._compiler_ctx or {}
             step: Any = compiled.get("original_training_step", pl_module.training_step)
             detour = wraps(step)(partial(under_policies, pl_module, step))
-            self._step = vars(pl_module).get("training_step")
+            self._former_step = vars(pl_module).get("training_step")
             # wrapped once only, because Lightning reads the parameters of the wrapped step
             vars(pl_module)["training_step"] = wraps(step)(compiled["dynamo_ctx"](detour)) if compiled else detour
 
@@ -66,8 +66,8 @@ class PrecisionCallback(Callback):
         """Restore the training step."""
         if stage == "fit":
             vars(pl_module).pop("training_step", None)
-            if self._step is not None:
-                vars(pl_module)["training_step"] = self._step
+            if self._former_step is not None:
+                vars(pl_module)["training_step"] = self._former_step
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set the level of the checkpoint. Warns if the level follows validations and there will be none."""

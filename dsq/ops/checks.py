@@ -57,11 +57,11 @@ def check_present(weight: Tensor, shape: torch.Size) -> None:
 
     FSDP frees storages, DeepSpeed sets ``.data`` to nothing: both bring a weight back for its own layer's backward.
     """
-    got = weight.untyped_storage().nbytes()
-    needed = weight.nbytes + weight.storage_offset() * weight.itemsize
+    got_bytes = weight.untyped_storage().nbytes()
+    needed_bytes = weight.nbytes + weight.storage_offset() * weight.itemsize
     if not weight.is_contiguous() and weight.numel():  # an expanded weight has fewer bytes than its shape says
         steps = [(n - 1) * step for n, step in zip(weight.shape, weight.stride(), strict=True)]
-        needed = (weight.storage_offset() + sum(steps) + 1) * weight.itemsize
-    if weight.shape != shape or got < needed:
-        text = f"a weight of {tuple(shape)} must be there for its backward, got {tuple(weight.shape)} in {got} bytes"
-        raise RuntimeError(f"{text}: it was freed since the forward, and not brought back")
+        needed_bytes = (weight.storage_offset() + sum(steps) + 1) * weight.itemsize
+    if weight.shape != shape or got_bytes < needed_bytes:
+        got = f"{tuple(weight.shape)} in {got_bytes} bytes: it was freed since the forward, and not brought back"
+        raise RuntimeError(f"a weight of {tuple(shape)} must be there for its backward, got {got}")

@@ -38,31 +38,31 @@ def as_product(equation: str, a: Tensor, b: Tensor, swapped: bool = False) -> Ei
     operands, arrow, result = equation.replace(" ", "").partition("->")
     if not arrow or operands.count(",") != 1:
         return None
-    left, right = operands.split(",")
+    a_names, b_names = operands.split(",")
     if swapped:
-        a, b, left, right = b, a, right, left
+        a, b, a_names, b_names = b, a, b_names, a_names
     if "." in equation:
-        free = [letter for letter in ascii_letters if letter not in equation]
-        dims = [x.dim() - len(names.replace("...", "")) for x, names in ((a, left), (b, right))]
-        leading = "".join(free[: max(dims)])
-        left, right = (
-            names.replace("...", leading[len(leading) - n :]) for names, n in ((left, dims[0]), (right, dims[1]))
+        letters = [letter for letter in ascii_letters if letter not in equation]
+        dims = [x.dim() - len(names.replace("...", "")) for x, names in ((a, a_names), (b, b_names))]
+        leading = "".join(letters[: max(dims)])
+        a_names, b_names = (
+            names.replace("...", leading[len(leading) - n :]) for names, n in ((a_names, dims[0]), (b_names, dims[1]))
         )
         result = result.replace("...", leading)
-    size = dict(zip(left + right, (*a.shape, *b.shape), strict=False))
-    if any(len(set(names)) < len(names) for names in (left, right, result)):
+    size = dict(zip(a_names + b_names, (*a.shape, *b.shape), strict=False))
+    if any(len(set(names)) < len(names) for names in (a_names, b_names, result)):
         return None
-    if [*a.shape, *b.shape] != [size[i] for i in left + right]:
+    if [*a.shape, *b.shape] != [size[i] for i in a_names + b_names]:
         return None
-    batch = [i for i in left if i in right and i in result]
-    summed = [i for i in left if i in right and i not in result]
-    rows, columns = [i for i in left if i not in right], [i for i in right if i not in left]
+    batch = [i for i in a_names if i in b_names and i in result]
+    summed = [i for i in a_names if i in b_names and i not in result]
+    rows, columns = [i for i in a_names if i not in b_names], [i for i in b_names if i not in a_names]
     order = [*batch, *rows, *columns]
     if not summed or sorted(order) != sorted(result):
         return None
     return Einsum(
-        _arranged(a, left, (*batch, rows, summed), size),
-        _arranged(b, right, (*batch, columns, summed), size),
+        _arranged(a, a_names, (*batch, rows, summed), size),
+        _arranged(b, b_names, (*batch, columns, summed), size),
         "".join(rows),
         tuple(size[i] for i in order),
         tuple(order.index(i) for i in result),

@@ -68,17 +68,17 @@ def _multiply(
         gemm = gemm_for(matmul, inner, matmul.sizes(a.shape, b.shape), backend_for(a.device))
     if bias_N is not None:
         bias_N = bias_N.to(inner if gemm is TORCH else torch.promote_types(inner, torch.float32))
-    left: Any  # as the kernel takes it
-    right: Any
+    a_operand: Any  # as the kernel takes it
+    b_operand: Any
     if gemm.packed:
-        left, right = packed(matmul.a, a, seed), packed(matmul.b, b, seed)
+        a_operand, b_operand = packed(matmul.a, a, seed), packed(matmul.b, b, seed)
         if gemm.convert is not None:
-            left, right = gemm.convert(matmul.a, left), gemm.convert(matmul.b, right)
+            a_operand, b_operand = gemm.convert(matmul.a, a_operand), gemm.convert(matmul.b, b_operand)
     else:
-        left = _values(matmul.a, a, gemm.a_dtype or inner, seed)
-        right = _values(matmul.b, b, gemm.b_dtype or inner, seed)
+        a_operand = _values(matmul.a, a, gemm.a_dtype or inner, seed)
+        b_operand = _values(matmul.b, b, gemm.b_dtype or inner, seed)
     with torch._C._DisableAutocast():  # which would round values that have inner's dtype
-        result = gemm.run(matmul, left, right, bias_N)
+        result = gemm.run(matmul, a_operand, b_operand, bias_N)
     if matmul.result is None:
         return result.to(dtype)
     return quantize(result, matmul.result, -1, matmul.seed_of_result(seed), dtype)

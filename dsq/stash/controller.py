@@ -175,15 +175,15 @@ def compiled_blocks(model: nn.Module) -> Iterator[nn.Module]:
 
     They are found by name, as importing torch._dynamo to ask takes a second.
     """
-    left: list[nn.Module | None] = [model]
-    while left:  # before each forward: children() also reads their names
-        module = left.pop()
+    unvisited: list[nn.Module | None] = [model]
+    while unvisited:  # before each forward: children() also reads their names
+        module = unvisited.pop()
         if module is None:
             continue
         if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
             yield module
         else:
-            left.extend(module._modules.values())
+            unvisited.extend(module._modules.values())
 
 
 def run_under(
@@ -263,11 +263,11 @@ def _parts(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _release(module: nn.Module, controller: Controller) -> None:
-    controllers, around = applied(module), module.__dict__.get(_PART_OF, [])
+    controllers, of_models = applied(module), module.__dict__.get(_PART_OF, [])
     if controllers.get(controller.name) is controller:
         del controllers[controller.name]
-    around[:] = [other for other in around if other is not controller]
-    if controllers or around:
+    of_models[:] = [other for other in of_models if other is not controller]
+    if controllers or of_models:
         return
     for name in (APPLIED, _PART_OF):
         module.__dict__.pop(name, None)

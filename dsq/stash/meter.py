@@ -42,7 +42,7 @@ class StashProfile:
     @property
     def nbytes(self) -> int:
         """Return the bytes held for the backward."""
-        return sum(h.nbytes for h in self.tensors)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
     def exact(self) -> dict[str, int]:
@@ -56,7 +56,7 @@ class StashProfile:
         return dict(nbytes.most_common())
 
     def __str__(self) -> str:
-        lines = [f"{h.nbytes / 2**20:9.2f}  {h.op}.{h.name} {h.shape} {h.dtype}" for h in self.tensors[:20]]
+        lines = [f"{t.nbytes / 2**20:9.2f}  {t.op}.{t.name} {t.shape} {t.dtype}" for t in self.tensors[:20]]
         return "\n".join((f"{self.nbytes / 2**20:.2f} MiB saved for the backward", *lines))
 
 

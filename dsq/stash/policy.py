@@ -104,8 +104,8 @@ def compatible(one: str, other: str) -> bool:
 
 
 def _check_others(model: nn.Module, entry: Policy) -> None:
-    around = [root for root in _ROOTS if root is not model and any(module is model for module in root.modules())]
-    for other in (other for place in (*model.modules(), *around) for other in applied(place)):
+    outer_models = [root for root in _ROOTS if root is not model and any(module is model for module in root.modules())]
+    for other in (other for place in (*model.modules(), *outer_models) for other in applied(place)):
         if not compatible(entry.name, other):
             goes_with = ", ".join(p for p in policies() if compatible(entry.name, p)) or "none"
             conflict = f"{other!r}, already applied to this model, a part of it or a model around it"

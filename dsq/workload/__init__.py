@@ -63,12 +63,12 @@ def trace(model: nn.Module, *inputs: Any, **keywords: Any) -> Entry:
     if not any(entry["op"] == "gemm" for entry in recorder.operations):
         raise ValueError(f"the forward of {name} multiplies no matrices: there is nothing to cost")
     for trained in (True, False):
-        unseen = sum(p.numel() for p in model.parameters() if p.requires_grad is trained and recorder.own(p))
-        if unseen:
-            recorder.add_pass("unseen", "parameters", 1, 1, parameters=unseen, trained=trained)
-    updated = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    if updated:
-        recorder.add_pass("optimizer", "adam", updated, 1)
+        unseen_values = sum(p.numel() for p in model.parameters() if p.requires_grad is trained and recorder.own(p))
+        if unseen_values:
+            recorder.add_pass("unseen", "parameters", 1, 1, parameters=unseen_values, trained=trained)
+    updated_values = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if updated_values:
+        recorder.add_pass("optimizer", "adam", updated_values, 1)
     return {
         "costmodel": SCHEMA,
         "name": name,

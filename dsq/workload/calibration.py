@@ -102,15 +102,15 @@ class TimedProduct(NamedTuple):
 
 def units(device: torch.device) -> list[dict[str, Any]]:
     """Return the [[peak]] tables, narrow operands first, as dsq takes its kernels."""
-    alike: dict[int, list[TimedProduct]] = {}
-    mixed: dict[int, list[TimedProduct]] = {}
+    equal_widths: dict[int, list[TimedProduct]] = {}
+    mixed_widths: dict[int, list[TimedProduct]] = {}
     for m in CODE_WIDTHS:
-        forward, dx, mixed[m] = _layer_times(device, Precision(m, m, m, WIDE))
-        alike[m] = forward + dx
-    alike[WIDE] = _layer_times(device, Precision(WIDE, 4, 4, WIDE))[0]
-    peaks = [_unit(f"{m} x {m} bits", {"bfp": m}, alike[m]) for m in CODE_WIDTHS]
-    peaks += [_unit(f"{WIDE} x {m} bits", {"bfp": [WIDE, m]}, mixed[m]) for m in CODE_WIDTHS]
-    peaks.append(_unit(f"{WIDE} x {WIDE} bits", {"bfp": WIDE}, alike[WIDE]))
+        forward, dx, mixed_widths[m] = _layer_times(device, Precision(m, m, m, WIDE))
+        equal_widths[m] = forward + dx
+    equal_widths[WIDE] = _layer_times(device, Precision(WIDE, 4, 4, WIDE))[0]
+    peaks = [_unit(f"{m} x {m} bits", {"bfp": m}, equal_widths[m]) for m in CODE_WIDTHS]
+    peaks += [_unit(f"{WIDE} x {m} bits", {"bfp": [WIDE, m]}, mixed_widths[m]) for m in CODE_WIDTHS]
+    peaks.append(_unit(f"{WIDE} x {WIDE} bits", {"bfp": WIDE}, equal_widths[WIDE]))
     for name, dtype, holds in (
         ("bf16", torch.bfloat16, {"float": 16}),
         ("fp32", torch.float32, {"float": 32, "bfp": 32, "fixed": 32}),
@@ -176,8 +176,9 @@ def _fused_unit(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
 
 def _unit(datatype: str, holds: dict[str, Any], times: list[TimedProduct]) -> dict[str, Any]:
     per_flop, per_value, per_call = fitted(times)
-    off = [abs(t.flops * per_flop + t.values * per_value + per_call - t.seconds) / t.seconds for t in times]
-    source = f"measured: {len(times)} products, the fit is off by {np.median(off):.0%} (median), {max(off):.0%} (worst)"
+    errors = [abs(t.flops * per_flop + t.values * per_value + per_call - t.seconds) / t.seconds for t in times]
+    error = f"{np.median(errors):.0%} (median), {max(errors):.0%} (worst)"
+    source = f"measured: {len(times)} products, the fit is off by {error}"
     return {"datatype": datatype, **_rates(per_flop, per_value, per_call), "holds": holds, "source": source}
 
 
@@ -189,12 +190,12 @@ def _rates(per_flop: float, per_value: float, per_call: float) -> dict[str, floa
 def fitted(times: list[TimedProduct]) -> tuple[float, float, float]:
     """Return the seconds an operation, a value and a product: least squares of relative errors, none negative."""
     terms = np.array([[t.flops, t.values, 1.0] for t in times]) / np.array([[t.seconds] for t in times])
-    best, least = np.zeros(3), np.inf
+    best, best_error = np.zeros(3), np.inf
     for columns in ([0, *regressors] for count in range(3) for regressors in combinations((1, 2), count)):
         solution = np.linalg.lstsq(terms[:, columns], np.ones(len(times)), rcond=None)[0]
         error = float(np.square(terms[:, columns] @ solution - 1).sum())
-        if (solution >= 0).all() and solution[0] > 0 and error < least:
-            best, least = np.zeros(3), error
+        if (solution >= 0).all() and solution[0] > 0 and error < best_error:
+            best, best_error = np.zeros(3), error
             best[columns] = solution
     return float(best[0]), float(best[1]), float(best[2])
 

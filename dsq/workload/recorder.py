@@ -50,7 +50,7 @@ class Recorder(TorchDispatchMode):
         self._calls = Counter[str]()
         #: storages in the order in which they were first saved; a weak reference keeps an address from being used again
         self._storages: dict[int, tuple[int, StorageWeakRef]] = {}
-        self._there = {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        self._existing = {storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self._references = list[StorageWeakRef]()  # so that no address is used again
         self._pending: list[Saved] = []
         self._roles: dict[int, tuple[Entry, str]] = {}  # of the storages of the latest operation's tensors
@@ -61,14 +61,14 @@ class Recorder(TorchDispatchMode):
     def ignore(self, tensors: Iterable[Tensor]) -> None:
         """Count no storage of ``tensors`` as saved: the batch is there before the step."""
         self._references += [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
-        self._there |= {reference.cdata for reference in self._references}
+        self._existing |= {reference.cdata for reference in self._references}
 
     def saving(self) -> saved_tensors_hooks:
         """Return hooks that record each tensor that autograd saves, and save nothing: there is no backward."""
         nothing = torch.empty(0)
 
         def pack(tensor: Tensor) -> Tensor:
-            if tensor.layout is torch.strided and storage_of(tensor) not in self._there:
+            if tensor.layout is torch.strided and storage_of(tensor) not in self._existing:
                 saved = self._saved(tensor)
                 # autograd saves an operation's inputs before it runs, and its results, detached, after it
                 if not tensor.requires_grad and saved.storage in self._results and not self._inside_linear:
@@ -176,9 +176,9 @@ class Recorder(TorchDispatchMode):
     def own(self, parameter: Tensor) -> bool:
         """Count the parameter unless some operation has; True if it was new."""
         key = (parameter.untyped_storage()._cdata, int(parameter.storage_offset()))
-        new = key not in self._counted
+        is_new = key not in self._counted
         self._counted.add(key)
-        return new
+        return is_new
 
     def is_parameter(self, tensor: Any) -> bool:
         """Return whether ``tensor`` is a parameter of the model, or a view of one."""
@@ -240,8 +240,8 @@ def storage_of(tensor: Tensor) -> int:
 def _product(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
     """bias + a_BMK b_BKN, either of which may lack the batch axis, or a_BMK b_BKN alone. Of a parameter b each matrix
     multiplies rows of its own: those of one expert."""
-    *added, a, b = args
-    bias = added[0] if added and recorder.is_parameter(added[0]) else None
+    *biases, a, b = args
+    bias = biases[0] if biases and recorder.is_parameter(biases[0]) else None
     batch, rows, width = a.shape if a.dim() == 3 else (1, *a.shape)
     name, weight = recorder.named(b, name)
     fields = {"x_grad": a.requires_grad, "w_grad": b.requires_grad}
@@ -265,8 +265,8 @@ def _convolution(recorder: Recorder, name: str, args: Any, out: Tensor) -> None:
     x, w, bias, groups = args[0], args[1], args[2], args[8]
     transposed, kernel = args[6], math.prod(w.shape[2:])
     rows = x.shape[0] * math.prod((x if transposed else out).shape[2:])
-    inside, outputs = x.shape[1] // groups, out.shape[1] // groups
-    width, outputs = (inside, outputs * kernel) if transposed else (inside * kernel, outputs)
+    channels, outputs = x.shape[1] // groups, out.shape[1] // groups
+    width, outputs = (channels, outputs * kernel) if transposed else (channels * kernel, outputs)
     name, weight = recorder.named(w, name)
     entry = recorder.add_gemm(
         name,

@@ -154,12 +154,12 @@ def _as_integers(codec: CodecKernels, operand: Operand, x: Codes) -> _Elements:
     if fmt.scale == "fp32":
         one = x.scales.new_tensor([BIAS + power])
         return _Elements(Codes(codes, one, x.shape), 1.0, _float32_scales(x), of_elements)
-    _, tall, long = fmt.blocks(layout)
-    of_vectors = x.scales[: tall * long].view(tall, long).repeat_interleave(fmt.tile(layout)[0], 0)
+    _, *blocks = fmt.blocks(layout)
+    of_vectors = x.scales[: prod(blocks)].view(blocks).repeat_interleave(fmt.tile(layout)[0], 0)
     of_vectors = of_vectors[: x.shape[1 if layout.along_rows else 0]]
     scales = (of_vectors.t() if layout.along_rows else of_vectors).flatten()
     if fmt.scale == "e8m0":
         return _Elements(Codes(codes, scales, x.shape), 2.0**power / fmt.prescale, None, of_elements)
     of_tensor = scales.new_tensor([BIAS + bits + 6 + unit])  # the exponent with which a scale of 1 is a unit's step
-    scale_of_tensor = x.scales[tall * long :].clone().view(torch.float32)
+    scale_of_tensor = x.scales[prod(blocks) :].clone().view(torch.float32)
     return _Elements(Codes(codes, torch.cat([scales, of_tensor]), x.shape), 1.0, scale_of_tensor, of_elements)

@@ -32,8 +32,8 @@ def scaling_of(fmt: Format) -> Scaling:
 
 
 def _block_reduce(x_ORC: Tensor, fmt: Format, layout: Layout, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """``reduce(values of a block, dim)`` of every block, in ``layout.block_shape``; a short last block is filled with
-    zeros."""
+    """Return ``reduce(values of a block, dim)`` of every block, in ``layout.block_shape``; a short last block is filled
+    with zeros."""
     if fmt.block_size == 0:
         return reduce(x_ORC.flatten(), 0).view(1) if x_ORC.numel() else x_ORC.new_zeros(1)
     dim = 1 if layout.along_rows else 2
@@ -48,13 +48,13 @@ def _block_reduce(x_ORC: Tensor, fmt: Format, layout: Layout, reduce: Callable[[
 
 def _block_extremes(x_ORC: Tensor, fmt: Format, layout: Layout) -> tuple[Tensor, Tensor]:
     """Return the largest magnitude of every block, and whether a positive value has it."""
-    most = _block_reduce(x_ORC, fmt, layout, lambda values, dim: values.amax(dim))
-    least = _block_reduce(x_ORC, fmt, layout, lambda values, dim: values.amin(dim))
-    return torch.maximum(most, -least), most >= -least
+    highest = _block_reduce(x_ORC, fmt, layout, lambda values, dim: values.amax(dim))
+    lowest = _block_reduce(x_ORC, fmt, layout, lambda values, dim: values.amin(dim))
+    return torch.maximum(highest, -lowest), highest >= -lowest
 
 
 def _float64_power(exponent: Tensor) -> Tensor:
-    """2.0**exponent, built from the bits of a float64: exact, which pow and exp2 need not be."""
+    """Return 2.0**exponent, built from the bits of a float64: exact, which pow and exp2 need not be."""
     return ((exponent + 1023) << 52).view(torch.float64)
 
 
@@ -119,7 +119,7 @@ def _e4m3_steps(scales: Tensor, fmt: Format, layout: Layout) -> Tensor:
 
 
 def _unit(exponent: Tensor, fmt: Format) -> Tensor:
-    """T of dsq.formats.SignedNVInt."""
+    """Return T of dsq.formats.SignedNVInt."""
     return _float64_power(exponent - fmt.bits - 6)
 
 

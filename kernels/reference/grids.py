@@ -20,22 +20,22 @@ from torch.nn.functional import pad
 
 from dsq.formats import Grid, GridFormat, Layout
 from dsq.kernels.reference.codec import pack_bits, uniform, unpack_bits
+from dsq.kernels.reference.formats import LARGEST_E4M3
 
 LARGEST_FLOAT32 = torch.finfo(torch.float32).max
-LARGEST_E4M3 = 448.0
 SMALLEST_NORMAL_E4M3 = 2.0**-6
 #: byte of an E8M0 scale that stands for NaN
 E8M0_NAN = 255
 
 
 def quantize(x: Tensor, fmt: GridFormat, layout: Layout, seed: int | None, dtype: torch.dtype) -> Tensor:
-    """``x`` rounded to the grid, as ``dtype``; ``seed`` None rounds to nearest, a number stochastically."""
+    """Return ``x`` rounded to the grid, as ``dtype``: to nearest if ``seed`` is None, else stochastically."""
     t, scales = _encode(x, fmt, layout, seed)
     return _joined(_values(t, scales, fmt), fmt, layout).to(dtype).reshape(x.shape)
 
 
 def pack(x: Tensor, fmt: GridFormat, layout: Layout, seed: int | None) -> tuple[Tensor, Tensor]:
-    """Codes and scales of ``x`` as uint8 tensors of ``layout.code_shape`` and ``fmt.scale_shape``."""
+    """Return the codes and scales of ``x``: uint8 tensors of ``layout.code_shape`` and ``fmt.scale_shape``."""
     t, scales = _encode(x, fmt, layout, seed)
     codes = _joined(_codes(t, fmt.grid), fmt, layout).reshape(layout.outer * layout.rows, layout.columns)
     return _pack_codes(codes, fmt.bits), scales.stored(fmt)
@@ -112,7 +112,8 @@ def _values(t: Tensor, scales: _Scales, fmt: GridFormat) -> Tensor:
 
 
 def round_to(grid: Grid, t: Tensor, u: Tensor | None = None) -> Tensor:
-    """``t`` (float32) rounded to the magnitudes of ``grid``, in new memory: to nearest, or by uniform numbers ``u``."""
+    """Return ``t`` (float32) rounded to the magnitudes of ``grid``, in new memory: to nearest, or by uniform numbers
+    ``u``."""
     step = _exponent(t).clamp_(min=grid.lowest).sub_(grid.digits)
     k = t * _float32_power(-step)
     k = k.round_() if u is None else torch.copysign(k.abs().floor() + (u < k.abs().frac()), k)
@@ -120,12 +121,12 @@ def round_to(grid: Grid, t: Tensor, u: Tensor | None = None) -> Tensor:
 
 
 def _exponent(x: Tensor) -> Tensor:
-    """floor(log2 |x|) as int32; of zero and of subnormal numbers -127."""
+    """Return floor(log2 |x|) as int32; of zero and of subnormal numbers -127."""
     return (x.contiguous().view(torch.int32) >> 23).bitwise_and_(255).sub_(127)
 
 
 def _float32_power(exponent: Tensor) -> Tensor:
-    """2.0**exponent, exact, for -127 <= exponent <= 127."""
+    """Return 2.0**exponent, exact, for -127 <= exponent <= 127."""
     bits = (exponent + 127) << 23
     return torch.where(exponent == -127, 1 << 22, bits).int().view(torch.float32)
 
@@ -152,19 +153,19 @@ def _e8m0(largest: Tensor, fmt: GridFormat) -> _Ruled:
 
 
 def _e4m3(largest: Tensor, fmt: GridFormat) -> _Ruled:
-    most, scale_largest = fmt.grid.largest, LARGEST_E4M3 * fmt.grid.largest
+    largest_element, scale_largest = fmt.grid.largest, LARGEST_E4M3 * fmt.grid.largest
     top = largest.amax() if largest.numel() else largest.new_zeros(())
     finite = top.isfinite()
     top, a = torch.where(finite, top, 1.0), torch.where(finite, largest, 0.0)
     if fmt.rule == "clamped":  # torchao, nvfp4_quantize
         of_tensor = top / scale_largest
         of_tensor = torch.where(of_tensor == 0, 1.0, of_tensor)
-        scale = (a / most / of_tensor).clamp(SMALLEST_NORMAL_E4M3, LARGEST_E4M3).to(torch.float8_e4m3fn)
+        scale = (a / largest_element / of_tensor).clamp(SMALLEST_NORMAL_E4M3, LARGEST_E4M3).to(torch.float8_e4m3fn)
         multiplier = ((1 / of_tensor).clamp(max=LARGEST_FLOAT32) / scale.float()).clamp(max=LARGEST_FLOAT32)
     else:  # TransformerEngine: compute_global_encode_scaling_factor_FP4 and compute_decoding_scaling_factor
         encode = torch.where(top == 0, 1.0, _quotient(scale_largest, top).clamp(max=LARGEST_FLOAT32))
         of_tensor = 1 / encode
-        scale = (a * (encode * (1 / most))).clamp(max=LARGEST_E4M3).to(torch.float8_e4m3fn)
+        scale = (a * (encode * (1 / largest_element))).clamp(max=LARGEST_E4M3).to(torch.float8_e4m3fn)
         multiplier = (1 / (scale.float() * of_tensor)).clamp(max=LARGEST_FLOAT32)
     of_tensor = torch.where(finite, of_tensor, torch.nan)
     return multiplier, _Scales(scale, of_tensor, None), ~finite
@@ -193,10 +194,10 @@ def _blocks(x: Tensor, fmt: GridFormat, layout: Layout) -> Tensor:
     """Return a tensor of this layout as (O, A, r, B, c); short blocks are filled with zeros."""
     shape = outer, rows, columns = fmt.matrix(layout)
     x = x.reshape(outer, columns, rows).mT if layout.along_rows and fmt.block != (0, 0) else x.reshape(shape)
-    (height, width), (_, down, across) = fmt.tile(layout), fmt.blocks(layout)
-    if (down * height, across * width) != (rows, columns):
-        x = pad(x, (0, across * width - columns, 0, down * height - rows))
-    return x.reshape(outer, down, height, across, width)
+    (height, width), (_, block_rows, block_columns) = fmt.tile(layout), fmt.blocks(layout)
+    if (block_rows * height, block_columns * width) != (rows, columns):
+        x = pad(x, (0, block_columns * width - columns, 0, block_rows * height - rows))
+    return x.reshape(outer, block_rows, height, block_columns, width)
 
 
 def _joined(v: Tensor, fmt: GridFormat, layout: Layout) -> Tensor:
@@ -228,7 +229,7 @@ def _magnitudes(grid: Grid, device: torch.device) -> Tensor:
 
 
 def _pack_codes(codes_RC: Tensor, bits: int) -> Tensor:
-    """pack_bits; codes of a byte or half of one without a look at each bit."""
+    """Return ``pack_bits``; codes of a byte or half of one without a look at each bit."""
     if bits == 8:
         return codes_RC.to(torch.uint8)
     if bits == 4:

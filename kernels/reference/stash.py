@@ -91,12 +91,12 @@ def affine_unpack(packed: AffineCodes, bits: int, groups: Groups, count: int, dt
 
 def _runs(x_N: Tensor, groups: Groups) -> Tensor:
     """Return the values of each group, (A, G, B). A short last run is filled up with its last value."""
-    missing = -x_N.numel() % (groups.run * groups.number)
-    return torch.cat([x_N, x_N[-1:].expand(missing)]).view(-1, groups.number, groups.run)
+    padding = -x_N.numel() % (groups.run * groups.number)
+    return torch.cat([x_N, x_N[-1:].expand(padding)]).view(-1, groups.number, groups.run)
 
 
 def _extents(x_AGB: Tensor) -> Tensor:
-    """Largest minus smallest value of each group, and the smallest."""
+    """Return the largest minus the smallest value of each group, and the smallest."""
     dtype = torch.promote_types(x_AGB.dtype, torch.float32)
     low_G, high_G = x_AGB.amin((0, 2)).to(dtype), x_AGB.amax((0, 2)).to(dtype)
     return torch.stack([high_G - low_G, low_G])

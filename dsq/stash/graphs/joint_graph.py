@@ -190,9 +190,9 @@ def _read_normalized_values(graph: fx.Graph, node: fx.Node, forward: dict[fx.Nod
     if node.target is not aten.mul.Tensor:
         return
     values, inverse = sorted(node.all_input_nodes, key=numel, reverse=True)
-    alike = all(getattr(values.meta["val"], name) == getattr(node.meta["val"], name) for name in ("shape", "dtype"))
+    same_kind = all(getattr(values.meta["val"], name) == getattr(node.meta["val"], name) for name in ("shape", "dtype"))
     readers = [user for user in values.users if user not in forward]
-    if readers and alike:
+    if readers and same_kind:
         with graph.inserting_after(node):
             quotient = graph.call_function(aten.div.Tensor, (node, inverse))
         quotient.meta = {"val": values.meta["val"]}

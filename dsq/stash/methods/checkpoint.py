@@ -86,8 +86,8 @@ def _checkpointed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
     def run(*leaves: Any) -> Any:
         args, kwargs = tree_unflatten(leaves, spec)
-        aside = {name: buffer.clone() for name, buffer in module.named_buffers()} if in_backward() else {}
-        with _reparametrize_module(module, aside):
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()} if in_backward() else {}
+        with _reparametrize_module(module, buffers):
             return forward(module, *args, **kwargs)
 
     return checkpoint(run, *leaves, use_reentrant=False)

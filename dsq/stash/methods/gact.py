@@ -212,8 +212,8 @@ class _Watched(torch.autograd.Function):
         measure, ctx.measure = ctx.measure, None
         if measure is not None and not torch.is_grad_enabled():
             # of is_grads_batched=True, a gradient stands for several, none of which is a training step's
-            several = any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in gradients)
-            if not several:
+            is_batched = any(g is not None and torch._C._functorch.is_legacy_batchedtensor(g) for g in gradients)
+            if not is_batched:
                 measure(gradients)
         return None, *gradients
 

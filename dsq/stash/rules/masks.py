@@ -134,5 +134,5 @@ class Dropout(torch.autograd.Function):
             return None, scale_mask(ctx.saved_tensors[0], dy, _kept_factor(ctx.p, dy.dtype)), None, None
         (mask,) = saved(ctx)
         scaled = mask.to(dy.dtype).div_(1 - ctx.p)
-        several = is_legacy_batchedtensor(dy)  # gradients, of is_grads_batched=True
-        return None, scaled * dy if several else scaled.mul_(dy), None, None
+        is_batched = is_legacy_batchedtensor(dy)  # gradients, of is_grads_batched=True
+        return None, scaled * dy if is_batched else scaled.mul_(dy), None, None

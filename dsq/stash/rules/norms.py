@@ -51,13 +51,13 @@ class LayerNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x_hat, rstd, weight = saved(ctx)
-        dx_wanted, _, *parameters = ctx.needs_input_grad[1:5]
+        needs_dx, _, *parameters = ctx.needs_input_grad[1:5]
         if weight is None and parameters[1]:  # PyTorch shapes the gradient of a bias like the weight
             weight = dy.new_ones(ctx.shape)
         weight = None if weight is None else weight.to(torch.promote_types(weight.dtype, dy.dtype))
         standard = _standard(rstd.to(dy.dtype if weight is None else weight.dtype))  # as PyTorch's backward wants it
         dx, dw, db = aten.native_layer_norm_backward(
-            dy, x_hat.to(dy.dtype), ctx.shape, *standard, weight, weight, [dx_wanted, *parameters]
+            dy, x_hat.to(dy.dtype), ctx.shape, *standard, weight, weight, [needs_dx, *parameters]
         )
         return None, None if dx is None else dx.mul_(rstd), None, dw, db, None
 
@@ -174,8 +174,8 @@ class BatchNorm(torch.autograd.Function):
         if training:
             center, rstd = (channels(t, x) for t in batch)
             x_hat, saved_rstd = _normalized_channels(x, center, rstd).to(y.dtype), stash.exact(rstd)
-            again = partial(_renormalized_channels, eps=ctx.eps)
-            form = stash.code_repaired(x_hat, "batchnorm", again, saved_rstd)
+            renormalized = partial(_renormalized_channels, eps=ctx.eps)
+            form = stash.code_repaired(x_hat, "batchnorm", renormalized, saved_rstd)
             _save(ctx, stash, y, (form, saved_rstd), weight, *affine, scaled=_scaled_channels)
         elif weight is not None and weight.requires_grad:
             rstd = channels((running[1] + ctx.eps).rsqrt(), x)
@@ -189,20 +189,20 @@ class BatchNorm(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x_hat, *statistics, weight = saved(ctx)
         weight = None if weight is None else weight.contiguous()  # the kernel reads no strides
-        dx_wanted, *parameters = ctx.needs_input_grad[1:4]
+        needs_dx, *parameters = ctx.needs_input_grad[1:4]
         if ctx.training:
             rstd = statistics[0].flatten()
             # the gradient of x is that of x^ times rstd, as it is times the weight
             weight = rstd if weight is None else (weight * rstd).to(weight.dtype)
             dx, dw, db = aten.native_batch_norm_backward(
-                *(dy, x_hat, weight, None, None, *_standard(rstd), True, 0.0), [dx_wanted, *parameters]
+                *(dy, x_hat, weight, None, None, *_standard(rstd), True, 0.0), [needs_dx, *parameters]
             )
             return None, dx, dw, db, *[None] * 4
         dx, _, db = aten.native_batch_norm_backward(
-            dy, dy, weight, *statistics, None, None, False, ctx.eps, [dx_wanted, False, parameters[1]]
+            dy, dy, weight, *statistics, None, None, False, ctx.eps, [needs_dx, False, parameters[1]]
         )
         dw = (dy * x_hat).sum([axis for axis in range(dy.dim()) if axis != 1]) if parameters[0] else None
-        return None, dx if dx_wanted else None, dw, db if parameters[1] else None, *[None] * 4
+        return None, dx if needs_dx else None, dw, db if parameters[1] else None, *[None] * 4
 
 
 # On CPUs one kernel of PyTorch makes a batch norm's passes over bfloat16 in a ninth to a half of the time of single
@@ -298,9 +298,9 @@ class GroupNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x_hat, rstd, weight = saved(ctx)
-        dx_wanted, _, *parameters = ctx.needs_input_grad[1:5]
+        needs_dx, _, *parameters = ctx.needs_input_grad[1:5]
         dx, dw, db = aten.native_group_norm_backward(
-            dy.contiguous(), x_hat.contiguous(), *_standard(rstd), weight, *ctx.sizes, [dx_wanted, *parameters]
+            dy.contiguous(), x_hat.contiguous(), *_standard(rstd), weight, *ctx.sizes, [needs_dx, *parameters]
         )
         if dx is not None:
             dx = (dx.view(*rstd.shape, -1) * rstd[..., None]).view(dx.shape)
@@ -321,15 +321,16 @@ class Normalize(torch.autograd.Function):
         y: Tensor = x / length
         lengths = stash.exact(length)
 
-        def again(y: Tensor, length: Tensor) -> Tensor:
+        def renormalized(y: Tensor, length: Tensor) -> Tensor:
             return torch.where(length > eps, F.normalize(y, dim=dim), y)
 
-        save(ctx, stash.code_repaired(y, "layernorm", again, lengths), lengths)
+        save(ctx, stash.code_repaired(y, "layernorm", renormalized, lengths), lengths)
         ctx.dim, ctx.eps = dim, eps
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         y, length = saved(ctx)
-        along = (dy * y).sum(ctx.dim, keepdim=True).masked_fill_(length <= ctx.eps, 0)  # a length of eps is constant
-        return None, (dy - y * along) / length, None, None
+        # a length of eps is constant
+        projection = (dy * y).sum(ctx.dim, keepdim=True).masked_fill_(length <= ctx.eps, 0)
+        return None, (dy - y * projection) / length, None, None

@@ -194,18 +194,18 @@ class PReLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, weight: Tensor) -> Tensor:
         y = F.prelu(x, weight)
-        weight_wanted = ctx.needs_input_grad[2]
-        form = stash.code(x, "activation") if weight_wanted else stash.find(x)
-        save(ctx, stash.bitmask(x, nan_is_open=False), form if weight_wanted else None, weight)
+        needs_dw = ctx.needs_input_grad[2]
+        form = stash.code(x, "activation") if needs_dw else stash.find(x)
+        save(ctx, stash.bitmask(x, nan_is_open=False), form if needs_dw else None, weight)
         stash.register_recomputed(y, (form, weight), lambda x, weight: F.prelu(x, weight.to(x.dtype)))
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         mask, x, weight = saved(ctx)
-        below, slopes = dy * (1 - mask), channels(weight, dy) if dy.dim() else weight.view(())
-        dw = None if x is None else (below * x).sum_to_size(slopes.shape).view(weight.shape)
-        return None, dy * mask + below * slopes, dw
+        dy_below, slopes = dy * (1 - mask), channels(weight, dy) if dy.dim() else weight.view(())
+        dw = None if x is None else (dy_below * x).sum_to_size(slopes.shape).view(weight.shape)
+        return None, dy * mask + dy_below * slopes, dw
 
 
 def mul(stash: Stash, input: Any, other: Any) -> Tensor:
@@ -228,9 +228,9 @@ class Mul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, a: Tensor, b: Tensor, plus: Tensor | None, value: float) -> Tensor:
         y = torch.mul(a, b) if plus is None else torch.addcmul(plus, a, b, value=value)
-        a_wanted, b_wanted = ctx.needs_input_grad[1:3]
-        a_form = stash.factor(a, "factor", b_wanted, exact=a.shape != y.shape)
-        forms = a_form, stash.factor(b, "factor", a_wanted, exact=b.shape != y.shape)
+        needs_da, needs_db = ctx.needs_input_grad[1:3]
+        a_form = stash.factor(a, "factor", needs_db, exact=a.shape != y.shape)
+        forms = a_form, stash.factor(b, "factor", needs_da, exact=b.shape != y.shape)
         save(ctx, *forms)
         if plus is None:
             stash.register_recomputed(y, forms, torch.mul)

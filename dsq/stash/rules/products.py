@@ -140,16 +140,16 @@ def einsum(stash: Stash, equation: Any, *operands: Any) -> Tensor:
 class UnquantizedMatMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, a: Tensor, b: Tensor, weights: tuple[bool, ...] = (False, False)) -> Tensor:
-        a_wanted, b_wanted = ctx.needs_input_grad[1:3]
+        needs_da, needs_db = ctx.needs_input_grad[1:3]
         y = torch.matmul(a, b)
         forms = [
-            stash.factor(a, "product", b_wanted, exact=weights[0]),
-            stash.factor(b, "product", a_wanted, exact=weights[1]),
+            stash.factor(a, "product", needs_db, exact=weights[0]),
+            stash.factor(b, "product", needs_da, exact=weights[1]),
         ]
         for place, (form, x, other) in enumerate(zip(forms, (a, b), (b, a), strict=True)):
             # of which PyTorch saves what it expands for the batch, or folds into one matrix
-            folded = other.dim() == 2 and not (x.mT if place else x).is_contiguous()
-            if form is x and x.dim() > 2 and (folded or x.shape[:-2] != y.shape[:-2]):
+            is_folded = other.dim() == 2 and not (x.mT if place else x).is_contiguous()
+            if form is x and x.dim() > 2 and (is_folded or x.shape[:-2] != y.shape[:-2]):
                 forms[place] = stash.copy(x)
         save(ctx, *forms)
         ctx.shapes = a.shape, b.shape
@@ -186,8 +186,8 @@ def grouped_mm(stash: Stash, mat_a: Tensor, mat_b: Tensor, *, offs: Any = None, 
 class GroupedMatMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x_TK: Tensor, w_GKN: Tensor, offs_G: Tensor) -> Tensor:
-        x_wanted, w_wanted = ctx.needs_input_grad[1:3]
-        save(ctx, stash.code(x_TK, "linear") if w_wanted else None, stash.exact(w_GKN) if x_wanted else None, offs_G)
+        needs_dx, needs_dw = ctx.needs_input_grad[1:3]
+        save(ctx, stash.code(x_TK, "linear") if needs_dw else None, stash.exact(w_GKN) if needs_dx else None, offs_G)
         return F.grouped_mm(x_TK, w_GKN, offs=offs_G)
 
     @staticmethod
@@ -202,20 +202,20 @@ class GroupedMatMul(torch.autograd.Function):
 def convolution(dimensions: int, transposed: bool) -> Any:
     """Return the rule of F.conv{1,2,3}d and F.conv_transpose{1,2,3}d."""
     function = getattr(F, f"conv{'_transpose' if transposed else ''}{dimensions}d")
-    usual = {"stride": 1, "padding": 0}  # in PyTorch's order
-    usual |= {"output_padding": 0, "groups": 1, "dilation": 1} if transposed else {"dilation": 1, "groups": 1}
+    defaults = {"stride": 1, "padding": 0}  # in PyTorch's order
+    defaults |= {"output_padding": 0, "groups": 1, "dilation": 1} if transposed else {"dilation": 1, "groups": 1}
 
-    def convolve(stash: Stash, input: Tensor, weight: Tensor, bias: Any = None, *rest: Any, **named: Any) -> Tensor:
-        options = usual | dict(zip(usual, rest, strict=False)) | named
+    def convolve(stash: Stash, input: Tensor, weight: Tensor, bias: Any = None, *values: Any, **named: Any) -> Tensor:
+        options = defaults | dict(zip(defaults, values, strict=False)) | named
         if options["padding"] == "same":  # strides are 1
             dilation = as_tuple(options["dilation"], dimensions)
-            wide = [step * (size - 1) for step, size in zip(dilation, weight.shape[2:], strict=True)]
-            if not any(width % 2 for width in wide):  # else it pads one side more
-                options["padding"] = [width // 2 for width in wide]
+            spans = [step * (size - 1) for step, size in zip(dilation, weight.shape[2:], strict=True)]
+            if not any(span % 2 for span in spans):  # else it pads one side more
+                options["padding"] = [span // 2 for span in spans]
         elif options["padding"] == "valid":
             options["padding"] = 0
         if input.dim() != dimensions + 2 or isinstance(options["padding"], str):
-            return function(input, weight, bias, *rest, **named)  # type: ignore[no-any-return]
+            return function(input, weight, bias, *values, **named)  # type: ignore[no-any-return]
         tuples = (as_tuple(options[name], dimensions) for name in ("stride", "padding", "dilation"))
         geometry = (*tuples, transposed, as_tuple(options.get("output_padding", 0), dimensions), options["groups"])
         run = partial(function, **options)
