@@ -31,10 +31,10 @@ def test_the_figures_of_the_readme_are_the_ledgers() -> None:
     table = [cells for cells in _cells(readme.split("## Accuracy")[1]) if cells[1].isdigit()]
     names_of_times = ["bf16 autocast", "[8,4,8,8]", "[8,4,8,8] all"]
     times = {cells[0]: cells[6] for cells in _cells(results_page._evidence(results_page._suite(), *names_of_times))}
-    for name, (_, *told) in zip(names, table, strict=True):
+    for name, (_, *figures) in zip(names, table, strict=True):
         tasks, loss, _, _, saved, *_ = rows[name]
-        assert told[:3] == [tasks, loss, saved.split()[0]]
-        assert name not in times or told[3] == times[name]
+        assert figures[:3] == [tasks, loss, saved.split()[0]]
+        assert name not in times or figures[3] == times[name]
 
 
 def _cells(text: str) -> list[list[str]]:

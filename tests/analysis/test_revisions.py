@@ -7,8 +7,8 @@ from analysis import revisions
 
 def test_a_digest_is_of_type_shape_and_values() -> None:
     x = torch.tensor([1.0, 2.0, torch.nan])
-    others = [x.double(), x[None], -x, x.flip(0), x[:2]]
-    assert len({revisions.digest(it) for it in (x, *others)}) == 6
+    changed = [x.double(), x[None], -x, x.flip(0), x[:2]]
+    assert len({revisions.digest(tensor) for tensor in (x, *changed)}) == 6
     assert revisions.digest(x) == revisions.digest(torch.tensor([1.0, 2.0, -torch.nan]))
 
 
@@ -18,7 +18,7 @@ def test_a_setup_has_a_line_for_each_tensor_and_one_for_its_error(monkeypatch, c
     monkeypatch.setenv("DSQ_GEMM", "")  # that the call below sets for its process
     revisions.digests()
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    named = [what for setup, what, _ in lines if setup == "[8,4,4,8]"]
+    named = [name for setup, name, _ in lines if setup == "[8,4,4,8]"]
     assert named[:3] == ["linear layer 0 0", "linear layer 0 1", "linear layer 0 2"]
     assert named[-1] == "linear layer autocast bytes"
     assert lines[-1] == ["checkpoint + bfp 4", "error", "ValueError"]

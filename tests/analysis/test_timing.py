@@ -4,17 +4,17 @@ from analysis.timing import compare, in_turns
 
 
 def test_calls_take_turns_and_every_other_round_is_reversed():
-    said = []
+    calls = []
 
     def clock(call, repeats):
         call()
-        said.append(repeats)
-        return float(len(said))
+        calls.append(repeats)
+        return float(len(calls))
 
     order = []
     seconds = in_turns({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, 3, repeats=5, clock=clock)
     assert "".join(order) == "ab" + "ab" + "ba" + "ab"
-    assert set(said) == {5}
+    assert set(calls) == {5}
     assert seconds == {"a": [3, 6, 7], "b": [4, 5, 8]}
 
 

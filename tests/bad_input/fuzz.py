@@ -60,7 +60,7 @@ def _mutated(draw: random.Random, data: Any) -> Any:
 def _toml(draw: random.Random, text: str) -> str:
     """Numbers and texts of the file changed."""
     odd = ("inf", "-1", "0", "1e308", "1e-320", '"x"', "[]", "true", "{}", "nan", f'"{LONG}"', "1979-05-27")
-    return re.sub(r"(?<== )[^\n]+", lambda it: draw.choice(odd) if draw.random() < 0.1 else it[0], text)
+    return re.sub(r"(?<== )[^\n]+", lambda match: draw.choice(odd) if draw.random() < 0.1 else match[0], text)
 
 
 def _command(draw: random.Random, folder: Path) -> list[str]:

@@ -76,7 +76,7 @@ def test_command(
         request.getfixturevalue("fresh")
         from tests.fairseq_plugin.harness import MODEL
 
-        words = [word for it in words for word in (MODEL if it == "$MODEL" else [it])]
+        words = [word for text in words for word in (MODEL if text == "$MODEL" else [text])]
     if words[:2] == ["python", "-m"]:
         words = words[2:]
     elif words[0] != "dsq-cost":
@@ -94,7 +94,7 @@ def test_command(
         warnings.simplefilter("ignore")
         with pytest.raises(SystemExit) as exit_:
             runpy.run_module(module, run_name="__main__")
-    lines = [it for it in output.getvalue().splitlines() if it.strip() and " | INFO | " not in it]
+    lines = [text for text in output.getvalue().splitlines() if text.strip() and " | INFO | " not in text]
     assert exit_.value.code == 2
     assert len(lines) == 1
     left = [path.name for path in Path("out").rglob("*") if path.is_file() and path.suffix != ".log"]

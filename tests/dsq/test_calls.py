@@ -19,11 +19,11 @@ HOME = Path(dsq.__file__).parent.resolve(), (Path(dsq.__file__).parent / "kernel
 
 
 def calls(model: nn.Module) -> Counter[str]:
-    x, found = torch.randn(8, 64, WIDTH), Counter[str]()
+    x, counts = torch.randn(8, 64, WIDTH), Counter[str]()
 
     def note(frame, event, argument):
         if event == "call" and any(map(Path(frame.f_code.co_filename).resolve().is_relative_to, HOME)):
-            found[frame.f_code.co_filename] += 1
+            counts[frame.f_code.co_filename] += 1
 
     torch.autograd.set_multithreading_enabled(False)  # the backward in this thread, which the profile sees
     try:
@@ -34,7 +34,7 @@ def calls(model: nn.Module) -> Counter[str]:
     finally:
         sys.setprofile(None)
         torch.autograd.set_multithreading_enabled(True)
-    return found
+    return counts
 
 
 @pytest.fixture(autouse=True)
@@ -45,9 +45,9 @@ def _integer_products(monkeypatch):
 # files: the codes of inputs are one of its own, as is a form; seven calls of "linears" bound the model's forward
 @pytest.mark.parametrize(("stash", "most", "files"), [("linears", 35, 11), ("all", 80, 17)])
 def test_one_linear(stash, most, files):
-    found = calls(dsq.convert(nn.Sequential(nn.Linear(WIDTH, WIDTH)), dsq.DSQConfig("[4,4,4,8]", stash=stash)))
-    assert 0 < found.total() <= most
-    assert len(found) <= files
+    counts = calls(dsq.convert(nn.Sequential(nn.Linear(WIDTH, WIDTH)), dsq.DSQConfig("[4,4,4,8]", stash=stash)))
+    assert 0 < counts.total() <= most
+    assert len(counts) <= files
 
 
 def test_a_block_with_the_whole_stash():

@@ -48,7 +48,7 @@ def test_a_symbolic_link_is_followed(tmp_path):
 def test_an_output_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     os.mkfifo(tmp_path / "fifo")
-    for path, said in [
+    for path, reason in [
         *((path, "it is no regular file") for path in (tmp_path / "fifo", "/dev/null")),
         ("/dev/stdout", "it is no regular file"),  # it may lead to a file that has more in it
         (tmp_path, "is a folder: name a file"),
@@ -56,7 +56,7 @@ def test_an_output_that_cannot_be_written_is_refused(tmp_path):
         (tmp_path / "file" / "x", "there is no folder"),
         ("/proc/x", "cannot be written"),
     ]:
-        with pytest.raises(ValueError, match=rf"^output {path} .*{said}"):
+        with pytest.raises(ValueError, match=rf"^output {path} .*{reason}"):
             command.check_writable(path)
         with pytest.raises(ValueError, match=rf"^output {path} (cannot be written: |is a folder)"):
             command.write_text(path, "")

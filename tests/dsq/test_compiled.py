@@ -62,9 +62,9 @@ def test_blocks_compiled_before_fully_shard_follow_a_level(one_process, fresh_co
         dsq.set_level(net, config, level)
         dsq.set_level(eager, config, level)
         x = torch.randn(2, 32, 32, requires_grad=True)
-        for place, (ours, exact) in enumerate(zip(step(net, x), step(eager, x), strict=True)):
+        for place, (actual, exact) in enumerate(zip(step(net, x), step(eager, x), strict=True)):
             most = 0 if stash == "linears" else 0.15 if place == 1 else 0.1  # the second is the gradient of x
-            assert error(getattr(ours, "to_local", lambda ours=ours: ours)(), exact) < 1e-5 + most
+            assert error(getattr(actual, "to_local", lambda actual=actual: actual)(), exact) < 1e-5 + most
 
 
 @pytest.mark.parametrize("config", [CONFIG, STOCHASTIC], ids=["nearest", "stochastic"])

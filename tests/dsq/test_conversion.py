@@ -69,9 +69,9 @@ WARNINGS = [
 ]
 
 
-@pytest.mark.parametrize(("make", "options", "said"), WARNINGS)
-def test_a_conversion_of_little_or_nothing_is_warned_of(make, options, said):
-    with pytest.warns(UserWarning, match=said):
+@pytest.mark.parametrize(("make", "options", "text"), WARNINGS)
+def test_a_conversion_of_little_or_nothing_is_warned_of(make, options, text):
+    with pytest.warns(UserWarning, match=text):
         dsq.convert(make(), **{"stash": "linears", **options})
 
 
@@ -80,15 +80,15 @@ def test_the_stash_of_a_model_without_products_follows_the_level():
     plain = dsq.stash.measure(lambda: net(x)).nbytes
     with pytest.warns(UserWarning, match=r"no product to convert: only its saved tensors are packed"):
         dynamic = dsq.DynamicPrecision(net, "[4,4,4,8] [8,8,8,8]", rise_at=1)
-    few = dsq.stash.measure(lambda: net(x)).nbytes
+    low = dsq.stash.measure(lambda: net(x)).nbytes
     saved = dynamic.state_dict()
     dynamic.record()
-    more = dsq.stash.measure(lambda: net(x)).nbytes
-    assert few < plain / 8 < more < plain / 5  # SiLU's input, in two bits more than q1, serves the convolution too
+    high = dsq.stash.measure(lambda: net(x)).nbytes
+    assert low < plain / 8 < high < plain / 5  # SiLU's input, in two bits more than q1, serves the convolution too
     assert dsq.report(net, x).gradient.grade == "fine"
-    assert dsq.stash.measure(lambda: net(x)).nbytes == more  # the report put the level back
+    assert dsq.stash.measure(lambda: net(x)).nbytes == high  # the report put the level back
     dsq.DynamicPrecision(net, "[4,4,4,8] [8,8,8,8]", rise_at=1).load_state_dict(saved)
-    assert dsq.stash.measure(lambda: net(x)).nbytes == few
+    assert dsq.stash.measure(lambda: net(x)).nbytes == low
     dsq.unconvert(net)
     assert dsq.stash.measure(lambda: net(x)).nbytes == plain
     with pytest.raises(ValueError, match="not converted"):
@@ -174,8 +174,8 @@ def test_a_parametrized_layer_is_converted_and_taken_back(first, stash):
 
 def test_evaluation_runs_at_q0_and_stashes_nothing():
     net, full = (
-        dsq.convert(nn.Linear(16, 16), "[4,4,4,16]", eval_full_precision=it, stash="linears").eval()
-        for it in (False, True)
+        dsq.convert(nn.Linear(16, 16), "[4,4,4,16]", eval_full_precision=full_precision, stash="linears").eval()
+        for full_precision in (False, True)
     )
     x = torch.randn(4, 16)
     with torch.no_grad():

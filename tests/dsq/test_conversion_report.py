@@ -165,9 +165,9 @@ def test_a_batch_of_the_forwards_names_is_given_as_keywords():
         dsq.DynamicPrecision(net)
     report = dsq.report(net, batch)
     assert report.forward.quantized == dsq.report(Wrapper(net), batch).forward.quantized == 2 * 32 * 64 * 64
-    assert [it["op"] for it in entry["operations"]].count("gemm") > 0
-    (left,) = report.skipped
-    assert (left.name, left.reason.split(",")[0]) == ("lstm", "its products are inside of one operation of PyTorch's")
+    assert [operation["op"] for operation in entry["operations"]].count("gemm") > 0
+    (lstm,) = report.skipped
+    assert (lstm.name, lstm.reason.split(",")[0]) == ("lstm", "its products are inside of one operation of PyTorch's")
     with pytest.raises(AttributeError, match="dict"):  # of another key: it is the first argument, as it stands
         dsq.report(net, {"x": batch["values"]})
     with pytest.raises(AttributeError, match="dict"):

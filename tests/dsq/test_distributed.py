@@ -125,7 +125,7 @@ def tensor_parallel(ranks, kind, level, stash="linears"):
     y = model(x)
     y.pow(3).mean().backward()
     results = [y.detach(), x.grad, *(p.grad for p in model.parameters())]
-    return [it.full_tensor() if isinstance(it, DTensor) else it for it in results]
+    return [tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in results]
 
 
 def stash_mib(shard_layers, x):
@@ -236,7 +236,7 @@ def test_ranks_train_as_one_process_with_the_whole_batch(results, name):
     means = [sum(validation_loss(update, rank) for rank in ranks) / len(results) for update in range(UPDATES)]
     weights, levels = train(model, dsq.DynamicPrecision(model, CONFIG), (0, 1), means)
     assert levels == [0, 1, 1, 1]
-    for rank_weights, rank_levels in (each[name] for each in results):
+    for rank_weights, rank_levels in (of_rank[name] for of_rank in results):
         assert torch.equal(rank_weights, results[0][name][0])
         assert rank_levels == levels
         assert error(rank_weights, weights) < 1e-6
@@ -246,26 +246,26 @@ def test_ranks_train_as_one_process_with_the_whole_batch(results, name):
 @pytest.mark.parametrize("kind", PLANS)
 def test_tensor_parallel_layers_are_those_of_one_process(results, kind, level):
     exact = tensor_parallel(1, kind, level)
-    for each in results:
-        assert max(map(error, each[kind, level], exact)) < 1e-6
+    for of_rank in results:
+        assert max(map(error, of_rank[kind, level], exact)) < 1e-6
 
 
 @pytest.mark.parametrize("kind", OF_LINEARS)
 def test_weights_of_tensor_parallel_layers_are_no_activations_to_pack(results, kind):
     exact = tensor_parallel(1, kind, "[4,4,4,16]", stash="all")
-    for each in results:  # of one process the norm and the layer share a code
-        assert max(map(error, each[kind, "stash all"], exact)) < 0.1
+    for of_rank in results:  # of one process the norm and the layer share a code
+        assert max(map(error, of_rank[kind, "stash all"], exact)) < 0.1
 
 
 def test_dtensors_are_stashed_as_they_are_and_a_sharded_norm_whose_weight_is_gone_is_made_again(results):
     # of plain tensors the layer's input is made again from the norm's code, of DTensors it is packed by itself
-    assert all(error(each["sequence"], sequence_parallel(None)) < 0.2 for each in results)
+    assert all(error(of_rank["sequence"], sequence_parallel(None)) < 0.2 for of_rank in results)
     exact = of_blocks(lambda model: model)
-    assert all(error(each[shard], exact) < 1e-6 for each in results for shard in ("by_fsdp1", "by_fsdp2"))
+    assert all(error(of_rank[shard], exact) < 1e-6 for of_rank in results for shard in ("by_fsdp1", "by_fsdp2"))
 
 
 def test_gathered_and_sharded_weights_are_not_counted_as_stash(results):
-    for of_share, of_fsdp, of_whole, of_shards in (each["stash, MiB"] for each in results):
+    for of_share, of_fsdp, of_whole, of_shards in (of_rank["stash, MiB"] for of_rank in results):
         assert of_fsdp == of_share
         assert 0 < of_shards < of_whole
 
@@ -276,8 +276,8 @@ NEAR = {"checkpoint": 1e-5, "selective": 1e-5, "mesa": 0.05, "bfp": 0.3, "gact":
 
 @pytest.mark.parametrize("name", NEAR)
 def test_ranks_agree_on_the_mean_gradient_under_a_policy(name, results):
-    gradients = [each[name] for each in results]
-    assert all(torch.equal(each, gradients[0]) for each in gradients)
+    gradients = [of_rank[name] for of_rank in results]
+    assert all(torch.equal(of_rank, gradients[0]) for of_rank in gradients)
     exact = torch.stack([policy_gradients(model := small(), model, x, 1)[0] for x in sequences(len(results))]).mean(0)
     assert error(gradients[0][0], exact) < NEAR[name]
 

@@ -33,13 +33,13 @@ def test_a_run_comes_back_from_json():
     dynamic.record(3, 40)
     later = json.dumps(dynamic.state_dict(), allow_nan=False)
     for written, level in ((text, 0), (later, 1)):
-        again = made()
-        again.load_state_dict(json.loads(written))
-        assert again.config == CONFIG
-        assert list(dsq.converted(again.model)) == ["body"]
-        assert again.model["body"].quantizers.precision == CONFIG.levels[level]
-        assert again.scheduler.level == level
-        assert json.dumps(again.state_dict()) == written
+        resumed = made()
+        resumed.load_state_dict(json.loads(written))
+        assert resumed.config == CONFIG
+        assert list(dsq.converted(resumed.model)) == ["body"]
+        assert resumed.model["body"].quantizers.precision == CONFIG.levels[level]
+        assert resumed.scheduler.level == level
+        assert json.dumps(resumed.state_dict()) == written
 
 
 def test_a_run_that_goes_on_with_another_config_says_so_and_no_warning_comes_twice():
@@ -63,8 +63,8 @@ def test_dynamic_precision_is_copied_and_pickled():
 def test_the_bits_so_far_stand_in_the_metrics():
     dynamic, seen = one_layer("[4,3,3,8] [8,4,8,8]", rise_at=6), []
     for _ in range(4):
-        found = dynamic.metrics()
-        seen.append((found["dsq/stash_bits"], found["dsq/mean_bits"]))
+        metrics = dynamic.metrics()
+        seen.append((metrics["dsq/stash_bits"], metrics["dsq/mean_bits"]))
         dynamic.record(3)
     assert seen == [(3, 3), (3, 3), (4, 3), (4, pytest.approx(10 / 3))]
 
@@ -108,8 +108,8 @@ def test_a_level_that_waits_for_a_validation_says_so_once():
         dynamic.record()
     validated.step(1.0)
     with warnings.catch_warnings(action="error"):
-        for it in (dynamic, validated, timed):
-            it.record(1000)
+        for run in (dynamic, validated, timed):
+            run.record(1000)
 
 
 def test_a_loss_in_another_method_is_told_that_the_stash_does_not_see_it(monkeypatch):

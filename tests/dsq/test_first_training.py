@@ -57,8 +57,8 @@ def _no_units(monkeypatch):
 
 def test_saved_tensors_alone_are_packed_under_autocast_and_where_the_device_multiplies_bfloat16(monkeypatch):
     decided = []
-    for context, inside in ((contextlib.nullcontext, False), (autocast, False), (contextlib.nullcontext, True)):
-        dynamic = dsq.DynamicPrecision(Model(inside))
+    for context, autocasts in ((contextlib.nullcontext, False), (autocast, False), (contextlib.nullcontext, True)):
+        dynamic = dsq.DynamicPrecision(Model(autocasts))
         model = dynamic.model
         with context():
             with torch.no_grad():
@@ -138,12 +138,12 @@ def test_who_names_levels_or_how_products_are_made_gets_them(options):
     assert str(before.levels[0]) == SIMULATION
 
 
-@pytest.mark.parametrize("inside, symbolic", [(False, None), (True, None), (False, True)])  # traced twice: True
-def test_a_compiler_traces_one_graph_in_which_the_levels_are_decided(inside, symbolic, fresh_compiler):
-    dynamic = dsq.DynamicPrecision(Model(inside), stash="linears")
+@pytest.mark.parametrize("autocasts, symbolic", [(False, None), (True, None), (False, True)])  # traced twice: True
+def test_a_compiler_traces_one_graph_in_which_the_levels_are_decided(autocasts, symbolic, fresh_compiler):
+    dynamic = dsq.DynamicPrecision(Model(autocasts), stash="linears")
     run = torch.compile(dynamic.model, backend="aot_eager", fullgraph=True, dynamic=symbolic)
     for _ in range(3):
-        with contextlib.nullcontext() if inside else autocast():
+        with contextlib.nullcontext() if autocasts else autocast():
             step(run)
         dynamic.record()
     assert levels(dynamic) == [SAVING]
@@ -163,10 +163,10 @@ def test_a_resumed_run_keeps_what_it_began_with():
             step(resumed.model)
             assert levels(resumed) == [SAVING]
             assert resumed.scheduler.updates == 3
-        again = dsq.DynamicPrecision(Model())
-        again.load_state_dict(undecided)
-        step(again.model)
-    assert levels(again) == [[8, 4, 8, 8]]
+        undecided_run = dsq.DynamicPrecision(Model())
+        undecided_run.load_state_dict(undecided)
+        step(undecided_run.model)
+    assert levels(undecided_run) == [[8, 4, 8, 8]]
     assert levels(dsq.DynamicPrecision(first.model)) == ["auto"]  # a second trainer's
 
 

@@ -148,8 +148,8 @@ def test_matmul_follows_the_layer_beside_it():
     dsq.convert(net, config)
     assert dsq.report(net, x).forward.share == dsq.report(net, x).backward.share == 1
     q, k = net.operands(x)
-    both = dsq.quantize(q, dsq.BFP(4)) @ dsq.quantize(k.mT.expand(2, 2, 24, 16), dsq.BFP(4)).mT
-    torch.testing.assert_close(net(x), both, rtol=1e-5, atol=1e-5)
+    expected = dsq.quantize(q, dsq.BFP(4)) @ dsq.quantize(k.mT.expand(2, 2, 24, 16), dsq.BFP(4)).mT
+    torch.testing.assert_close(net(x), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(dsq.functional.matmul(q, k, config.at(0)), net(x))
     net.eval()
     assert torch.equal(net(x), torch.matmul(*net.operands(x)))

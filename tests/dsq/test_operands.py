@@ -195,8 +195,8 @@ def passes(level, x, w, dy):
     return (y, *torch.autograd.grad(y, (x, w), dy))
 
 
-def near(found, expected):
-    return torch.allclose(found.double(), expected.double(), rtol=1e-4, atol=1e-3)
+def near(actual, expected):
+    return torch.allclose(actual.double(), expected.double(), rtol=1e-4, atol=1e-3)
 
 
 def test_each_operand_is_rounded_in_its_own_format_along_its_contraction():
@@ -374,10 +374,10 @@ def test_every_recipe_is_a_level_of_its_own():
         level = Precision.parse(name)
         assert str(level) == name
         quantizers = dsq.DSQConfig(name).at(0)
-        again = Quantizers.parse(quantizers.text)
-        assert again == quantizers
+        parsed = Quantizers.parse(quantizers.text)
+        assert parsed == quantizers
         texts = [matmul.text for matmul in quantizers.linear_matmuls]
-        assert [parse_matmul(matmul.text).text for matmul in again.linear_matmuls] == texts
+        assert [parse_matmul(matmul.text).text for matmul in parsed.linear_matmuls] == texts
     with pytest.raises(ValueError, match="export the program again"):
         parse_matmul("bfp:bits=8,block_size=16/-1|bfp:bits=8,block_size=16/-1")
 
@@ -404,11 +404,11 @@ def test_a_compiled_layer_has_the_eager_one_s_bits():
         nn.Linear(64, 32), dsq.DSQConfig("[mxfp8 nvfp4_2d | mxfp6 5 | mxfp4@h16 nvfp4@h16]", stash="linears")
     )
     x = torch.randn(16, 64, requires_grad=True)
-    both = []
+    results = []
     for run in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
         y = run(x)
-        both.append((y, *torch.autograd.grad(y.square().sum(), (x, *layer.parameters()))))
-    assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+        results.append((y, *torch.autograd.grad(y.square().sum(), (x, *layer.parameters()))))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("least, bits", [(0, 4), (5, 5), (16, 8)])

@@ -26,11 +26,11 @@ def _new_process(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv(process_memory.HUGE_PAGES, "1")
     _system_gives(tmp_path, monkeypatch, "always [madvise] never")
     caches = process_memory.release_memory, process_memory.suit_a_packed_stash
-    for made in caches:
-        made.cache_clear()
+    for function in caches:
+        function.cache_clear()
     yield
-    for made in caches:
-        made.cache_clear()
+    for function in caches:
+        function.cache_clear()
 
 
 def _system_gives(folder, monkeypatch, modes):
@@ -128,8 +128,8 @@ print(left, (before - resident()["resident"]) / 2**20)
 @cache
 def _left(when, **environment):
     command = [sys.executable, "-c", _LARGE_AND_SMALL, when]
-    own = {name: value for name, value in os.environ.items() if name != process_memory.HUGE_PAGES}
-    done = subprocess.run(command, env=own | environment, capture_output=True, text=True)
+    inherited = {name: value for name, value in os.environ.items() if name != process_memory.HUGE_PAGES}
+    done = subprocess.run(command, env=inherited | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return *map(float, done.stdout.split()), done.stderr
 

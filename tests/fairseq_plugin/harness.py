@@ -101,5 +101,5 @@ def contents(folder: Path) -> dict[str, str]:
 def start(*program: object, **environment: str) -> subprocess.Popen:
     """Python with the arguments ``program``, in a process of its own."""
     words, environment = [sys.executable, *map(str, program)], {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(words, cwd=ROOT, env=environment, **said)
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(words, cwd=ROOT, env=environment, **output)

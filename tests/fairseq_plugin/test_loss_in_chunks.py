@@ -15,8 +15,8 @@ from tests.fairseq_plugin.harness import MODEL, run
 
 def losses(layer):
     def of(features, target):
-        found = nn.functional.cross_entropy(layer(features).flatten(0, 1), target.flatten(), reduction="sum")
-        return 3 * found, found.detach()
+        total = nn.functional.cross_entropy(layer(features).flatten(0, 1), target.flatten(), reduction="sum")
+        return 3 * total, total.detach()
 
     return of
 
@@ -28,11 +28,11 @@ def test_the_sums_and_their_gradients_are_those_of_the_whole(size):
     x.requires_grad_()
     parameters = tuple(layer.parameters())
     expected, number = losses(layer)(x, target)
-    wanted = torch.autograd.grad(2 * expected, (x, *parameters))
+    gradients = torch.autograd.grad(2 * expected, (x, *parameters))
     loss, logged = sums(losses(layer), size, x, target, *parameters)
     assert not logged.requires_grad
     torch.testing.assert_close((loss, logged), (expected.float(), number.float()), check_dtype=False)
-    for result, exact in zip(torch.autograd.grad(2 * loss, (x, *parameters)), wanted, strict=True):
+    for result, exact in zip(torch.autograd.grad(2 * loss, (x, *parameters)), gradients, strict=True):
         torch.testing.assert_close(result, exact, rtol=1e-6, atol=1e-6, check_dtype=False)
 
 
@@ -47,7 +47,7 @@ def logged(folder: Path, caplog, *flags: object) -> list[float]:
 
 @pytest.mark.parametrize(("criterion", "tied"), [("label_smoothed_cross_entropy", True), ("cross_entropy", False)])
 def test_a_run_logs_what_it_logs_without_chunks(data, tmp_path, caplog, monkeypatch, criterion, tied):
-    model = [it for it in MODEL if tied or it != "--share-decoder-input-output-embed"]
+    model = [argument for argument in MODEL if tied or argument != "--share-decoder-input-output-embed"]
     flags = [data, *model, "--criterion", criterion, "--dropout", 0, "--dsq-levels", "[8,4,8,8]", "--dsq-stash", "all"]
     chunks = []
     monkeypatch.setattr(loss_in_chunks, "TOKENS", 30)
@@ -57,14 +57,14 @@ def test_a_run_logs_what_it_logs_without_chunks(data, tmp_path, caplog, monkeypa
         return sums(losses, size, x, *rest)
 
     monkeypatch.setattr(loss_in_chunks, "sums", counting)
-    found = logged(tmp_path / "a", caplog, *flags)
+    actual = logged(tmp_path / "a", caplog, *flags)
     assert max(chunks) > 2
     seen = len(chunks)
     monkeypatch.setattr(loss_in_chunks, "_IN_CHUNKS", {})
     expected = logged(tmp_path / "b", caplog, *flags)
     assert len(chunks) == seen
-    assert len(found) > 6
-    assert found == pytest.approx(expected, rel=2e-3)
+    assert len(actual) > 6
+    assert actual == pytest.approx(expected, rel=2e-3)
 
 
 def test_what_asks_for_more_than_the_loss_is_as_it_was(data, tmp_path, monkeypatch):

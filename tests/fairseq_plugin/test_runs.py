@@ -25,7 +25,7 @@ def test_no_flipped_bit_is_loaded(tmp_path: Path) -> None:
     path, draw = tmp_path / "checkpoint.pt", random.Random(0)
     saved = {"weights": torch.randn(100, generator=torch.Generator().manual_seed(0)), "updates": 7, "name": "x" * 50}
     checkpoints.save(saved, str(path))
-    load = checkpoints.checked(lambda it: torch.load(it, weights_only=True))
+    load = checkpoints.checked(lambda file: torch.load(file, weights_only=True))
     whole, refused = path.read_bytes(), 0
     for bit in draw.sample(range(8 * len(whole)), 500):
         changed = bytearray(whole)
@@ -41,7 +41,9 @@ def test_no_flipped_bit_is_loaded(tmp_path: Path) -> None:
     assert refused > 250
 
 
-@pytest.mark.parametrize("damage", [lambda it: it[: len(it) // 2], lambda it: it[:5000] + bytes(64) + it[5064:]])
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[: len(data) // 2], lambda data: data[:5000] + bytes(64) + data[5064:]]
+)
 def test_a_damaged_checkpoint_names_the_last_whole_one(capsys, data: Path, trained: Path, tmp_path, damage) -> None:
     folder = shutil.copytree(trained, tmp_path / "run")
     for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
@@ -56,11 +58,11 @@ def test_a_checkpoint_of_a_format_that_is_not_registered(capsys, data: Path, tra
     state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
     state["model"]["dsq._extra_state"]["config"]["levels"] = ["fp5_mine", [16, 4, 4, 16]]
     checkpoints.save(state, str(tmp_path / "checkpoint_last.pt"))
-    said = refusal(capsys, "generate", data, "--path", tmp_path / "checkpoint_last.pt", "--cpu")
-    assert 'trained with --dsq-levels "fp5_mine [16,4,4,16]": give the --user-dir that registers its formats' in said
-    given = [data, *MODEL, "--lr", 0, "--max-update", 4, "--save-dir", tmp_path, "--dsq-levels", LEVELS]
-    assert "give the --user-dir" in refusal(capsys, "train", *given)
-    run("train", *given, "--dsq-reset")
+    output = refusal(capsys, "generate", data, "--path", tmp_path / "checkpoint_last.pt", "--cpu")
+    assert 'trained with --dsq-levels "fp5_mine [16,4,4,16]": give the --user-dir that registers its formats' in output
+    arguments = [data, *MODEL, "--lr", 0, "--max-update", 4, "--save-dir", tmp_path, "--dsq-levels", LEVELS]
+    assert "give the --user-dir" in refusal(capsys, "train", *arguments)
+    run("train", *arguments, "--dsq-reset")
     assert updates(tmp_path) == [1, 0]
 
 
@@ -76,7 +78,7 @@ def test_a_full_disk(capsys, data: Path, tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "(the file could not be finished): make room, then give the same command again; it goes on from" in output
     after = contents(tmp_path)
-    assert all(after[name] == it for name, it in before.items() if name.endswith(".pt"))
+    assert all(after[name] == content for name, content in before.items() if name.endswith(".pt"))
     assert not list(tmp_path.glob("*.tmp"))
     run("train", *flags, "--max-update", 2)
 
@@ -134,22 +136,22 @@ def test_an_interrupted_run_goes_on_and_one_that_ended_is_left_as_it_is(
     ],
 )
 def test_a_run_with_dsq_anew_begins_at_the_first_level(data: Path, trained: Path, tmp_path, flags, most) -> None:
-    given = [data, *MODEL, "--disable-validation", "--save-dir", tmp_path]
+    arguments = [data, *MODEL, "--disable-validation", "--save-dir", tmp_path]
     levels = ["--dsq-levels", "[4,4,4,16] [8,4,4,16]", "--dsq-rise-at", 0.5]  # other levels than the checkpoint's
-    run("train", *given, *flags, trained / "checkpoint_last.pt", "--max-update", most, *levels)
+    run("train", *arguments, *flags, trained / "checkpoint_last.pt", "--max-update", most, *levels)
     assert updates(tmp_path) == [2, 2]
     # as fairseq-validate and the Python interface load it: the task has the flags of the training
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "checkpoint_last.pt")])
     assert model.dsq.trained_level == 1
     if flags == ["--finetune-from-model"]:  # the same command again goes on
-        run("train", *given, *flags, trained / "checkpoint_last.pt", "--max-update", 6, *levels)
+        run("train", *arguments, *flags, trained / "checkpoint_last.pt", "--max-update", 6, *levels)
         assert updates(tmp_path) == [2, 4]
 
 
 @pytest.mark.parametrize("flags", [["--finetune-from-model"], ["--dsq-reset", "--restore-file"]])
 def test_a_run_without_dsq_from_a_checkpoint_with_it(data: Path, trained: Path, tmp_path: Path, flags) -> None:
-    given = [*MODEL, "--disable-validation", "--max-update", 4, "--lr", 0, "--save-dir", tmp_path]
-    run("train", data, *given, *flags, trained / "checkpoint_last.pt")
+    arguments = [*MODEL, "--disable-validation", "--max-update", 4, "--lr", 0, "--save-dir", tmp_path]
+    run("train", data, *arguments, *flags, trained / "checkpoint_last.pt")
     before, after = weights(trained), weights(tmp_path)
     assert before.keys() - after.keys() == {"dsq._extra_state"}
     assert all(torch.equal(before[name], tensor) for name, tensor in after.items())

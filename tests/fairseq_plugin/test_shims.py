@@ -71,8 +71,8 @@ def test_padding_changes_nothing_after_loading(data: Path) -> None:
     long, short = torch.tensor([[7, 8, 9, 10, 2]]), torch.tensor([[11, 12, 2]])
     padded = torch.cat([long, torch.nn.functional.pad(short, (2, 0), value=model.encoder.padding_idx)])
     together = model.encoder(padded, torch.tensor([5, 3]))["encoder_out"][0]
-    alone = model.encoder(short, torch.tensor([3]))["encoder_out"][0]
-    torch.testing.assert_close(together[2:, 1], alone[:, 0])
+    unpadded = model.encoder(short, torch.tensor([3]))["encoder_out"][0]
+    torch.testing.assert_close(together[2:, 1], unpadded[:, 0])
 
 
 def test_no_module_of_fairseq_has_pythons_eval() -> None:
@@ -127,9 +127,9 @@ def saved(value: object) -> io.BytesIO:
 def test_counts_of_a_checkpoint_are_numpys_again_once_saved() -> None:
     loaded = bleu_counts.reading_counts(torch.load)(saved(COUNTS), weights_only=True)
     assert [type(x) for x in loaded["scalars"]] == [np.float64, np.int64]
-    again = torch.load(saved(loaded), weights_only=False)
-    assert [type(x) for x in again["arrays"]] == [np.ndarray, np.ndarray]
-    for states in (loaded, again):
+    reloaded = torch.load(saved(loaded), weights_only=False)
+    assert [type(x) for x in reloaded["arrays"]] == [np.ndarray, np.ndarray]
+    for states in (loaded, reloaded):
         for name, values in COUNTS.items():
             for value, expected in zip(states[name], values, strict=True):
                 np.testing.assert_array_equal(value, expected, strict=name == "scalars")

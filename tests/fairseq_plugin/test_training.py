@@ -30,7 +30,8 @@ LINEARS = 2 * 6 + 2 * 10  # an encoder layer has 4 + 2, a decoder layer 4 + 4 + 
 
 def weights_called(calls) -> dict[str, int]:
     """How many different weights were used at each precision."""
-    return Counter(precision for _, precision in {(it.weight.data_ptr(), str(it.quantizers.precision)) for it in calls})
+    weights = {(layer.weight.data_ptr(), str(layer.quantizers.precision)) for layer in calls}
+    return Counter(precision for _, precision in weights)
 
 
 @pytest.mark.parametrize(("checkpoint", "precision"), [("1_2", "[2,2,2,16]"), ("1_3", "[16,4,4,16]")])
@@ -159,9 +160,9 @@ def test_two_workers(data: Path, tmp_path: Path) -> None:
     assert record["updates"] == 4
     assert record["levels"][1]["updates"] >= 1
     counts = [float(line.split("wpb=")[1].split(",")[0]) for line in logs[0].splitlines() if "| train_inner |" in line]
-    alone = record["tokens"] - sum(counts)  # the update before; the others count the tokens of both workers
+    first_update = record["tokens"] - sum(counts)  # the update before; the others count the tokens of both workers
     assert len(counts) == 3
-    assert 0 < alone < min(counts)
+    assert 0 < first_update < min(counts)
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,8 @@ def _view(draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> Te
     return _values(draw, *shape).to(dtype)
 
 
-def _check(name: str, ours: Tensor, theirs: Tensor) -> None:
-    if not same_bits(ours, theirs):
+def _check(name: str, actual: Tensor, expected: Tensor) -> None:
+    if not same_bits(actual, expected):
         raise AssertionError(f"{name} differs from the reference")
 
 
@@ -89,15 +89,15 @@ def codec(draw: random.Random) -> None:
     shape = tuple(draw.choice([0, 1, 2, 3, 7, 8, 16, 17, 24, 33, 48, 64, 129]) for _ in range(draw.randint(1, 3)))
     x, fmt, dim = _view(draw, shape, draw.choice(DTYPES)), _format(draw), draw.randrange(-len(shape), len(shape))
     rounding = (draw.choice(["nearest", "stochastic"]), draw.getrandbits(63))
-    ours, quantized = dsq.pack(x, fmt, dim, *rounding), dsq.quantize(x, fmt, dim, *rounding)
+    packed, quantized = dsq.pack(x, fmt, dim, *rounding), dsq.quantize(x, fmt, dim, *rounding)
     with dispatch.use_backend(REFERENCE):
-        theirs = dsq.pack(x, fmt, dim, *rounding)
-    _check("codes", ours.codes, theirs.codes)
-    _check("scales", ours.scales, theirs.scales)
+        reference = dsq.pack(x, fmt, dim, *rounding)
+    _check("codes", packed.codes, reference.codes)
+    _check("scales", packed.scales, reference.scales)
     dtype = draw.choice(DTYPES)
     with dispatch.use_backend(REFERENCE):
-        expected = theirs.unpack(dtype), theirs.unpack()
-    _check("unpack", ours.unpack(dtype), expected[0])
+        expected = reference.unpack(dtype), reference.unpack()
+    _check("unpack", packed.unpack(dtype), expected[0])
     _check("quantize", quantized, expected[1])
 
 
@@ -105,13 +105,13 @@ def masks(draw: random.Random) -> None:
     """Packed masks and ReLU give the reference's bits."""
     x = _view(draw, (draw.randint(0, 300), draw.randint(1, 9)), draw.choice(DTYPES)).contiguous()
     bounds = (draw.choice([0.0, -1.0, -torch.inf]), draw.choice([1.0, 6.0, torch.inf]), draw.random() < 0.5)
-    ours = pack_mask(x, *bounds), *relu(x)
+    results = pack_mask(x, *bounds), *relu(x)
     with dispatch.use_backend(REFERENCE):
-        theirs = pack_mask(x, *bounds), *relu(x)
-    for index, (actual, expected) in enumerate(zip(ours, theirs, strict=True)):
+        references = pack_mask(x, *bounds), *relu(x)
+    for index, (actual, expected) in enumerate(zip(results, references, strict=True)):
         _check(f"mask {index}", actual, expected)
-    is_open = unpack_mask(ours[0], x.numel(), x.dtype).view(x.shape) > 0
-    _check("apply_mask", apply_mask(ours[0], x), torch.where(is_open, x, 0))
+    is_open = unpack_mask(results[0], x.numel(), x.dtype).view(x.shape) > 0
+    _check("apply_mask", apply_mask(results[0], x), torch.where(is_open, x, 0))
     p, seed = draw.random(), draw.getrandbits(32)
     torch.manual_seed(seed)
     expected = torch.empty(x.shape).bernoulli_(p), torch.rand(3)
@@ -128,16 +128,16 @@ def affine(draw: random.Random) -> None:
     count = run * number * (draw.randint(1, 3) if runs else 1) - draw.randrange(run)
     x, groups = _view(draw, (count,), draw.choice(DTYPES)), Groups(run, number)
     state, decay = torch.rand(2, number, dtype=torch.promote_types(x.dtype, torch.float32)), draw.random()
-    our_ranges, their_ranges = (MovingRanges(state.clone(), decay) if runs else None for _ in range(2))
+    ranges, reference_ranges = (MovingRanges(state.clone(), decay) if runs else None for _ in range(2))
     seed, dtype = draw.choice([None, draw.getrandbits(63)]), draw.choice(DTYPES)
-    ours = affine_pack(x, bits, groups, our_ranges, seed)
-    unpacked = affine_unpack(ours, bits, groups, count, dtype)
+    packed = affine_pack(x, bits, groups, ranges, seed)
+    unpacked = affine_unpack(packed, bits, groups, count, dtype)
     with dispatch.use_backend(REFERENCE):
-        theirs = affine_pack(x, bits, groups, their_ranges, seed)
-        expected = affine_unpack(theirs, bits, groups, count, dtype)
-    _check("affine codes", ours.codes, theirs.codes)
-    if our_ranges is not None and their_ranges is not None:
-        _check("running ranges", our_ranges.alpha_beta, their_ranges.alpha_beta)
+        reference = affine_pack(x, bits, groups, reference_ranges, seed)
+        expected = affine_unpack(reference, bits, groups, count, dtype)
+    _check("affine codes", packed.codes, reference.codes)
+    if ranges is not None and reference_ranges is not None:
+        _check("running ranges", ranges.alpha_beta, reference_ranges.alpha_beta)
     _check("affine unpack", unpacked, expected)
 
 
@@ -167,12 +167,12 @@ def layers(draw: random.Random) -> None:
     slack = 1e-5 if x.dtype == torch.float32 else 2e-2
     axes = (-1, 0)
     bias_max = torch.zeros(()) if bias is None else bias.abs().float().amax()
-    for name, ours, theirs, scale in (
+    for name, actual, reference, scale in (
         ("y", y, expected, x.abs().float().amax() * w.abs().float().amax() * x.shape[1] + bias_max),
         ("dw", dw, edw, dy.abs().float().amax() * x.abs().float().amax() * x.shape[0]),
     ):
-        error = (ours.float() - theirs.float()).abs().amax(axes).item()
-        if theirs.isfinite().all() and error > slack * scale.item() + 1e-30:
+        error = (actual.float() - reference.float()).abs().amax(axes).item()
+        if reference.isfinite().all() and error > slack * scale.item() + 1e-30:
             raise AssertionError(f"{name} differs from the reference by more than the rounding of its sums")
     assert dx.shape == edx.shape
 

@@ -70,9 +70,9 @@ def test_mx_has_the_bits_of_torchao(name, rule):
     exponents = scales.view(torch.uint8).double() - 127
     expected = data.double() * torch.exp2(exponents).repeat_interleave(32, 1)
     whole = (exponents > -126).repeat_interleave(32, 1)  # where torchao divides by the scale that it stores
-    found = dsq.quantize(X, f"{name}:{rule}")
+    actual = dsq.quantize(X, f"{name}:{rule}")
     assert whole.float().mean() > 0.99
-    assert torch.equal(found[whole].double(), expected[whole])
+    assert torch.equal(actual[whole].double(), expected[whole])
 
 
 @pytest.mark.parametrize("name", [*ELEMENTS, "mxint8"])
@@ -80,15 +80,15 @@ def test_mx_has_the_values_of_gfloat_to_the_ends_of_its_scale(name):
     import gfloat
     from gfloat.formats import all_block_formats
 
-    info = next(it for it in all_block_formats if it.name == name + "_e2m1" * (name == "mxfp4"))
+    info = next(fmt for fmt in all_block_formats if fmt.name == name + "_e2m1" * (name == "mxfp4"))
     x = torch.cat([edges(40, 128), edges(24, 128, 1) * 2.0**125, torch.randn(16, 128) * 2.0**-125])
     x = x.clamp(-3e38, 3e38)
     blocks = x.double().numpy().reshape(-1, 32)
     expected = np.array([gfloat.quantize_block(info, block, gfloat.compute_scale_amax) for block in blocks])
-    expected, found = torch.from_numpy(expected).view(x.shape), dsq.quantize(x, name).double()
-    unlike = found != expected
+    expected, actual = torch.from_numpy(expected).view(x.shape), dsq.quantize(x, name).double()
+    unlike = actual != expected
     if name == "mxint8":  # gfloat keeps the code -128, which is ours to leave
-        unlike &= found.abs() * 128 / 127 != expected.abs()
+        unlike &= actual.abs() * 128 / 127 != expected.abs()
     assert not unlike.any()
 
 
@@ -111,8 +111,8 @@ def test_nvfp4_is_transformer_engine_s_arithmetic():
             inverse = np.minimum(float32(1) / decode, np.finfo(np.float32).max)
             elements = (blocks * inverse).clip(-6, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
         expected = together(torch.from_numpy(elements * decode))
-        found = dsq.quantize(torch.from_numpy(x), "nvfp4" if block == (1, 16) else "nvfp4_2d")
-        assert torch.equal(found, expected)
+        actual = dsq.quantize(torch.from_numpy(x), "nvfp4" if block == (1, 16) else "nvfp4_2d")
+        assert torch.equal(actual, expected)
         assert (scale == 0).any() or block != (1, 16)
 
 
@@ -158,11 +158,11 @@ def test_integers_are_near_their_statement_in_float64(bits, name, rows, columns)
     blocks = in_blocks(X, rows, columns)
     step = blocks.abs().amax((2, 3), keepdim=True) / (2 ** (bits - 1) - 1)
     t = torch.where(step == 0, 0.0, blocks / step)
-    found = in_blocks(dsq.quantize(X, f"int{bits}_{name}"), rows, columns) / torch.where(step == 0, 1.0, step)
+    actual = in_blocks(dsq.quantize(X, f"int{bits}_{name}"), rows, columns) / torch.where(step == 0, 1.0, step)
     normal = (step > 1e-37).expand_as(t)
-    assert ((found - found.round()).abs()[normal] < 1e-4).all()
-    assert ((found.round() - t).abs()[normal] <= 0.5 + 1e-4).all()
-    assert (found.round()[normal].abs().max() == 2 ** (bits - 1) - 1).all()
+    assert ((actual - actual.round()).abs()[normal] < 1e-4).all()
+    assert ((actual.round() - t).abs()[normal] <= 0.5 + 1e-4).all()
+    assert (actual.round()[normal].abs().max() == 2 ** (bits - 1) - 1).all()
 
 
 # ---- shared microexponents
@@ -261,9 +261,9 @@ def test_a_nan_or_an_infinity_breaks_its_block_alone(name):
 
 def test_stochastic_rounding_is_unbiased_and_stays_on_the_grid():
     x = torch.tensor([3.3, 1.1, -0.2, 6.0]).repeat(4096, 8)
-    found = dsq.quantize(x, "mxfp4", rounding="stochastic", seed=1)
-    assert torch.equal(dsq.quantize(found, "mxfp4"), found)
-    assert torch.allclose(found.mean(0), x.mean(0), atol=0.03)
+    actual = dsq.quantize(x, "mxfp4", rounding="stochastic", seed=1)
+    assert torch.equal(dsq.quantize(actual, "mxfp4"), actual)
+    assert torch.allclose(actual.mean(0), x.mean(0), atol=0.03)
     clipping = torch.tensor([7.5, 1.0]).repeat(4096, 16)
     aws = dsq.quantize(clipping, "mxfp4_aws", rounding="stochastic", seed=1)
     assert torch.allclose(aws.mean(0), clipping.mean(0), atol=0.1)
@@ -274,8 +274,8 @@ def test_stochastic_rounding_is_unbiased_and_stays_on_the_grid():
 
 
 def test_a_format_s_text_is_its_own():
-    others = parse_format("mxfp4:even"), parse_format("int4_16x16"), dsq.FixedPoint(8), dsq.Identity(16)
-    for fmt in (*NAMED.values(), *others):
+    formats = parse_format("mxfp4:even"), parse_format("int4_16x16"), dsq.FixedPoint(8), dsq.Identity(16)
+    for fmt in (*NAMED.values(), *formats):
         assert parse_format(str(fmt)) == fmt
         assert " " not in str(fmt)
 

@@ -103,13 +103,13 @@ def test_stochastic_rounding_is_biased_only_where_values_are_clipped(bits: int, 
     x = torch.randn(2**14, 16)
     exponents = torch.frexp(x.abs().amax(1, keepdim=True)).exponent - 1
     largest = (2 ** (bits - 1) - 1) * torch.ldexp(torch.ones_like(x[:, :1]), exponents - (bits - 2))
-    inside = x.abs() <= largest
+    unclipped = x.abs() <= largest
     samples = [dsq.quantize(x, dsq.BFP(bits), rounding="stochastic", seed=seed) for seed in range(64)]
     mean = torch.stack(samples).mean(0)
-    assert (~inside).float().mean().item() == pytest.approx(clipped, abs=0.002)
+    assert (~unclipped).float().mean().item() == pytest.approx(clipped, abs=0.002)
     assert _slope(mean, x) == pytest.approx(slope, abs=0.002)
-    assert _slope(mean[inside], x[inside]) == pytest.approx(1, abs=0.001)
-    assert torch.equal(mean[~inside].abs(), largest.expand_as(x)[~inside])
+    assert _slope(mean[unclipped], x[unclipped]) == pytest.approx(1, abs=0.001)
+    assert torch.equal(mean[~unclipped].abs(), largest.expand_as(x)[~unclipped])
 
 
 def test_float32_units_keep_the_products_of_subnormals() -> None:

@@ -76,8 +76,8 @@ def test_the_choice_is_measured_once_and_saved(cache, monkeypatch):
 def test_a_choice_holds_for_one_build_of_the_kernels(cache, monkeypatch):
     set_times(monkeypatch, (2.0, 1.0), (1.0, 2.0))
     for build, name in (("a", "fast"), ("b", "slow"), ("a", "fast")):
-        chosen = tuning.fastest((SLOW, FAST), MATMULS.output, torch.float32, (128, 128, 128), replace(CPU, build=build))
-        assert chosen.name == name
+        choice = tuning.fastest((SLOW, FAST), MATMULS.output, torch.float32, (128, 128, 128), replace(CPU, build=build))
+        assert choice.name == name
 
 
 def test_a_format_that_the_backend_lacks_is_timed_by_the_reference(cache):

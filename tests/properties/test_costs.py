@@ -24,7 +24,7 @@ def test_traffic_of_operations_is_the_traffic_of_the_step(rng: random.Random) ->
     workload, setup = random_workload(rng), random_setup(rng)
     cost = evaluate(workload, setup, A100)
     moved = traffic_of(workload, setup, A100)
-    assert float(cost.dram_bytes) == pytest.approx(sum(float(it.bytes) for it in moved))
+    assert float(cost.dram_bytes) == pytest.approx(sum(float(operation.bytes) for operation in moved))
     assert float(cost.total.bytes) == pytest.approx(float(cost.dram_bytes))
 
 
@@ -32,9 +32,9 @@ def test_traffic_of_operations_is_the_traffic_of_the_step(rng: random.Random) ->
 def test_fewer_bits_never_cost_more(rng: random.Random, widths: list[int], point: int) -> None:
     workload = random_workload(rng)
     narrower = [max(2, width // 2) if index == point else width for index, width in enumerate(widths)]
-    more, less = (evaluate(workload, Setup(BFP(32), Precision(*bits)), A100) for bits in (widths, narrower))
-    assert less.arithmetic <= more.arithmetic
-    assert less.stash_bytes <= more.stash_bytes
+    cost, lower_cost = (evaluate(workload, Setup(BFP(32), Precision(*bits)), A100) for bits in (widths, narrower))
+    assert lower_cost.arithmetic <= cost.arithmetic
+    assert lower_cost.stash_bytes <= cost.stash_bytes
 
 
 @given(seeds)

@@ -153,12 +153,12 @@ def test_what_is_lost_is_of_the_ledgers_fp32() -> None:
 
 def figures() -> dict[str, float]:
     """BLEU that a warning says a setting lost, by the setting's name."""
-    said = {f"{format} [4,4,4,8] stochastic": figure for format, figure in STOCHASTIC.items()}
+    stochastic_figures = {f"{format} [4,4,4,8] stochastic": figure for format, figure in STOCHASTIC.items()}
     for format, by_bits in LOST.items():
         for bits, figure in by_bits.items():
             levels = f"[{bits},{bits},{bits},{16 if format == 'fixed' else 8}]"
-            said[levels if (format, bits) == (DEFAULT, 4) else f"{format} {levels}"] = figure
-    return said
+            stochastic_figures[levels if (format, bits) == (DEFAULT, 4) else f"{format} {levels}"] = figure
+    return stochastic_figures
 
 
 @pytest.mark.parametrize(("setting", "figure"), figures().items())

@@ -47,10 +47,10 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def call(data: Path, *more: str) -> int:
+def call(data: Path, *arguments: str) -> int:
     folder = data.parent
     flags = ["--data", str(data), "--work", str(folder / "work"), "--ledger", str(folder / "ledger.csv")]
-    return command.main(["run", *flags, "--tasks", "gcn-cora", "--tier", "3", *more])
+    return command.main(["run", *flags, "--tasks", "gcn-cora", "--tier", "3", *arguments])
 
 
 def test_a_suite_goes_on_where_it_stopped(trainings: Trainings, data: Path, capsys) -> None:
@@ -74,8 +74,8 @@ def test_a_row_of_another_definition_does_not_count_and_is_replaced(trainings: T
 
 
 def test_again_runs_what_is_done_and_replaces_its_rows(trainings: Trainings, data: Path) -> None:
-    for more in ([], [], ["--again"]):
-        assert call(data, "--settings", "fp32", "--seeds", "1", *more) == 0
+    for arguments in ([], [], ["--again"]):
+        assert call(data, "--settings", "fp32", "--seeds", "1", *arguments) == 0
     assert len(trainings.run) == 2
     assert len(read_rows(data.parent / "ledger.csv")) == 1
 

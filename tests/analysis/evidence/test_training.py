@@ -214,12 +214,12 @@ def test_translation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = dataclasses.replace(small("multi30k-900", updates=6), sizes={"pairs": 30, "vocab": 30, **model}, batch=60)
     setting = Setting("two levels", "[2,2,2,16] [16,4,4,16]", rise_at=0.5, autocast=True)
     results = problems.run_once(task, setting, 1, files, tmp_path)
-    ((trained, log, kept),) = seen
+    ((trained, log, saved),) = seen
     assert results.loss < math.log(100)
     assert (results.score, len(trained.translations), trained.valid_losses[-1][0]) == (trained.bleu, 6, 6)
     assert 0 <= results.score <= 100
     assert "DSQ level 0 [2,2,2,16] -> 1 [16,4,4,16]" in log
-    assert 10_000 < kept < 1_000_000  # of a model with the linears' stash packed
+    assert 10_000 < saved < 1_000_000  # of a model with the linears' stash packed
     (pieces,) = tmp_path.glob("*/pieces/train.de")
     assert len(pieces.read_text().splitlines()) == 30
     step = translations.steps(task, SUITE.settings["[8,4,8,8] all"], 1, files, tmp_path)

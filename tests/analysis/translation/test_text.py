@@ -43,7 +43,7 @@ def test_text_that_cannot_be_used_is_named(tmp_path: Path, name: str, content: b
 def test_pieces_say_the_text_again() -> None:
     pytest.importorskip("sentencepiece")
     sentences = [
-        f"{who} {what}." for who in ("der Hund", "die Katze", "Tom") for what in ("bellt", "ruft", "singt laut")
+        f"{who} {verb}." for who in ("der Hund", "die Katze", "Tom") for verb in ("bellt", "ruft", "singt laut")
     ]
     bpe = train_bpe(sentences, 40)
     assert bpe.get_piece_size() == 40

@@ -42,9 +42,9 @@ def test_one_line_packs_the_whole_stash_and_a_saved_model_comes_back(tmp_path):
     assert logged["dsq/stash_bits"] == 4
     assert 0 < logged["dsq/stash_mib"] < plain / 2**20
     model.save_pretrained(tmp_path / "model")
-    again = restore(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "model"))
-    assert {str(layer.quantizers.precision) for layer in dsq.converted(again).values()} == {"[8,4,8,8]"}
-    assert torch.equal(again.eval()(IDS).logits, model.eval()(IDS).logits)
+    restored = restore(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "model"))
+    assert {str(layer.quantizers.precision) for layer in dsq.converted(restored).values()} == {"[8,4,8,8]"}
+    assert torch.equal(restored.eval()(IDS).logits, model.eval()(IDS).logits)
     with pytest.raises(ValueError, match=r"config.json of the model has no 'dsq'"):
         restore(gpt(2))
 
@@ -66,7 +66,8 @@ def test_a_model_that_is_compiled_before_the_callback_sees_it_is_refused(tmp_pat
     whole, linears = PrecisionCallback(), PrecisionCallback("[8,4,4,8]", stash="linears")  # which is traced sooner
     makes = [(whole, lambda: gpt(1)), (linears, lambda: dsq.convert(gpt(1), linears.config))]
     plain, converted = (
-        transformers.Trainer(args=options, model_init=make, train_dataset=ROWS, callbacks=[it]) for it, make in makes
+        transformers.Trainer(args=options, model_init=make, train_dataset=ROWS, callbacks=[callback])
+        for callback, make in makes
     )
     with pytest.raises(ValueError, match=r"let model_init return dsq.convert\(model, callback.config\)"):
         plain.train()

@@ -206,7 +206,7 @@ def test_tensorboard_has_the_metrics_a_users_evaluations_do_not_count_and_a_seco
     trainer.evaluate(metric_key_prefix="test")
     assert dynamic.state_dict() == before
     assert dynamic.scheduler.level == 1
-    callback = next(it for it in trainer.callback_handler.callbacks if hasattr(it, "dynamic"))
+    callback = next(entry for entry in trainer.callback_handler.callbacks if hasattr(entry, "dynamic"))
     trainer.train()
     assert callback.dynamic is not dynamic
     assert callback.dynamic.scheduler.updates == UPDATES

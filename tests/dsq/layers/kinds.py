@@ -98,9 +98,9 @@ def grouped(self, x):
 
 
 def experts(kind, config, **sizes):
-    made = config(hidden_size=WIDTH, num_local_experts=EXPERTS, **sizes)
-    made._experts_implementation = "grouped_mm"
-    net = kind(made)
+    options = config(hidden_size=WIDTH, num_local_experts=EXPERTS, **sizes)
+    options._experts_implementation = "grouped_mm"
+    net = kind(options)
     for p in net.parameters():
         nn.init.normal_(p, std=0.2)
     return net
@@ -110,8 +110,8 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
     """Hidden states, and for each token two experts of the first three: the fourth is idle."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(TOKENS, WIDTH, generator=generator).requires_grad_()
-    chosen = torch.rand(TOKENS, 3, generator=generator).argsort(1)[:, :2]
-    return x, chosen, torch.rand(TOKENS, 2, generator=generator).requires_grad_()
+    choices = torch.rand(TOKENS, 3, generator=generator).argsort(1)[:, :2]
+    return x, choices, torch.rand(TOKENS, 2, generator=generator).requires_grad_()
 
 
 ROUTED: dict[str, Callable[[], nn.Module]] = {

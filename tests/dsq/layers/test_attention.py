@@ -35,31 +35,31 @@ CAUSAL = nn.Transformer.generate_square_subsequent_mask(6)
     ],
 )
 def test_at_full_width_it_gives_what_the_plain_one_gives(batch_first, need_weights, options, masks):
-    plain, ours = pair(batch_first=batch_first, **options)
+    plain, converted = pair(batch_first=batch_first, **options)
     masks = dict(masks, need_weights=need_weights)
     if masks.get("key_padding_mask"):
         masks["key_padding_mask"] = torch.arange(6) >= torch.tensor([[6], [4], [5]])
     x = torch.randn(6, 3, 32, requires_grad=True)
     y = [torch.randn(6, 3, d) for d in (plain.kdim, plain.vdim)]
-    given = (x, x, x) if plain.kdim == 32 else (x, *y)
+    inputs = (x, x, x) if plain.kdim == 32 else (x, *y)
     if batch_first:
-        given = tuple(t.transpose(0, 1) for t in given)
-        given = (given[0],) * 3 if plain.kdim == 32 else given
+        inputs = tuple(t.transpose(0, 1) for t in inputs)
+        inputs = (inputs[0],) * 3 if plain.kdim == 32 else inputs
     results = []
-    for net in (plain, ours):
+    for net in (plain, converted):
         x.grad = None
-        out, weights = net(*given, average_attn_weights=False, **masks)
+        out, weights = net(*inputs, average_attn_weights=False, **masks)
         out.square().sum().backward()
         results.append([out, x.grad, *(p.grad for p in net.parameters()), *([weights] if need_weights else [])])
     for expected, result in zip(*results, strict=True):
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
-    assert ours.state_dict().keys() == plain.state_dict().keys()
+    assert converted.state_dict().keys() == plain.state_dict().keys()
 
 
 def test_unbatched_and_averaged_as_the_plain_one():
-    plain, ours = pair()
+    plain, converted = pair()
     x = torch.randn(5, 32)
-    for expected, result in zip(plain(x, x, x), ours(x, x, x), strict=True):
+    for expected, result in zip(plain(x, x, x), converted(x, x, x), strict=True):
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
 
 

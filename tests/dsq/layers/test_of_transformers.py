@@ -28,10 +28,10 @@ def test_conv1d_is_a_linear_layer_of_the_transposed_weight(levels):
 
 
 def test_at_8_bits_the_weight_s_gradient_is_not_copied():
-    net, made = dsq.convert(Conv1D(48, 32), dsq.DSQConfig(levels="[4,4,4,8]", stash="linears")), []
-    net.weight.register_hook(lambda gradient: made.append(gradient.data_ptr()))
+    net, addresses = dsq.convert(Conv1D(48, 32), dsq.DSQConfig(levels="[4,4,4,8]", stash="linears")), []
+    net.weight.register_hook(lambda gradient: addresses.append(gradient.data_ptr()))
     net(torch.randn(16, 32, requires_grad=True)).sum().backward()
-    assert made == [net.weight.grad.data_ptr()]
+    assert addresses == [net.weight.grad.data_ptr()]
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "vit"])
@@ -42,8 +42,8 @@ def test_at_full_width_it_is_sdpa(name):
     assert model.config._attn_implementation == "dsq"
     if "input_ids" in inputs:
         inputs["attention_mask"] = (torch.arange(64) < torch.tensor([[64], [40]])).long()
-    expected, found = (net(**inputs).logits for net in (plain, model))
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    expected, actual = (net(**inputs).logits for net in (plain, model))
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
     dsq.unconvert(model)
     assert model.config._attn_implementation == "sdpa"
 

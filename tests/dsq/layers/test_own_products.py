@@ -80,8 +80,8 @@ def test_products_with_parameters_are_linear_layers_of_the_same_bits_with_a_pack
     net = dsq.convert(made("linear of a parameter"), config)
     y = dsq.functional.linear(IMAGE, net.a, torch.ones(64), config.at(0))
     y = dsq.functional.linear(y, net.b.t(), None, config.at(0))
-    found, saved_tensors = saving(net, IMAGE)
-    assert torch.equal(found, y)
+    actual, saved_tensors = saving(net, IMAGE)
+    assert torch.equal(actual, y)
     assert sum(t.nbytes for t in saved_tensors if t.dtype == torch.uint8) == 96 * (32 + 64) * 4.5 / 8 + 2
 
 

@@ -20,15 +20,15 @@ STEP_BY_STEP = replace(NATIVE, linear=None)
 one_call = pytest.mark.skipif(NATIVE.linear is None, reason="no units for matmuls here")
 
 
-def step(quantizers, x, w, b, dy, wanted=(0, 1)):
+def step(quantizers, x, w, b, dy, needed=(0, 1)):
     """y, the stash, and the wanted gradients of x and w, in one pass each or kernel by kernel; under autocast if dy has
     another dtype than w."""
     torch.manual_seed(0)
-    leaves = [t.detach().requires_grad_(i in wanted) for i, t in enumerate((x, w))]
+    leaves = [t.detach().requires_grad_(i in needed) for i, t in enumerate((x, w))]
     with torch.autocast("cpu", dy.dtype, enabled=w.dtype != dy.dtype):
-        y, kept = saving(linear, *leaves, b, quantizers)
-        gradients = torch.autograd.grad(y, [leaves[i] for i in wanted], dy)
-    return [y, *(t for t in kept if t.dtype == torch.uint8), *gradients]
+        y, saved = saving(linear, *leaves, b, quantizers)
+        gradients = torch.autograd.grad(y, [leaves[i] for i in needed], dy)
+    return [y, *(t for t in saved if t.dtype == torch.uint8), *gradients]
 
 
 def check_one_call(quantizers, dtypes, step_by_step=lambda: use_backend(STEP_BY_STEP)):
@@ -39,15 +39,15 @@ def check_one_call(quantizers, dtypes, step_by_step=lambda: use_backend(STEP_BY_
             torch.randn(s, generator=generator).to(dtype) for s, dtype in zip(shapes, (*dtypes, dtypes[1]), strict=True)
         )
         for operands in ((x, w, b), (x.mT.contiguous().mT if leading else x, w.t().contiguous().t(), None)):
-            found = step(quantizers, *operands, dy)
+            actual = step(quantizers, *operands, dy)
             with step_by_step():
                 expected = step(quantizers, *operands, dy)
-            assert len(found) == len(expected) == (5 if quantizers.q1.packs else 3)
-            assert all(map(torch.equal, found, expected))
-            assert [(t.shape, t.dtype) for t in (found[0], *found[-2:])] == [(t.shape, t.dtype) for t in (dy, x, w)]
+            assert len(actual) == len(expected) == (5 if quantizers.q1.packs else 3)
+            assert all(map(torch.equal, actual, expected))
+            assert [(t.shape, t.dtype) for t in (actual[0], *actual[-2:])] == [(t.shape, t.dtype) for t in (dy, x, w)]
             if n > 1:
                 for i in (0, 1):
-                    assert torch.equal(step(quantizers, *operands, dy, wanted=(i,))[-1], expected[i - 2])
+                    assert torch.equal(step(quantizers, *operands, dy, needed=(i,))[-1], expected[i - 2])
 
 
 @one_call
@@ -121,10 +121,10 @@ def test_sums_are_rounded_as_pytorch_rounds(kernel, dtype, monkeypatch):
 @pytest.mark.parametrize("precision", ["[4,4,4,16]", "[16,4,4,16]"])
 def test_scratch_memory_too_large_to_keep(precision, monkeypatch):
     monkeypatch.setattr(memory, "MAX_REUSED_BYTES", 0)
-    given = dsq.Quantizers.of(precision), torch.randn(4096, 64), torch.randn(512, 64), None, torch.randn(4096, 512)
-    got = step(*given)
+    inputs = dsq.Quantizers.of(precision), torch.randn(4096, 64), torch.randn(512, 64), None, torch.randn(4096, 512)
+    actual = step(*inputs)
     with use_backend(STEP_BY_STEP):
-        assert all(map(torch.equal, got, step(*given)))
+        assert all(map(torch.equal, actual, step(*inputs)))
 
 
 @one_call

@@ -98,11 +98,11 @@ MASKS = {
 @pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("key_heads", [4, 2])
 def test_at_full_width_it_is_pytorch_s(masks, key_heads):
-    given, dy = inputs(key_heads=key_heads)
+    operands, dy = inputs(key_heads=key_heads)
     results = []
     for function in (F.scaled_dot_product_attention, lambda *x, **o: attention(*x, FULL, **o)[0]):
-        y = function(*given, enable_gqa=key_heads != 4, **masks)
-        results.append((y, *torch.autograd.grad(y, given, dy)))
+        y = function(*operands, enable_gqa=key_heads != 4, **masks)
+        results.append((y, *torch.autograd.grad(y, operands, dy)))
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
@@ -116,8 +116,8 @@ def test_a_mask_of_float32_serves_bfloat16():
 
 @pytest.mark.parametrize("masks", [{}, {"is_causal": True}], ids=["none", "causal"])
 def test_attention_and_its_gradients_are_two_products_with_a_softmax_between(masks):
-    matmuls, (given, dy) = matmuls_at(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6)), inputs()
-    q, k, v = given
+    matmuls, (operands, dy) = matmuls_at(dsq.BFP(8), dsq.BFP(4), dsq.BFP(6)), inputs()
+    q, k, v = operands
     scores = matmul_of_activations(q, k.mT, matmuls) / math.sqrt(16)
     if masks:
         scores = scores.masked_fill(~torch.ones(24, 40, dtype=torch.bool).tril(), -math.inf)
@@ -126,13 +126,13 @@ def test_attention_and_its_gradients_are_two_products_with_a_softmax_between(mas
     torch.testing.assert_close(p, weights, rtol=1e-5, atol=1e-6)
     assert error(y, matmul_of_activations(p, v, matmuls)) < 1e-6
     expected = matmul_of_activations(weights, v, matmuls)
-    for ours, exact in zip(*(torch.autograd.grad(it, given, dy) for it in (y, expected)), strict=True):
-        assert error(ours, exact) < 2e-3  # a rounding of the scores' gradient may fall to the other side
+    for actual, exact in zip(*(torch.autograd.grad(result, operands, dy) for result in (y, expected)), strict=True):
+        assert error(actual, exact) < 2e-3  # a rounding of the scores' gradient may fall to the other side
 
 
-def saved_bytes(given, **options):
+def saved_bytes(operands, **options):
     """Bytes kept of packed operands, and of all else."""
-    _, saved_tensors = saving(partial(attention, **options), *given, matmuls_at(*(dsq.BFP(4),) * 3))
+    _, saved_tensors = saving(partial(attention, **options), *operands, matmuls_at(*(dsq.BFP(4),) * 3))
     packed = sum(x.nbytes for x in saved_tensors if x.dtype == torch.uint8)
     return packed, sum(x.nbytes for x in saved_tensors) - packed
 

@@ -25,9 +25,9 @@ class _Births(TorchDispatchMode):
             if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in self.born:
                 self.older.append(leaf.detach())
         result = func(*args, **(kwargs or {}))
-        known = {t.untyped_storage()._cdata for t in self.older}
+        addresses = {t.untyped_storage()._cdata for t in self.older}
         for leaf in tree_flatten(result)[0]:
-            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in known:
+            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in addresses:
                 ref = StorageWeakRef(leaf.untyped_storage())
                 self.born[ref.cdata] = (ref, leaf.untyped_storage().nbytes())
         return result
@@ -42,8 +42,8 @@ def saved_bytes(fn: Callable[[], Tensor]) -> int:
     with births:
         result = fn()
     gc.collect()
-    own = result.untyped_storage()._cdata
-    return sum(n for key, (ref, n) in births.born.items() if not ref.expired() and key != own)
+    address = result.untyped_storage()._cdata
+    return sum(n for key, (ref, n) in births.born.items() if not ref.expired() and key != address)
 
 
 def left_bytes(fn: Callable[[], object]) -> int:

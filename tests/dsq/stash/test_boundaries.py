@@ -92,9 +92,9 @@ def test_transformers_takes_it_for_its_checkpoints():
     model.zero_grad()
 
     model._set_gradient_checkpointing(gradient_checkpointing_func=partial(packed_checkpoint, use_reentrant=False))
-    found = loss()
-    assert torch.equal(found, exact)
-    found.backward()
+    actual = loss()
+    assert torch.equal(actual, exact)
+    actual.backward()
     assert 0 < error(model.model.embed_tokens.weight.grad, expected) < 0.2
     spared = 2 * TOKENS * 32 * (64 - 9) // 16 - 1  # of a boundary; the tensor has a scale too
     assert before - dsq.stash.measure(loss).nbytes == 3 * spared
@@ -113,10 +113,10 @@ class Routed(nn.Module):
 
     def routed(self, x):
         scores = self.router(x).softmax(-1)
-        chosen = self.choose(scores)
+        choices = self.choose(scores)
         y = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
-            rows = torch.where(chosen == number)[0]
+            rows = torch.where(choices == number)[0]
             y = y.index_add(0, rows, expert(x[rows]) * scores[rows, number, None])
         return x + y
 

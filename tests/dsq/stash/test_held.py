@@ -137,14 +137,14 @@ def claims():
 
 @pytest.mark.parametrize("case", CASES)
 def test_claims_are_what_the_allocator_holds(claims, case):
-    found = claims(case.partition("/")[0])[case]
-    assert isinstance(found, dict), found
-    assert found["claimed_stash"] == pytest.approx(found["stash"], rel=0.03, abs=OVERHEAD)
-    assert found["left"] <= OVERHEAD
-    assert found["peak"] >= found["stash"]
+    claimed = claims(case.partition("/")[0])[case]
+    assert isinstance(claimed, dict), claimed
+    assert claimed["claimed_stash"] == pytest.approx(claimed["stash"], rel=0.03, abs=OVERHEAD)
+    assert claimed["left"] <= OVERHEAD
+    assert claimed["peak"] >= claimed["stash"]
     model, _, policies = case.partition("/")
     if policies in WHOLE and model in COUNTED:
-        assert sum(found["reported"].values()) == pytest.approx(found["stash"], rel=0.03, abs=OVERHEAD)
+        assert sum(claimed["reported"].values()) == pytest.approx(claimed["stash"], rel=0.03, abs=OVERHEAD)
 
 
 if __name__ == "__main__":

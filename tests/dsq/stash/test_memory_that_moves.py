@@ -160,8 +160,8 @@ def test_an_activation_written_before_it_is_read_is_not_made_again(write):
     plain = Between(write)
     net, x = copy.deepcopy(plain), torch.randn(256, 64)
     dsq.DynamicPrecision(net, LEVELS)
-    own, expected = (torch.autograd.grad(model(x).square().mean(), model.b.weight)[0] for model in (net, plain))
-    assert error(own, expected) < 0.02
+    actual, expected = (torch.autograd.grad(model(x).square().mean(), model.b.weight)[0] for model in (net, plain))
+    assert error(actual, expected) < 0.02
 
 
 def test_the_mode_that_allows_mutation_of_saved_tensors_changes_no_gradient():
@@ -180,14 +180,14 @@ def value(form):
 def test_memory_that_was_given_away_is_read_anew_each_time():
     """Also what was given away inside a checkpoint's segment, and cached outside of it."""
     stash = Stash(BlockCodec(_formats(dsq.BFP(8))))
-    given, cached = (torch.full((32, 64), 1.0) for _ in range(2))
+    uncached, cached = (torch.full((32, 64), 1.0) for _ in range(2))
     before = [stash.code(cached, "boundary"), stash.copy(cached)]
     assert stash.code(cached, "boundary").tensors is before[0].tensors
     stash.enter_segment(object())
-    for x in (given, cached):
+    for x in (uncached, cached):
         stash.never_cache(x)
     stash.enter_segment(None)
-    for x in (given, cached):
+    for x in (uncached, cached):
         for number in (2.0, 3.0):
             x.data.fill_(number)
             assert [float(value(form).mean()) for form in (stash.code(x, "boundary"), stash.copy(x))] == [number] * 2

@@ -41,7 +41,7 @@ def on_a_ctx(how: Callable[[Tensor], object]) -> Callable[[Tensor], Tensor]:
 
 
 def by_hooks(x: Tensor) -> Tensor:
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: {"half": t.half()}, lambda kept: kept["half"].float()):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: {"half": t.half()}, lambda packed: packed["half"].float()):
         return x.exp()
 
 
@@ -94,7 +94,7 @@ def test_tensors_without_a_storage_are_not_counted():
 def test_each_storage_is_shown_with_the_operation_that_keeps_it():
     model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.GELU()), nn.Softmax(-1))
     report = measure(lambda: model(torch.randn(4, 8)).exp())
-    kept = {(h.op, h.name): h.nbytes for h in report.tensors}
-    assert kept["GeluBackward0", "self"] == kept["SoftmaxBackward0", "result"] == 128
-    assert sum(kept.values()) == report.nbytes == 4 * 128
+    nbytes = {(h.op, h.name): h.nbytes for h in report.tensors}
+    assert nbytes["GeluBackward0", "self"] == nbytes["SoftmaxBackward0", "result"] == 128
+    assert sum(nbytes.values()) == report.nbytes == 4 * 128
     assert "SoftmaxBackward0.result (4, 8) float32" in str(report)

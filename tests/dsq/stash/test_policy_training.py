@@ -111,18 +111,18 @@ def test_the_batch_may_change_its_shape(name):
 def test_neither_a_second_forward_nor_a_retained_graph_touches_the_first(name):
     """The second moves every running range; gact measures the first."""
     model, (options, near) = small(), NEAR[name]
-    x, others = torch.randn(4, 16, 32), 100 * torch.randn(4, 16, 32)
+    x, second_batch = torch.randn(4, 16, 32), 100 * torch.randn(4, 16, 32)
     true = gradient(model, x)
     apply(model, name, **options)
     for _ in range(3):
         model.zero_grad()
         loss = model(x).square().sum()
-        model(others).sum()
+        model(second_batch).sum()
         loss.backward(retain_graph=True)
-        alone = all_gradients(model).clone()
-        assert error(alone, true) <= near
+        first_gradient = all_gradients(model).clone()
+        assert error(first_gradient, true) <= near
         loss.backward()
-        assert torch.equal(all_gradients(model), 2 * alone)
+        assert torch.equal(all_gradients(model), 2 * first_gradient)
 
 
 @pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "in PyTorch's checkpoint"])
@@ -137,7 +137,8 @@ def test_gradients_are_near_under_autocast_and_inside_of_pytorchs_checkpoint(nam
         for _ in range(4):
             assert error(gradient(model, x), true) <= near
         held = measure(lambda: model(x).sum()).tensors if name in ("bfp", "gact", "mesa") else ()
-    assert not {it.shape for it in held} & {(32, 64), (64, 32), (32, 32)}  # of the weights, no copies in bfloat16
+    shapes = {tensor.shape for tensor in held}
+    assert not shapes & {(32, 64), (64, 32), (32, 32)}  # of the weights, no copies in bfloat16
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "checkpoint"])
@@ -159,8 +160,8 @@ def test_the_seed_decides(name):
         return gradient(model, x), gradient(model, x)
 
     x = torch.randn(8, 16, 32)
-    (first, second), again, other = draw(0), draw(0), draw(1)
-    assert torch.equal(first, again[0])
+    (first, second), repeated, other = draw(0), draw(0), draw(1)
+    assert torch.equal(first, repeated[0])
     assert not torch.equal(first, second)  # the step is in the seed, too
     assert not torch.equal(first, other[0])
 
@@ -250,10 +251,10 @@ def net(policy):
 
 @pytest.mark.parametrize("policy", ["bfp", "selective"])
 def test_a_method_that_is_not_forward_keeps_no_more(policy):
-    (kept, expected), (of_parts, found) = held(net(policy)[0], whole), held(net(policy)[0], parts)
-    assert of_parts < kept + 2 * 2 * X.nbytes  # the sums that blocks begin with are another block's output
+    (of_whole, expected), (of_parts, actual) = held(net(policy)[0], whole), held(net(policy)[0], parts)
+    assert of_parts < of_whole + 2 * 2 * X.nbytes  # the sums that blocks begin with are another block's output
     assert of_parts < held(small(), parts)[0] * (0.4 if policy == "bfp" else 1.1)
-    assert F.cosine_similarity(found, expected, 0) > 0.99
+    assert F.cosine_similarity(actual, expected, 0) > 0.99
 
 
 @pytest.mark.parametrize("policy", ["mesa", "gact"])
@@ -307,7 +308,7 @@ class TwoReaders(nn.Module):
 def test_parts_in_two_threads_are_two_forwards():
     model = nn.Sequential(TwoReaders(), nn.Sequential(nn.Linear(32, 32), nn.GELU()))
     apply(model, "bfp")
-    alone = measure(lambda: model[0](X)).nbytes
+    nbytes = measure(lambda: model[0](X)).nbytes
 
     def call_second_part():
         thread = Thread(target=model[1], args=(X,))
@@ -315,7 +316,7 @@ def test_parts_in_two_threads_are_two_forwards():
         thread.join()
 
     model[0].between = call_second_part
-    assert measure(lambda: model[0](X)).nbytes == alone
+    assert measure(lambda: model[0](X)).nbytes == nbytes
 
 
 def test_a_level_that_rises_between_two_parts_holds_for_the_second():
@@ -329,15 +330,15 @@ def test_a_level_that_rises_between_two_parts_holds_for_the_second():
 
 @pytest.mark.parametrize("name", ["bfp", "mesa", "gact"])
 def test_a_batch_of_gradients_is_that_of_one_after_another_or_refused_in_a_line(name):
-    x, several = torch.randn(4, 16, 32, requires_grad=True), torch.randn(3, 4, 16, 8)
+    x, upstream = torch.randn(4, 16, 32, requires_grad=True), torch.randn(3, 4, 16, 8)
     layers = nn.Linear(32, 64), nn.ReLU(), nn.Dropout(0.1), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 8)
     model = nn.Sequential(*layers)
     apply(model, name)
     leaves, y = [x, *model.parameters()], model(x)
-    batch = torch.autograd.grad(y, leaves, several, is_grads_batched=True, retain_graph=True)
-    one_by_one = zip(*(torch.autograd.grad(y, leaves, dy, retain_graph=True) for dy in several), strict=True)
-    for together, each in zip(batch, one_by_one, strict=True):
-        torch.testing.assert_close(together, torch.stack(each))
+    batch = torch.autograd.grad(y, leaves, upstream, is_grads_batched=True, retain_graph=True)
+    one_by_one = zip(*(torch.autograd.grad(y, leaves, dy, retain_graph=True) for dy in upstream), strict=True)
+    for batched, gradients in zip(batch, one_by_one, strict=True):
+        torch.testing.assert_close(batched, torch.stack(gradients))
     attention = nn.TransformerEncoderLayer(32, 2, 32, 0.0, batch_first=True)
     apply(attention, name)
     with pytest.raises(RuntimeError, match="ask for one gradient at a time"):

@@ -62,7 +62,7 @@ def test_nothing_of_the_forward_stays_until_its_end():
 
     def look(module, inputs, y):
         results.append(weakref.ref(y))
-        alive.append(sum(it() is not None for it in results))
+        alive.append(sum(reference() is not None for reference in results))
 
     model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8)) for _ in range(6)))
     dsq.convert(model, dsq.DSQConfig(stash="all"))

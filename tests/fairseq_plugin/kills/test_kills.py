@@ -67,13 +67,13 @@ def ended(process: int) -> int:
 
 def same_end(one: Path, other: Path) -> bool:
     """Whether two runs ended with the same bits in the model, the optimizer and the record."""
-    first, second = (torch.load(it / "checkpoint_last.pt", weights_only=True) for it in (one, other))
-    state = [it["model"].pop("dsq._extra_state") for it in (first, second)]
-    states = [[it["model"], *it["last_optimizer_state"]["state"].values()] for it in (first, second)]
-    tensors = [[torch.as_tensor(x) for each in state for x in each.values()] for state in states]
+    checkpoints = [torch.load(run / "checkpoint_last.pt", weights_only=True) for run in (one, other)]
+    schedules = [checkpoint["model"].pop("dsq._extra_state") for checkpoint in checkpoints]
+    states = [[file["model"], *file["last_optimizer_state"]["state"].values()] for file in checkpoints]
+    tensors = [[torch.as_tensor(x) for part in state for x in part.values()] for state in states]
     equal = len(tensors[0]) == len(tensors[1]) and all(map(torch.equal, *tensors))
-    records = [json.loads((it / "dsq_history.json").read_text()) for it in (one, other)]
-    return equal and state[0] == state[1] and records[0] == records[1]
+    records = [json.loads((run / "dsq_history.json").read_text()) for run in (one, other)]
+    return equal and schedules[0] == schedules[1] and records[0] == records[1]
 
 
 def _finished(folder: Path) -> bool:
@@ -124,9 +124,9 @@ def library(tmp_path: Path) -> Path:
     """killer.c, compiled."""
     if sys.platform != "linux" or not shutil.which("cc"):
         pytest.skip("killing at a file operation takes Linux and a C compiler")
-    made = tmp_path / "killer.so"
-    subprocess.run(["cc", "-O1", "-fPIC", "-shared", "-o", made, Path(__file__).with_name("killer.c")], check=True)
-    return made
+    path = tmp_path / "killer.so"
+    subprocess.run(["cc", "-O1", "-fPIC", "-shared", "-o", path, Path(__file__).with_name("killer.c")], check=True)
+    return path
 
 
 @pytest.mark.parametrize(

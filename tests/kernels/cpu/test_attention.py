@@ -78,11 +78,11 @@ def test_the_kernels_answer_inside_and_pytorch_outside():
     thread_1.close()
     with dsq.fused_attention():
         pass
-    inside = F.scaled_dot_product_attention(q, k, v)
+    actual = F.scaled_dot_product_attention(q, k, v)
     thread_2.close()
     assert F.scaled_dot_product_attention(q, k, v).equal(expected)
-    assert not inside.equal(expected)
-    torch.testing.assert_close(inside, expected, rtol=1e-5, atol=1e-6)
+    assert not actual.equal(expected)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1), (2, 1, 0)])

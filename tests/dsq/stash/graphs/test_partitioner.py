@@ -94,8 +94,8 @@ class Routed(nn.Module):
         self.router, self.experts = nn.Linear(64, 8), nn.Linear(64, 8 * 8)
 
     def forward(self, x):
-        gates, chosen = self.router(x).softmax(-1).topk(2, -1)
-        outputs = self.experts(x).unflatten(-1, (8, 8)).gather(-2, chosen.unsqueeze(-1).expand(*chosen.shape, 8))
+        gates, choices = self.router(x).softmax(-1).topk(2, -1)
+        outputs = self.experts(x).unflatten(-1, (8, 8)).gather(-2, choices.unsqueeze(-1).expand(*choices.shape, 8))
         return (gates.unsqueeze(-1) * outputs).sum(-2)
 
 
@@ -118,8 +118,8 @@ def test_a_norm_of_the_graphs_input_saves_exact_deviations():
     for partitioner in (None, packed(6)):
         compiled_gradient(model, partitioner, x.requires_grad_())
         gradients.append(x.grad)
-    exact, ours = gradients
-    assert 0 < ((ours - exact).norm(dim=-1) / exact.norm(dim=-1)).max() < 0.1  # of each token
+    exact, packed_gradient = gradients
+    assert 0 < ((packed_gradient - exact).norm(dim=-1) / exact.norm(dim=-1)).max() < 0.1  # of each token
 
 
 @pytest.mark.parametrize("products", [0.0, 0.5, 1.0])

@@ -182,7 +182,7 @@ def test_what_the_compiler_leaves_to_eager_mode_is_packed_there(cause, order):
         stance = "eager_on_recompile" if cause == "eager_on_recompile" else "default"
         with torch.compiler.set_stance(stance):
             for count in (3, 2):
-                expected, gradients = (gradient(each, X[:count]) for each in (eager, compiled))
+                expected, gradients = (gradient(run, X[:count]) for run in (eager, compiled))
                 assert torch.equal(gradients, expected)
 
 

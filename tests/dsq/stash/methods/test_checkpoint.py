@@ -39,11 +39,11 @@ def test_batch_norm_counts_once_and_frozen_layers_pass_gradients():
 def test_with_bfp_inputs_and_recomputed_stash_are_packed():
     model, x = small().eval(), torch.randn(2, 8, 32)
     apply(model, "checkpoint")
-    alone, exact = measure(lambda: model(x).sum()), gradient(model, x)
+    unpacked, exact = measure(lambda: model(x).sum()), gradient(model, x)
     packed = apply(model, "bfp", bits=4)
     report = measure(lambda: model(x).sum())
     spared, by_norm = (x.nbytes - (x.numel() * (bits + 0.5) / 8 + 1) for bits in (4, 4 + EXTRA_BITS["layernorm"]))
-    assert report.nbytes <= alone.nbytes - spared - by_norm  # a block's input and what the last norm keeps
+    assert report.nbytes <= unpacked.nbytes - spared - by_norm  # a block's input and what the last norm keeps
     assert packed.report().saved_bytes >= 2 * x.nbytes - spared - by_norm
     assert 0.01 < error(gradient(model, x), exact) < 0.2
 

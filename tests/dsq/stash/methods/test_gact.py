@@ -126,9 +126,9 @@ def test_outputs_of_which_one_is_made_of_another() -> None:
     plain, model = make(Two), make(Two)
     controller = stash.apply(model, "gact", bits=8, adapt_interval=1)
     for _ in range(3):
-        for it in (plain, model):
-            it.zero_grad()
-            out = it(rows())
+        for net in (plain, model):
+            net.zero_grad()
+            out = net(rows())
             (out["y"].sum() + out["loss"]).backward()
         assert error(all_gradients(model), all_gradients(plain)) < 0.05
     assert controller.plan.measured
@@ -173,15 +173,15 @@ def test_another_list_of_tensors_is_measured_again() -> None:
 
 def test_a_checkpoint_saves_less_and_is_measured() -> None:
     plain, model = make(Encoder), make(Encoder)
-    alone = stash.apply(model, "gact", bits=8, adapt_interval=2)
+    without_checkpoint = stash.apply(model, "gact", bits=8, adapt_interval=2)
     gradient(model, tokens())
-    alone.remove()
+    without_checkpoint.remove()
     stash.apply(model, "checkpoint")
     controller = stash.apply(model, "gact", bits=8, adapt_interval=2)
     for number in range(4):
         assert error(gradient(model, tokens(number)), gradient(plain, tokens(number))) < 0.05
     assert controller.plan.measured
-    assert controller.report().saved_bytes < alone.report().saved_bytes / 4
+    assert controller.report().saved_bytes < without_checkpoint.report().saved_bytes / 4
 
 
 def test_an_overflow_is_not_measured() -> None:

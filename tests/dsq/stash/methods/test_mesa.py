@@ -54,12 +54,12 @@ def test_ranges_follow_equations_6_and_7() -> None:
     first, second = (torch.randn(50, 6, generator=torch.Generator().manual_seed(s)) for s in (0, 1))
     for x in (first, second):
         model(x.requires_grad_())
-    (kept,) = controller.state_dict()["ranges"].values()
+    (ranges,) = controller.state_dict()["ranges"].values()
     for group, columns in enumerate((slice(0, 3), slice(3, 6))):
         a, b = first[:, columns], second[:, columns]
         alpha = 0.9 * (a.max() - a.min()) + 0.1 * (b.max() - b.min())
         beta = 0.9 * a.min() + 0.1 * b.min()
-        torch.testing.assert_close(kept[:, group], torch.stack([alpha, beta]))
+        torch.testing.assert_close(ranges[:, group], torch.stack([alpha, beta]))
 
 
 def test_an_overflow_shows_and_does_not_spoil_the_ranges() -> None:
@@ -80,11 +80,11 @@ def test_each_kind_alone_keeps_less_than_plain_and_more_than_all(kind: str) -> N
     one, every = block(), block()
     stash.apply(one, "mesa", kinds=(kind,))
     stash.apply(every, "mesa")
-    alone = measure(lambda: one(x)).nbytes
+    of_kind = measure(lambda: one(x)).nbytes
     if kind == "softmax":  # the product with V keeps the same map, exact: the code comes on top
-        assert alone <= plain * 1.1
+        assert of_kind <= plain * 1.1
     else:
-        assert measure(lambda: every(x)).nbytes < alone < plain
+        assert measure(lambda: every(x)).nbytes < of_kind < plain
     assert error(gradient(one, x), gradient(block(), x)) < 0.02
 
 
@@ -94,10 +94,10 @@ def test_fused_attention_has_no_map() -> None:
     q, k, v = (torch.randn(1, HEADS, tokens, features, requires_grad=True) for _ in range(3))
     model = Of(lambda q, k, v: F.scaled_dot_product_attention(q * 1.0, k * 1.0, v * 1.0))
     controller = stash.apply(model, "mesa")
-    peak, kept = peak_bytes(lambda: model(q, k, v)), measure(lambda: model(q, k, v))
+    peak, profile = peak_bytes(lambda: model(q, k, v)), measure(lambda: model(q, k, v))
     one = q.nbytes
     assert controller.report().saved_bytes == 3 * (one // 4 + 8 * HEADS)
-    assert kept.nbytes <= controller.report().saved_bytes + 3 * 8  # the products' numbers
+    assert profile.nbytes <= controller.report().saved_bytes + 3 * 8  # the products' numbers
     assert peak < HEADS * tokens * tokens * 4  # the map, in float32
     assert controller.report().raw_bytes == 3 * one
 

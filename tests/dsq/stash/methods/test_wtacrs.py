@@ -54,8 +54,8 @@ def loss_weights(out: Tensor) -> Tensor:
 def saved(model: nn.Module, x: Tensor) -> list[Tensor]:
     """Tensors that a forward saves, parameters and repeated storages left out."""
     parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept = {t.untyped_storage().data_ptr(): t for t in saving(model, x)[1]}
-    return [t for pointer, t in kept.items() if pointer not in parameters]
+    tensors = {t.untyped_storage().data_ptr(): t for t in saving(model, x)[1]}
+    return [t for pointer, t in tensors.items() if pointer not in parameters]
 
 
 def check_unbiased(estimates: list[Tensor], exact: Tensor, tolerance: float) -> None:
@@ -234,10 +234,10 @@ def test_autocast(dtype):
     model, x = attention(), tokens()
     dsq.stash.apply(model, "wtacrs")
     with torch.autocast("cpu", dtype=dtype):
-        kept = saved(model, x)
+        tensors = saved(model, x)
         out = model(x)
     assert out.dtype == dtype
-    assert [t.dtype for t in kept if t.shape == (29, 16)] == [dtype] * 2
+    assert [t.dtype for t in tensors if t.shape == (29, 16)] == [dtype] * 2
     out.float().sum().backward()
     assert all(p.grad.dtype == torch.float32 for p in model.parameters())
 
@@ -256,10 +256,10 @@ def test_an_overflow_reaches_the_weight_gradient(where):
 @pytest.mark.parametrize("order", [("wtacrs", "bfp"), ("bfp", "wtacrs")])
 def test_another_policy_packs_the_rows_once_and_gives_the_gradient_of_their_draw(order):
     model, x = attention(), tokens(1, 8, 40)
-    alone = dsq.stash.apply(model, "wtacrs")
+    policy = dsq.stash.apply(model, "wtacrs")
     exact = gradients(model, x)
-    rows = alone.report().saved_bytes
-    alone.remove()
+    rows = policy.report().saved_bytes
+    policy.remove()
     for name in order:
         dsq.stash.apply(model, name, **({"bits": 4, "format": "bfp"} if name == "bfp" else {}))
     packed = gradients(model, x)  # of the same draw

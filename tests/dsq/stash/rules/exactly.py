@@ -11,7 +11,7 @@ from dsq.stash.stash import Stash
 class Exactly:
     """Keeps values as they are, as a copy in memory order."""
 
-    def encode(self, values, order, kept):
+    def encode(self, values, order, role):
         codes = (values.clone(memory_format=torch.contiguous_format).view(-1),)
         return codes, lambda saved, dtype: saved[0].to(dtype, copy=True)
 

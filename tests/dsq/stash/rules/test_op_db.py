@@ -21,7 +21,7 @@ UNWRITTEN = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empt
 
 
 def outputs_and_gradients(op, sample, table):
-    """The differentiable outputs of a sample, and the gradients of its leaves."""
+    """The roots outputs of a sample, and the gradients of its leaves."""
     leaves = []
 
     def fresh(x):
@@ -37,11 +37,11 @@ def outputs_and_gradients(op, sample, table):
     run = under_the_table if table else (lambda op, *args, **kwargs: (op(*args, **kwargs), None))
     result, stash = run(op, input, *args, **kwargs)
     outputs = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
-    wanted = [x for x in outputs if x.requires_grad]
-    if not wanted:
+    roots = [x for x in outputs if x.requires_grad]
+    if not roots:
         return outputs, [], stash
-    upstream = [torch.linspace(0.5, 1.5, x.numel(), dtype=torch.float64).to(x.dtype).view(x.shape) for x in wanted]
-    return outputs, torch.autograd.grad(wanted, leaves, upstream, materialize_grads=True), stash
+    upstream = [torch.linspace(0.5, 1.5, x.numel(), dtype=torch.float64).to(x.dtype).view(x.shape) for x in roots]
+    return outputs, torch.autograd.grad(roots, leaves, upstream, materialize_grads=True), stash
 
 
 def differences(op, sample):
@@ -51,7 +51,7 @@ def differences(op, sample):
     except Exception:
         return  # nor does PyTorch run it like this
     try:
-        result, ours, stash = outputs_and_gradients(op, sample, table=True)
+        result, actual, stash = outputs_and_gradients(op, sample, table=True)
     except Exception as error:
         yield f"{type(error).__name__}: {error}"
         return
@@ -59,7 +59,7 @@ def differences(op, sample):
     slack = {"rtol": 0, "atol": 0} if no_row_ran_or_kept else {"rtol": 1e-6, "atol": 1e-7}
     try:
         torch.testing.assert_close(result, y, rtol=0, atol=0, equal_nan=True)
-        torch.testing.assert_close(ours, plain, **slack, equal_nan=True)
+        torch.testing.assert_close(actual, plain, **slack, equal_nan=True)
     except AssertionError as error:
         yield str(error)
 

@@ -146,16 +146,16 @@ def program(function, *leaves):
     return results, [torch.square(y) for y in results if y.requires_grad]
 
 
-def outcome(function, inputs, wanted, table, codec=None):
+def outcome(function, inputs, places, table, codec=None):
     """The results, and the gradients of the ``wanted`` inputs: of the sum, whose own gradient is expanded, and of the
     sum of squares."""
-    leaves = [x.detach().requires_grad_(place in wanted) for place, x in enumerate(inputs)]
+    leaves = [x.detach().requires_grad_(place in places) for place, x in enumerate(inputs)]
     torch.manual_seed(7)
     run = under_the_table if table else lambda f, *args, **_: (f(*args), None)
     (results, squares), _ = run(program, function, *leaves, codec=codec)
     totals = sum(y.sum() for y in results if y.requires_grad), sum(y.sum() for y in squares)
     options = {"retain_graph": True, "allow_unused": True}
-    return results, [torch.autograd.grad(it, [leaves[place] for place in wanted], **options) for it in totals]
+    return results, [torch.autograd.grad(total, [leaves[place] for place in places], **options) for total in totals]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -165,18 +165,18 @@ def test_a_rule_is_pytorchs(case, layout, monkeypatch):
     function, shapes = (CASES | OPTIONS)[case]
     inputs = [x if isinstance(x, torch.Tensor) else drawn(*x, seed=i) for i, x in enumerate(shapes)]
     inputs = [LAYOUTS[layout](x) for x in inputs]
-    places = range(len(inputs))
+    all_places = range(len(inputs))
     tolerance = 1e-6 if case.endswith("infinity") else 1e-9  # an infinite value is read as a large one
-    for wanted in {tuple(places), *((place,) for place in places)}:
-        ours, plain = (outcome(function, inputs, wanted, table) for table in (True, False))
-        torch.testing.assert_close(ours, plain, rtol=tolerance, atol=tolerance, equal_nan=True)
+    for places in {tuple(all_places), *((place,) for place in all_places)}:
+        actual, expected = (outcome(function, inputs, places, table) for table in (True, False))
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 class Nothing(Exactly):
     """Codes that say nothing: whatever is coded comes back as zeros."""
 
-    def encode(self, values, order, what):
-        return super().encode(torch.zeros_like(values), order, what)
+    def encode(self, values, order, role):
+        return super().encode(torch.zeros_like(values), order, role)
 
 
 KEEP_THEIR_RESULT = {
@@ -214,8 +214,8 @@ def test_grouped_products_take_an_expanded_gradient():
     leaves = [drawn(36, 32).float().requires_grad_(), drawn(3, 32, 24).float().requires_grad_()]
     run = partial(F.grouped_mm, offs=torch.tensor([10, 10, 36], dtype=torch.int32))
     y, plain = under_the_table(run, *leaves)[0], run(*leaves)
-    ours = torch.autograd.grad(y.sum(), leaves)
-    torch.testing.assert_close(ours, torch.autograd.grad(plain, leaves, torch.ones(36, 24)))
+    actual = torch.autograd.grad(y.sum(), leaves)
+    torch.testing.assert_close(actual, torch.autograd.grad(plain, leaves, torch.ones(36, 24)))
 
 
 @pytest.mark.parametrize("part", [lambda x: x, lambda x: x[1:], lambda x: x[:0]], ids=["whole", "part", "nothing"])
@@ -231,8 +231,8 @@ def test_a_layer_behind_a_norm_keeps_nothing(names):
     x, w = drawn(20, 32).requires_grad_(), nn.Parameter(drawn(24, 32))
     scales = {name: nn.Parameter(drawn(32)) for name in names}
     norm = lambda: F.layer_norm(x, (32,), **scales)  # noqa: E731
-    alone, followed = (under_the_table(run)[1].bytes.saved for run in (norm, lambda: F.linear(norm(), w)))
-    assert alone == followed
+    of_norm, of_both = (under_the_table(run)[1].bytes.saved for run in (norm, lambda: F.linear(norm(), w)))
+    assert of_norm == of_both
 
 
 @pytest.mark.parametrize("product", [lambda x, w: x @ w, lambda x, w: w.mT @ x.mT], ids=["x W", "W x"])

@@ -75,26 +75,26 @@ def test_gradients_are_pytorchs_twice_and_none_that_was_handed_out_changes(first
         leaves, handed_out = drawn(number), []
         expected = gradients(run(number, leaves, []), leaves, True)
         sums, _ = under_the_table(run, number, leaves, handed_out)
-        once, again = (gradients(sums, leaves, True) for _ in range(2))
+        first_gradients, second_gradients = (gradients(sums, leaves, True) for _ in range(2))
         whole, _ = under_the_table(run, number, leaves, handed_out)
-        torch.testing.assert_close(once, expected, rtol=1e-7, atol=1e-9)
-        assert same(once, again)
+        torch.testing.assert_close(first_gradients, expected, rtol=1e-7, atol=1e-9)
+        assert same(first_gradients, second_gradients)
         totals = (gradients([sum(of)], leaves, False) for of in (whole, sums))
         torch.testing.assert_close(*totals, rtol=1e-9, atol=1e-12)
         assert all(dy.equal(copy) for dy, copy in handed_out)
 
 
 class Rounding(Exactly):
-    def encode(self, values, order, kept):
-        return super().encode(values.bfloat16(), order, kept)
+    def encode(self, values, order, role):
+        return super().encode(values.bfloat16(), order, role)
 
 
 @PROGRAMS
 def test_gradients_are_the_same_whether_coded_values_were_held_or_unpacked_for_each_reader(first, monkeypatch):
     for number in range(first, first + SEVERAL):
-        leaves, found = drawn(number), []
+        leaves, results = drawn(number), []
         for held in (0, 1 << 60):
             monkeypatch.setattr("dsq.stash.saved_forms._MAX_SHARED_BYTES", held)
             sums, _ = under_the_table(run, number, leaves, [], codec=Rounding())
-            found += [gradients(sums, leaves, True) for _ in range(2)]
-        assert all(map(same, found, found[1:]))
+            results += [gradients(sums, leaves, True) for _ in range(2)]
+        assert all(map(same, results, results[1:]))

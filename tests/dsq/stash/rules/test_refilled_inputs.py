@@ -64,9 +64,9 @@ def refill(x):
             x.mul_(-2).add_(0.3)
 
 
-def gradients(run, inputs, wanted, refilled, table):
+def gradients(run, inputs, needed, refilled, table):
     """The gradients, in one tensor, of a forward after which one input is refilled; None where PyTorch refuses."""
-    leaves = [x.clone().requires_grad_() if asked else x.clone() for x, asked in zip(inputs, wanted, strict=True)]
+    leaves = [x.clone().requires_grad_() if asked else x.clone() for x, asked in zip(inputs, needed, strict=True)]
     torch.manual_seed(0)
     y = under_the_table(run, *leaves)[0] if table else run(*leaves)
     if refilled is not None:
@@ -74,29 +74,29 @@ def gradients(run, inputs, wanted, refilled, table):
     seeds = torch.linspace(0.5, 1.5, y.numel()).view(y.shape)
     leaves = [x for x in leaves if x.requires_grad]
     try:
-        found = torch.autograd.grad(y, leaves, seeds, materialize_grads=True)
+        leaf_gradients = torch.autograd.grad(y, leaves, seeds, materialize_grads=True)
     except RuntimeError as refusal:
         if "modified by an inplace operation" not in str(refusal):
             raise
         return None
-    return torch.cat([dx.flatten() for dx in found])
+    return torch.cat([dx.flatten() for dx in leaf_gradients])
 
 
-@pytest.mark.parametrize("few", [0, 1 << 30], ids=["coded", "exact"])
+@pytest.mark.parametrize("max_exact_numel", [0, 1 << 30], ids=["coded", "exact"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_rule_runs_where_pytorch_does_with_the_gradient_of_the_forward(name, few, monkeypatch):
-    monkeypatch.setattr("dsq.stash.stash.MAX_EXACT_NUMEL", few)
+def test_a_rule_runs_where_pytorch_does_with_the_gradient_of_the_forward(name, max_exact_numel, monkeypatch):
+    monkeypatch.setattr("dsq.stash.stash.MAX_EXACT_NUMEL", max_exact_numel)
     torch.manual_seed(1)
     run, *shapes = CASES[name]
     inputs = [made(shape) for shape in shapes]
     floats = [x.is_floating_point() for x in inputs]
     for frozen in range(-1, len(inputs)):
-        wanted = [differs and place != frozen for place, differs in enumerate(floats)]
-        if not any(wanted):
+        needed = [differs and place != frozen for place, differs in enumerate(floats)]
+        if not any(needed):
             continue
-        expected = gradients(run, inputs, wanted, None, table=False)
+        expected = gradients(run, inputs, needed, None, table=False)
         for refilled in range(len(inputs)):
-            plain = gradients(run, inputs, wanted, refilled, table=False)
-            ours = gradients(run, inputs, wanted, refilled, table=True)
-            assert ours is not None or plain is None, (frozen, refilled)
-            assert ours is None or error(ours, expected) < 1e-5, (frozen, refilled)
+            plain = gradients(run, inputs, needed, refilled, table=False)
+            actual = gradients(run, inputs, needed, refilled, table=True)
+            assert actual is not None or plain is None, (frozen, refilled)
+            assert actual is None or error(actual, expected) < 1e-5, (frozen, refilled)

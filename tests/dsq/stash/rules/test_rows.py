@@ -25,17 +25,17 @@ def run(function, inputs, row):
 
 def test_no_key_is_a_method_that_pytorch_wrote_in_python():
     """A compiler finds none in a dict: dsq/stash/interception.py looks up torch's own function in its place."""
-    written = [it for it in RULES if isinstance(it, FunctionType) and it.__qualname__.startswith("Tensor.")]
-    assert not written
+    functions = [key for key in RULES if isinstance(key, FunctionType)]
+    assert not [key for key in functions if key.__qualname__.startswith("Tensor.")]
 
 
 def test_grouped_products_of_experts():
     ends = torch.tensor([10, 10, 36], dtype=torch.int32)  # of three groups, of which one is empty
     inputs = [drawn(36, 32).float(), drawn(3, 32, 24).float()]  # the operation takes no float64
     y, plain, _ = run(lambda x, w: F.grouped_mm(x, w, offs=ends), inputs, row=False)
-    result, ours, stash = run(lambda x, w: F.grouped_mm(x, w, offs=ends), inputs, row=True)
+    result, actual, stash = run(lambda x, w: F.grouped_mm(x, w, offs=ends), inputs, row=True)
     assert stash.bytes.saved > 0
-    assert same([result, *ours], [y, *plain])
+    assert same([result, *actual], [y, *plain])
 
 
 @pytest.mark.parametrize("case", ["attention, learned bias under masks", "attention, sum of masks"])
@@ -43,7 +43,7 @@ def test_a_bias_under_masks_is_made_again_of_both(case):
     function, shapes = CASES[case]
     leaves = [drawn(*shape).float().requires_grad_() for shape in shapes]
     held = measure(lambda: under_the_table(function, *leaves)[0]).tensors
-    assert (3, 4, 16, 16) not in {it.shape for it in held}
+    assert (3, 4, 16, 16) not in {tensor.shape for tensor in held}
 
 
 @pytest.mark.parametrize("case", ["index_add", "index_add in place, twice"])
@@ -70,13 +70,13 @@ def test_in_float32_and_under_autocast_a_forward_has_the_bits_of_the_plain_one(c
     inputs = [drawn(*shape, seed=i).float() for i, shape in enumerate(shapes)]
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         y, plain, _ = run(function, inputs, row=False)
-        result, ours, stash = run(function, inputs, row=True)
+        result, actual, stash = run(function, inputs, row=True)
     # a row ran: something is kept in its stash, or the node is an autograd function (PyTorch's end with a digit)
     ran = stash.bytes.saved > 0 or not result.grad_fn.name()[-1].isdigit()
     assert ran, "no row ran: is the key the very function that is called? Tensor.gather is not torch.gather"
     in_order = case not in IN_ANOTHER_ORDER and not (autocast and "masks" in case)
     assert (result - y).norm() <= (0 if in_order else slack) * y.norm()
-    for a, b in zip(ours, plain, strict=True):
+    for a, b in zip(actual, plain, strict=True):
         assert a.dtype == b.dtype
         assert (a - b).norm() <= slack * b.norm()
 
@@ -118,8 +118,8 @@ def test_norms_of_small_halves(case, dtype):
     """Where eps counts, which is that of float32 by default, and 1 / deviation squared is no half."""
     function, shapes = CASES[case]
     inputs = [drawn(*shape, seed=i, scale=0.02).to(dtype) for i, shape in enumerate(shapes)]
-    ours, plain = (run(function, inputs, row)[1] for row in (True, False))
-    for a, b in zip(ours, plain, strict=True):
+    actual, plain = (run(function, inputs, row)[1] for row in (True, False))
+    for a, b in zip(actual, plain, strict=True):
         assert (a - b).norm() <= 0.02 * b.norm()
 
 

@@ -46,18 +46,18 @@ def written(q, k, v):
 @pytest.mark.parametrize(("deviation", "least"), [(1, 0.95), (2, 0.9), (4, 0.85), (6, 0.8)])
 def test_peaked_attention(deviation, least, attention):
     q, k = (deviation * drawn(1, 1, 128, 32, seed=s) for s in (1, 2))
-    for ours, exact in pairs(attention, q, k, drawn(1, 1, 128, 32, seed=3)):
-        assert cosine(ours, exact) >= least
-        assert 1 / 1.5 < ours.norm() / exact.norm() < 1.5
+    for actual, exact in pairs(attention, q, k, drawn(1, 1, 128, 32, seed=3)):
+        assert cosine(actual, exact) >= least
+        assert 1 / 1.5 < actual.norm() / exact.norm() < 1.5
 
 
 @pytest.mark.parametrize("policy", ["bfp", "gact", "mesa"])
 @pytest.mark.parametrize("deviation", [6, 30])
 def test_attention_is_bounded_at_any_peak(deviation, policy):
     q, k, v = (scale * drawn(1, 1, 128, 32, seed=s) for s, scale in enumerate((deviation, deviation, 1)))
-    for ours, true in pairs(F.scaled_dot_product_attention, q, k, v, policy=policy):
-        assert ours.isfinite().all()
-        assert ours.norm() < 3 * true.norm()
+    for actual, exact in pairs(F.scaled_dot_product_attention, q, k, v, policy=policy):
+        assert actual.isfinite().all()
+        assert actual.norm() < 3 * exact.norm()
 
 
 def _mask(value):
@@ -95,10 +95,10 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_gradient_is_exact_or_close(case):
-    for ours, exact in pairs(*CASES[case]):
-        assert ours.isfinite().all()
-        assert cosine(ours, exact) >= LEAST
-        assert 0.8 < ours.norm() / exact.norm() < 1.25
+    for actual, exact in pairs(*CASES[case]):
+        assert actual.isfinite().all()
+        assert cosine(actual, exact) >= LEAST
+        assert 0.8 < actual.norm() / exact.norm() < 1.25
 
 
 NORMS = {
@@ -113,28 +113,28 @@ NORMS = {
 def test_rows_of_infinite_variance_are_zero_to_a_norm(name):
     x = drawn(64, 64)
     x[3] *= 1e19  # of 1e20 PyTorch's layer norm gives NaN
-    for ours, exact in pairs(lambda x, w: F.linear(NORMS[name](x), w), x, drawn(64, 64, seed=1)):
-        assert ours.isfinite().all()
-        assert (ours - exact).norm() < 0.1 * exact.norm()
+    for actual, exact in pairs(lambda x, w: F.linear(NORMS[name](x), w), x, drawn(64, 64, seed=1)):
+        assert actual.isfinite().all()
+        assert (actual - exact).norm() < 0.1 * exact.norm()
 
 
 def test_a_softmax_whose_upstream_gradient_has_a_large_common_part():
     """Rows sum to 1, so the common part cancels."""
     scores = drawn(4, 64, 64)
     upstream = 10 + drawn(4, 64, 64, seed=1)
-    for ours, exact in pairs(lambda x: F.softmax(2 * x, -1), scores, upstream=upstream):
-        assert (ours - exact).norm() <= 0.2 * exact.norm()
+    for actual, exact in pairs(lambda x: F.softmax(2 * x, -1), scores, upstream=upstream):
+        assert (actual - exact).norm() <= 0.2 * exact.norm()
 
 
 def test_a_loss_of_minus_log_sees_the_improbable_classes_of_a_softmax():
     scores = drawn(2048, 10)
     answers = F.softmax(3 * scores, -1)[:, :1]
     upstream = F.pad(-1 / answers, (0, 9))
-    ours, exact = pairs(lambda x: F.softmax(3 * x, -1), scores, upstream=upstream)[0]
+    actual, exact = pairs(lambda x: F.softmax(3 * x, -1), scores, upstream=upstream)[0]
     for least in (1e-3, 1e-2, 0.1):
         rows = ((answers > least) & (answers < 10 * least)).squeeze()
-        assert abs(ours[rows, 0].mean() / exact[rows, 0].mean() - 1) < 0.05
-        assert cosine(ours[rows], exact[rows]) >= LEAST
+        assert abs(actual[rows, 0].mean() / exact[rows, 0].mean() - 1) < 0.05
+        assert cosine(actual[rows], exact[rows]) >= LEAST
 
 
 WRITTEN = {
@@ -150,8 +150,8 @@ def test_a_gaussian_that_a_model_writes_out_sees_residuals_of_any_size(gaussian)
     data, sizes = drawn(64, 1), 10.0 ** torch.linspace(-3, 0, 16)
     means = data + sizes * drawn(64, 16, seed=1)
     function = lambda x, s: WRITTEN[gaussian](data - x, s)  # noqa: E731
-    for ours, exact in pairs(function, means, sizes.log().expand(64, 16)):
-        assert F.cosine_similarity(ours, exact, dim=0).min() >= LEAST  # a component's
+    for actual, exact in pairs(function, means, sizes.log().expand(64, 16)):
+        assert F.cosine_similarity(actual, exact, dim=0).min() >= LEAST  # a component's
 
 
 def test_exponential_decays_of_a_recurrence_keep_their_gradient():
@@ -163,9 +163,9 @@ def test_exponential_decays_of_a_recurrence_keep_their_gradient():
             state = decay * state + w
         return state
 
-    for ours, exact in pairs(recurrence, (0.03 + 0.005 * drawn(32, 16)).expand(128, 32, 16), drawn(32, 16)):
-        assert cosine(ours, exact) >= LEAST
-        assert 0.9 < ours.norm() / exact.norm() < 1.1
+    for actual, exact in pairs(recurrence, (0.03 + 0.005 * drawn(32, 16)).expand(128, 32, 16), drawn(32, 16)):
+        assert cosine(actual, exact) >= LEAST
+        assert 0.9 < actual.norm() / exact.norm() < 1.1
 
 
 @pytest.mark.parametrize("gates", [lambda x: map(torch.sigmoid, x), torch.sigmoid])
@@ -178,8 +178,8 @@ def test_gates_of_a_recurrence_and_what_they_leave_sum_to_one(gates):
             state = (1 - gate) * state + gate * news
         return state
 
-    for ours, exact in pairs(recurrence, drawn(128, 32, 16), drawn(32, 16)):
-        assert (ours - exact).norm() < 0.1 * exact.norm()
+    for actual, exact in pairs(recurrence, drawn(128, 32, 16), drawn(32, 16)):
+        assert (actual - exact).norm() < 0.1 * exact.norm()
 
 
 LSTM, GRU = nn.LSTM(32, 32), nn.GRU(32, 32)
@@ -207,8 +207,8 @@ WITHOUT_A_RULE = {
 
 @pytest.mark.parametrize("name", WITHOUT_A_RULE)
 def test_an_operation_without_a_rule_is_exact(name):
-    found = pairs(lambda x, w: WITHOUT_A_RULE[name](x + w), drawn(30, 4, 32), torch.zeros(32))
-    assert all(torch.equal(*pair) for pair in found)
+    gradient_pairs = pairs(lambda x, w: WITHOUT_A_RULE[name](x + w), drawn(30, 4, 32), torch.zeros(32))
+    assert all(torch.equal(*pair) for pair in gradient_pairs)
 
 
 @pytest.mark.parametrize(("policy", "least"), [("bfp", LEAST), ("gact", 0.6), ("mesa", LEAST)])
@@ -217,8 +217,8 @@ def test_infinite_inputs_of_functions_that_saturate(policy, least, function):
     """The scores of experts that were not chosen, which a router's sigmoid takes to 0."""
     masked = torch.arange(64) % 4 != 1
     saturating = lambda x, w: function((x * w).masked_fill(masked, -math.inf)).square()  # noqa: E731
-    for ours, true in pairs(saturating, drawn(64, 64), torch.ones(64), policy=policy):
-        assert cosine(ours, true) > least
+    for actual, exact in pairs(saturating, drawn(64, 64), torch.ones(64), policy=policy):
+        assert cosine(actual, exact) > least
 
 
 def test_a_weight_that_is_standardized_costs_nothing():
@@ -230,8 +230,8 @@ def test_a_weight_that_is_standardized_costs_nothing():
     controller = apply(model, "bfp", bits=4)
     assert measure(lambda: model(drawn(32, 64)).sum()).nbytes <= before
     assert controller.report().saved_bytes > 0
-    for ours, true in zip(gradients(model, drawn(32, 64)), exact, strict=True):
-        assert cosine(ours, true) > 0.99
+    for actual, true in zip(gradients(model, drawn(32, 64)), exact, strict=True):
+        assert cosine(actual, true) > 0.99
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -246,6 +246,6 @@ def test_batch_norm_of_no_rows(training):
 def test_a_wider_softmax_of_halves():
     """As fairseq's attention makes it."""
     wider = lambda x, w: F.softmax(x * w, -1, dtype=torch.float32)  # noqa: E731
-    for ours, true in pairs(wider, drawn(64, 64).half(), torch.ones(64).half()):
-        assert ours.dtype == torch.float16
-        assert cosine(ours, true) > LEAST
+    for actual, exact in pairs(wider, drawn(64, 64).half(), torch.ones(64).half()):
+        assert actual.dtype == torch.float16
+        assert cosine(actual, exact) > LEAST
