@@ -352,11 +352,6 @@ def _signed_key(x, BITS: tl.constexpr):
 
 
 @triton.jit
-def _sign_bit(scale):
-    return (scale & SIGN) << 24
-
-
-@triton.jit
 def _e4m3_scale(key, tensor, BITS: tl.constexpr):
     # |x_M| / 2^(bits-1) / T, whose bits do not depend on the width
     x = (key >> 1).to(tl.float32, bitcast=True) * ((-tensor + (2 * BIAS + 7)) << 23).to(tl.float32, bitcast=True)
@@ -392,7 +387,7 @@ def _e4m3_step(scale, tensor, BITS: tl.constexpr):
     lowest = tensor - 7 - BITS - 6  # biased exponent of the step for an E4M3 number whose stored exponent is 0
     subnormal = size.to(tl.float32) * ((lowest - 2) << 23).to(tl.float32, bitcast=True)
     bits = tl.where(size < 8, subnormal.to(tl.int32, bitcast=True), (size << 20) + (lowest << 23))
-    return (bits | _sign_bit(scale)).to(tl.float32, bitcast=True)
+    return (bits | ((scale & SIGN) << 24)).to(tl.float32, bitcast=True)
 
 
 #: scales: a signed E4M3 number per block, a power of two per tensor

@@ -22,8 +22,8 @@ def inputs(tokens=37, k=24, n=40):
     return x, w, b, torch.randn(tokens, n, generator=generator)
 
 
-def quantizers(precision, format="bfp", **options):
-    return dsq.DSQConfig(levels=(dsq.Precision.parse(precision),), format=format, **options).at(0)
+def quantizers(precision, **options):
+    return dsq.DSQConfig(levels=precision, format="bfp", **options).at(0)
 
 
 def test_double_inputs_pass_gradcheck_at_wide_precision():

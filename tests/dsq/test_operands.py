@@ -185,8 +185,8 @@ def test_without_quantization_the_stash_may_stay_and_seeds_are_drawn_as_before()
 # ---- the equations
 
 
-def tensors(tokens=40, k=48, n=32):
-    x, w, dy = torch.randn(tokens, k), torch.randn(n, k), torch.randn(tokens, n)
+def tensors(tokens=40):
+    x, w, dy = torch.randn(tokens, 48), torch.randn(32, 48), torch.randn(tokens, 32)
     return x.requires_grad_(), w.requires_grad_(), dy
 
 

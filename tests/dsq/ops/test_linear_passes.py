@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -17,6 +18,9 @@ from tests.dsq.gradients import saving
 
 NATIVE = backend_for(torch.device("cpu"))
 STEP_BY_STEP = replace(NATIVE, linear=None)
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+#: dtypes of an input, a weight and an upstream gradient, which has that of autocast
+NARROW = [(FP16,) * 3, (FP32, FP32, BF16), (BF16, FP32, BF16), (FP32, FP32, FP16)]
 one_call = pytest.mark.skipif(NATIVE.linear is None, reason="no units for matmuls here")
 
 
@@ -53,42 +57,26 @@ def check_one_call(quantizers, dtypes, step_by_step=lambda: use_backend(STEP_BY_
 @one_call
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize(
-    "options", [{"block_size": 5}, {"gemm": "float32"}, *({"format": name} for name in dsq.formats.FORMATS)]
-)
-@pytest.mark.parametrize("precision", ["[2,2,2,16]", "[16,4,4,16]", "[9,4,8,10]", "[4,32,4,16]", "[32,4,4,16]"])
-def test_one_call_gives_the_bits_of_one_kernel_after_another(precision, options, rounding):
-    check_one_call(dsq.DSQConfig(levels=precision, rounding=rounding, **options).at(0), (torch.float32,) * 3)
-
-
-@one_call
-@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-@pytest.mark.parametrize("options", [{"format": "bfp"}, {"block_size": 5}, {"format": "snvint"}])
-@pytest.mark.parametrize("precision", ["[4,4,4,16]", "[16,4,4,16]"])
-@pytest.mark.parametrize(
-    "dtypes",
+    ("dtypes", "precision", "options"),
     [
-        (torch.bfloat16, torch.bfloat16, torch.bfloat16),
-        (torch.float16, torch.float16, torch.float16),
-        (torch.float32, torch.float32, torch.bfloat16),
-        (torch.bfloat16, torch.float32, torch.bfloat16),
-        (torch.float32, torch.float32, torch.float16),
+        *product(
+            [(FP32,) * 3],
+            ["[2,2,2,16]", "[16,4,4,16]", "[9,4,8,10]", "[4,32,4,16]", "[32,4,4,16]"],
+            [{"block_size": 5}, {"gemm": "float32"}, *({"format": name} for name in dsq.formats.FORMATS)],
+        ),
+        *product(
+            [(BF16,) * 3, *NARROW],
+            ["[4,4,4,16]", "[16,4,4,16]"],
+            [{"format": "bfp"}, {"block_size": 5}, {"format": "snvint"}],
+        ),
     ],
 )
-def test_one_call_gives_those_bits_in_narrow_dtypes_and_under_autocast(dtypes, precision, options, rounding):
-    quantizers = dsq.DSQConfig(levels=precision, rounding=rounding, **options).at(0)
-    check_one_call(quantizers, dtypes)
+def test_one_call_gives_the_bits_of_one_kernel_after_another(dtypes, precision, options, rounding):
+    check_one_call(dsq.DSQConfig(levels=precision, rounding=rounding, **options).at(0), dtypes)
 
 
 @pytest.mark.parametrize("level", ["[-,4,-,-]", "[-,mxfp8,-,-]", "[-,mxfp4~,-,-]"])
-@pytest.mark.parametrize(
-    "dtypes",
-    [
-        (torch.float32, torch.float32, torch.float32),
-        (torch.float16, torch.float16, torch.float16),
-        (torch.float32, torch.float32, torch.bfloat16),
-        (torch.bfloat16, torch.float32, torch.bfloat16),
-    ],
-)
+@pytest.mark.parametrize("dtypes", [(FP32,) * 3, *NARROW])
 def test_passes_of_unquantized_products_give_the_bits_of_one_product_after_another(dtypes, level, monkeypatch):
     @contextmanager
     def product_by_product():

@@ -44,8 +44,8 @@ def make(kind: type[nn.Module]) -> nn.Module:
     return kind()
 
 
-def rows(seed: int = 0, count: int = 128) -> Tensor:
-    return torch.randn(count, 32, generator=torch.Generator().manual_seed(seed))
+def rows(seed: int = 0) -> Tensor:
+    return torch.randn(128, 32, generator=torch.Generator().manual_seed(seed))
 
 
 def tokens(seed: int = 0, length: int = 12) -> Tensor:

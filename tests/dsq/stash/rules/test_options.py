@@ -146,13 +146,13 @@ def program(function, *leaves):
     return results, [torch.square(y) for y in results if y.requires_grad]
 
 
-def outcome(function, inputs, places, table, codec=None):
-    """The results, and the gradients of the ``wanted`` inputs: of the sum, whose own gradient is expanded, and of the
-    sum of squares."""
+def outcome(function, inputs, places, table):
+    """The results, and the gradients of the inputs at ``places``: of the sum, whose own gradient is expanded, and of
+    the sum of squares."""
     leaves = [x.detach().requires_grad_(place in places) for place, x in enumerate(inputs)]
     torch.manual_seed(7)
-    run = under_the_table if table else lambda f, *args, **_: (f(*args), None)
-    (results, squares), _ = run(program, function, *leaves, codec=codec)
+    run = under_the_table if table else lambda f, *args: (f(*args), None)
+    (results, squares), _ = run(program, function, *leaves)
     totals = sum(y.sum() for y in results if y.requires_grad), sum(y.sum() for y in squares)
     options = {"retain_graph": True, "allow_unused": True}
     return results, [torch.autograd.grad(total, [leaves[place] for place in places], **options) for total in totals]
