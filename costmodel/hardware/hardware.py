@@ -33,6 +33,7 @@ ALIASES = {
     "mi300x-192gb": "mi300x",
 }
 _PROFILES = Path(__file__).with_name("profiles")
+MAX_WORD = 4096  #: bits of a word of DRAM
 PICO, NANO, MICRO = 1e-12, 1e-9, 1e-6
 MEGA, GIGA, TERA = 10**6, 10**9, 10**12
 
@@ -172,6 +173,8 @@ class Hardware:
     sources: dict[str, str]
     memory_bytes: float = 0  #: size of DRAM; 0: not stated
     memory_type: str = ""  #: as "GDDR6X"; empty: not stated
+    #: bits of the words of DRAM in which converted products' tensors lie at their own bits; 0: they lie in containers
+    word: int = 0
     cpu: bool = False  #: PyTorch's kernels are those of CPUs
     link: float = 0  #: bytes a second to the other devices, each way; 0: not stated
     host: float = 0  #: bytes a second to the host's memory, each way; 0: not stated
@@ -203,12 +206,15 @@ class Hardware:
         """The source of its times, in words."""
         if self.measured:
             return f"measured ({self.measured})"
+        stored = f"; converted layers' tensors in DRAM at their own bits, in words of {self.word}" if self.word else ""
+        begins, ends = "estimated: datasheet", ""
         parts = [f"{peak.datatype} {peak.flops / peak.datasheet_flops:.2f}" for peak in self.peaks]
         parts.append(f"DRAM {self.bandwidth / self.datasheet_bandwidth:.2f}")
         if self.efficiency.overlaps:
-            return f"a roofline: stated rates x efficiency ({', '.join(parts)}), the longer of a kernel's two times"
-        parts += [f"a step's kernels {self.efficiency.memory:.2f} of it", f"fused attention {self.attention:.2f}"]
-        return f"estimated: datasheet rates x efficiency ({', '.join(parts)})"
+            begins, ends = "a roofline: stated", ", the longer of a kernel's two times"
+        else:
+            parts += [f"a step's kernels {self.efficiency.memory:.2f} of it", f"fused attention {self.attention:.2f}"]
+        return f"{begins} rates x efficiency ({', '.join(parts)}){ends}{stored}"
 
 
 def profile_names() -> list[str]:
@@ -239,7 +245,7 @@ _KEYS = {
     "link": _SPEED,
     "host": _SPEED,
     "network": ("devices", *_SPEED),
-    "memory": ("gb", "type", "source"),
+    "memory": ("gb", "type", "word_bits", "source"),
     "sram": ("mb", "source"),
     "vector": ("tflops", "source"),
     "step": _SHARE,
@@ -306,6 +312,7 @@ def _hardware(file: Fields) -> Hardware:
         sources={part: _source(file.table(part)) for part in parts},
         memory_bytes=GIGA * file.number("memory.gb", 0),
         memory_type=file.table("memory").get("type", str, ""),
+        word=file.table("memory").whole("word_bits", 0, most=MAX_WORD),
         cpu=file.get("cpu", bool, False),
         node=file.whole("network.devices", 0),
         attention=_efficiency(file.table("attention")),

@@ -14,7 +14,7 @@ from dsq import formats
 from dsq.arguments import choice, whole_number
 from dsq.costmodel.model.ledger import Stored
 from dsq.costmodel.model.operations import Gemm, Operation
-from dsq.formats import MAX_PACKED_BITS, WIDEST, Format, GridFormat, Identity, Layout
+from dsq.formats import MAX_PACKED_BITS, SCALE_BITS, WIDEST, Format, GridFormat, Identity, Layout
 from dsq.operands import MIN_WEIGHT_BITS, OperandSpec, level_texts, parse_level
 from dsq.precision import DEFAULT_LEVELS, Precision, parse_levels
 from dsq.stash_bits import EXTRA_BITS, GACT_GROUP, MAX_EXACT_NUMEL, MESA_BITS, MIN_BITS, Role
@@ -65,12 +65,12 @@ class Setup:
             for name, spec in self.specs.items()
         }
 
-    @cached_property
-    def product_operands(self) -> dict[str, Format]:
-        """The same of a product of two activations: of four widths both gradients read Q2(dy) and Q1."""
+    def operands_of(self, op: Gemm) -> dict[str, Format]:
+        """Return the same of a converted product: of two activations both gradients read Q2(dy) and Q1, of four
+        widths."""
         linear = self.operands
         widths = {"dy_for_dw": linear["dy_for_dx"], "w_for_dx": linear["x_for_dw"]}
-        return linear if self.precision.text else linear | widths
+        return linear if op.weight or self.precision.text else linear | widths
 
     @property
     def stash(self) -> Format:
@@ -96,9 +96,18 @@ class Setup:
         """The name of the format that the level's bits are of; empty: it names the format of each operand."""
         return self.format.name if any(spec.format.isdecimal() for spec in self.specs.values()) else ""
 
-    def stores_by_name(self, operand: str) -> bool:
-        """Return whether the operand is in a format by name, as mxfp4, and not of a family at a width."""
-        return isinstance(self.operands[operand], GridFormat) or self.specs[operand].format in formats.NAMED
+    def stored_bits(self, op: Gemm, operand: str, word: int) -> float:
+        """Return the bits that a value of a product's operand takes in DRAM, blocks in whole words of so many bits.
+
+        ceil((block m + scale) / word) word / block where the format has blocks, else m; of a format by name, as mxfp4,
+        its own bytes.
+        """
+        fmt = self.operands_of(op)[operand]
+        if isinstance(fmt, GridFormat) or self.specs[operand].format in formats.NAMED:
+            layout = Layout(1, -(-op.M // op.weights), op.K, along_rows=False)
+            return 8 * fmt.nbytes(layout) / (layout.rows * layout.columns)
+        block = fmt.block_size
+        return -(-(block * fmt.bits + SCALE_BITS) // word) * word / block if block else fmt.bits
 
     def __str__(self) -> str:
         return f"{self.family} {self.precision}".strip()

@@ -138,7 +138,7 @@ def _measured_pass(group: Group, phase: str, hardware: Hardware, container: int)
 
 def quantizing(products: list[CostedMatMul], hardware: Hardware, container: int) -> list[Transfer]:
     """Return the passes that quantize operands where units multiply floats: each reads both operands of a product and
-    writes the floats that are multiplied."""
+    writes the floats that are multiplied. Codes that lie in DRAM are read as they are."""
     value_bits = container + COPY_BITS
     return [
         Transfer(
@@ -152,15 +152,16 @@ def quantizing(products: list[CostedMatMul], hardware: Hardware, container: int)
         )
         for matmul in products
         if not isinstance(matmul.first, Identity)
-        and not hardware.efficiency.overlaps
+        and not (hardware.efficiency.overlaps or hardware.word)
         and hardware.rate(matmul.first, matmul.second).peak.multiplies_floats
     ]
 
 
 def traffic_of(workload: Workload, setup: Setup, hardware: Hardware, buffer: float = 0) -> list[Transfer]:
-    """Return every tensor that a step moves on the hardware: as ``transfers``, and to quantize operands."""
+    """Return every tensor that a step moves on the hardware: as ``transfers``, and to quantize operands; buffer: 0:
+    the hardware's."""
     passes = quantizing(matmuls(workload, setup), hardware, setup.container_bits)
-    return transfers(workload, setup, buffer) + passes
+    return transfers(workload, setup, buffer or hardware.sram, hardware.word) + passes
 
 
 def _around_product(matmul: CostedMatMul, hardware: Hardware) -> float:
@@ -223,7 +224,7 @@ def evaluate(workload: Workload, setup: Setup, hardware: Hardware, buffer: float
     """Return the cost of one training step. Raises ValueError if the hardware lacks a datatype, or the buffer is too
     small."""
     multiplied, moved = matmuls(workload, setup), traffic_of(workload, setup, hardware, buffer)
-    kinds = KINDS if buffer else KINDS[:-1]
+    kinds = KINDS if buffer or hardware.sram else KINDS[:-1]
     return Estimate(
         traffic={kind: sum(transfer.bytes for transfer in moved if transfer.kind == kind) for kind in kinds},
         stash_bytes=total_stash_bytes(workload, setup),

@@ -1,6 +1,7 @@
 """The bytes that a training step moves between DRAM and the chip, and the products that it multiplies.
 
-The ledger's tensors move, each written once and read once by each of its readers.
+The ledger's tensors move, each written once and read once by each of its readers: in containers, or those of a
+converted product at their own bits (OPERAND_OF), as the paper counts them.
 
 Master weights, their gradients and Adam's moments have 32 bits, the working copy of the weights has the container
 width. Elementwise passes are not fused with their neighbors.
@@ -21,6 +22,12 @@ from dsq.costmodel.model.operations import Gemm, Group, Operation, Pointwise, Wo
 from dsq.costmodel.model.tiles import TiledProduct, bytes_again
 from dsq.formats import WIDEST, Format, Layout
 
+#: a converted product's tensor, as it is moved -> the operand at whose bits it lies in DRAM: y is the next layer's x
+OPERAND_OF = {
+    **{"x": "x", "y": "x", "w": "w", "dx": "dx", "dw": "dx"},  # a dw in containers is of activations
+    **{"x (for dw)": "x_for_dw", "stash": "x_for_dw", "w (for dx)": "w_for_dx", "stash of w": "w_for_dx"},
+    **{"dy (for dx)": "dy_for_dx", "dy (for dw)": "dy_for_dw"},
+}
 #: the operand of Gemm.on_chip -> its shape
 _ON_CHIP = {"x": "MK", "y": "MN", "": ""}
 #: the purposes of traffic, in the order of tables
@@ -44,16 +51,20 @@ class Transfer:
     values: int
 
 
-def transfers(workload: Workload, setup: Setup, buffer: float = 0) -> list[Transfer]:
-    """Return every tensor moved in one training step; with a ``buffer`` of so many bytes on chip, what tiles fetch
-    again too.
+def transfers(workload: Workload, setup: Setup, buffer: float = 0, word: int = 0) -> list[Transfer]:
+    """Return every tensor moved in one training step.
 
-    Raises ValueError for a buffer that holds no tile.
+    Args:
+        buffer: bytes on chip: what tiles fetch again moves too; 0: each tensor moves once.
+        word: bits of the words of DRAM in which converted products' tensors lie at their own bits; 0: they lie in
+            containers, a packed stash at q1.
+    Raises:
+        ValueError: a buffer that holds no tile.
     """
     widths = widths_of(setup)
     pairs = ((group, stored) for group in workload.groups for stored in tensors_of(group, setup))
-    once = [moved for group, stored in pairs for moved in _moves(group, stored, setup, widths)]
-    return once + [_moved_again(matmul, setup, buffer) for matmul in matmuls(workload, setup) if buffer]
+    once = [moved for group, stored in pairs for moved in _moves(group, stored, setup, widths, word)]
+    return once + [_moved_again(matmul, setup, buffer, word) for matmul in matmuls(workload, setup) if buffer]
 
 
 def widths_of(setup: Setup) -> dict[str, int]:
@@ -131,27 +142,32 @@ def shape_of(group: Group, stored: Stored) -> tuple[int, int, int]:
     return (1, op.rows, op.width) if stored.shape == "values" else (1, getattr(op, stored.shape), 1)
 
 
-def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int]) -> list[Transfer]:
+def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int], word: int) -> list[Transfer]:
     op = group.operation
     count = group.count * stored.times
     size, values = count * layout_bytes(group, stored, setup, widths), count * prod(shape_of(group, stored))
-    moved = []
+    converted = op if word and isinstance(op, Gemm) and op.quantized and stored.width != "state" else None
+
+    def nbytes(tensor: str) -> int:
+        operand = OPERAND_OF.get(tensor)
+        return round(values * setup.stored_bits(converted, operand, word) / 8) if converted and operand else size
+
     writes = stored.own and (stored.written != UPDATE or op.kind == "adam")  # which writes the others' parameters
     shared = stored.name == "stash" and not group.owner  # an input is stashed once
     is_master = stored.width == "w" and setup.container_bits == WIDEST  # the master weights serve
-    if writes and not shared and not is_master:
-        kind = _kind(op, stored, stored.written, "written")
-        moved.append(Transfer(group, stored.name, kind, stored.written, "write", size, values))
+    moves = [(stored.name, stored.written, "write")] if writes and not shared and not is_master else []
     for read in stored.reads:
         gradient = FOR_GRADIENT.get(read)
         if not gradient or getattr(op, gradient):
-            name, phase = (f"{stored.name} (for {read})", BACKWARD) if gradient else (stored.name, read)
-            moved.append(Transfer(group, name, _kind(op, stored, phase, "read"), phase, "read", size, values))
-    return moved
+            moves.append((f"{stored.name} (for {read})", BACKWARD, "read") if gradient else (stored.name, read, "read"))
+    return [
+        Transfer(group, name, _kind(op, stored, phase, direction), phase, direction, nbytes(name), values)
+        for name, phase, direction in moves
+    ]
 
 
-def _kind(op: Operation, stored: Stored, phase: str, moved: str) -> str:
-    """Return the purpose of a tensor that is "written" or "read" in a phase: one of KINDS."""
+def _kind(op: Operation, stored: Stored, phase: str, direction: str) -> str:
+    """Return the purpose of a tensor that is moved in a phase: one of KINDS."""
     if phase == UPDATE:
         return "optimizer"
     if stored.written in (BACKWARD, AFTER):
@@ -159,6 +175,7 @@ def _kind(op: Operation, stored: Stored, phase: str, moved: str) -> str:
     weight = stored.name == "w" and isinstance(op, Gemm) and op.weight  # autocast's copy, too
     if weight or stored.written == UPDATE:
         return "weights"
+    moved = "written" if direction == "write" else direction
     input_kept = phase == BACKWARD and stored.name == "x" and isinstance(op, Gemm) and op.weight and op.quantized
     return f"stash {moved}" if stored.width == "q1" or input_kept else f"activations {moved}"
 
@@ -205,7 +222,7 @@ def matmuls(workload: Workload, setup: Setup) -> list[CostedMatMul]:
         op = group.operation
         if not isinstance(op, Gemm):
             continue
-        operands = setup.operands if op.weight else setup.product_operands
+        operands = setup.operands_of(op)
         floats = setup.floats(WIDEST if op.container else setup.container_bits)
         names = ["forward", *["dx"] * op.x_grad, *["dw"] * op.w_grad, *["recompute"] * op.recompute]
         for name in names:
@@ -221,21 +238,24 @@ _OPERANDS = {
     "dw": ("dy_for_dw", "x_for_dw"),
     "recompute": ("x", "w"),
 }
-#: what each product multiplies, and its result; and their axes (rows of the first, sum, columns of the second)
-_TILED = {"forward": ("x", "w", "y", "MKN"), "dx": ("y", "w", "x", "MNK"), "dw": ("y", "stash", "dw", "NMK")}
+#: what each product multiplies, and their axes (rows of the first, sum, columns of the second)
+_TILED = {"forward": ("x", "w", "MKN"), "dx": ("y", "w", "MNK"), "dw": ("y", "stash", "NMK")}
 
 
-def _moved_again(matmul: CostedMatMul, setup: Setup, buffer: float) -> Transfer:
+def _moved_again(matmul: CostedMatMul, setup: Setup, buffer: float, word: int) -> Transfer:
     """Return the bytes that tiles of a product move beside its tensors once: fetched again, or spilled (tiles.py)."""
     op, container = matmul.op, setup.container_bits / 8
     *names, axes = _TILED.get(matmul.name, _TILED["forward"])
     sizes = {"M": -(-op.M // op.weights), "K": op.K, "N": op.N}
-    widths = dict.fromkeys(("x", "w", "y", "stash"), container) | {"dw": STATE_BITS / 8 if op.weight else container}
+    widths = dict.fromkeys(("x", "w", "y", "stash"), container)
     if op.quantized and setup.stash.packs:
         widths["stash"] = setup.stash.nbytes(Layout(1, op.M, op.K, along_rows=True)) / (op.M * op.K)
+    if op.quantized and word:
+        operands = zip(names, _OPERANDS[matmul.name], strict=True)
+        widths = {name: setup.stored_bits(op, operand, word) / 8 for name, operand in operands}
     on_chip = {op.on_chip, "stash" if op.on_chip == "x" else ""}
     buffer_widths = tuple(widths[name] for name in names)
-    dram_widths = tuple(0.0 if name in on_chip else widths[name] for name in names)
+    dram_widths = (*(0.0 if name in on_chip else widths[name] for name in names), 0.0)  # the result moves once
     rows, summed, columns = (sizes[axis] for axis in axes)
     product = TiledProduct(rows, summed, columns, buffer_widths, dram_widths)
     nbytes = matmul.group.count * op.batch * op.weights * bytes_again(product, buffer)

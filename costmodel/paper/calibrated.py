@@ -1,9 +1,9 @@
 """The paper's accounting, by bits: the cost model behind the published tables 1 and 6, rebuilt from named assumptions
 (calibrated.toml).
 
-DRAM: every linear layer moves the eight tensors of TENSORS, each stored at stored_bits a value. Arithmetic: its three
-matrix products cost mac_cost at the widths of MATMULS. Both are relative to fixed-point
-32. No attention, norms, caches or optimizer: figure 2 draws a linear layer, and the published ratios leave no room.
+DRAM: every linear layer moves the eight tensors of TENSORS, each stored at Setup.stored_bits a value. Arithmetic: its
+three matrix products cost mac_cost at the widths of MATMULS. Both are relative to fixed-point 32. No
+attention, norms, caches or optimizer: figure 2 draws a linear layer, and the published ratios leave no room.
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Workload
 from dsq.costmodel.model.tiles import TiledProduct, bytes_again
 from dsq.costmodel.model.traffic import mac_cost
-from dsq.formats import SCALE_BITS, WIDEST, FixedPoint, Format, Layout
+from dsq.formats import WIDEST, FixedPoint
 from dsq.precision import Precision
 
 #: a block (values and exponent) is stored in whole words of this many bits; it makes BFP 32 cost 36 bits a value
@@ -35,16 +35,6 @@ FITTED: dict[str, dict[str, str]] = _DATA["fitted"]  #: "arith", "dram" -> setup
 
 #: the operand, by its name in dsq.operands, whose format each of the paper's widths is
 _OPERAND = {"q0": "x", "q1": "x_for_dw", "q2": "dy_for_dx", "q3": "dy_for_dw"}
-
-
-def stored_bits(fmt: Format, layout: Layout | None = None, word: int = WORD_BITS) -> float:
-    """Return the bits a value takes in DRAM: ceil((block * m + scale) / word) * word / block where the format has
-    blocks, else m; of a tensor of `layout` its own bytes, for formats that the paper does not know."""
-    if layout:
-        return 8 * fmt.nbytes(layout) / (layout.rows * layout.columns)
-    if not fmt.block_size:
-        return fmt.bits
-    return -(-(fmt.block_size * fmt.bits + SCALE_BITS) // word) * word / fmt.block_size
 
 
 def dram(workload: Workload, setup: Setup, buffer: float = 0) -> float:
@@ -67,11 +57,7 @@ def moved_bits(workload: Workload, setup: Setup, buffer: float = 0, word: int = 
 def _bits(gemm: Gemm, setup: Setup, buffer: float, word: int) -> dict[str, float]:
     """Return the bits that a layer moves."""
     size = {"M": -(-gemm.M // gemm.weights), "K": gemm.K, "N": gemm.N}
-    layout = Layout(1, size["M"], size["K"], along_rows=False)
-    width = {"": 0.0} | {
-        name: stored_bits(setup.operands[operand], layout if setup.stores_by_name(operand) else None, word)
-        for name, operand in _OPERAND.items()
-    }
+    width = {"": 0.0} | {name: setup.stored_bits(gemm, operand, word) for name, operand in _OPERAND.items()}
     bits = defaultdict[str, float](float)
     for axes, name, kind in TENSORS:
         bits[kind] += gemm.weights * size[axes[0]] * size[axes[1]] * width[name]

@@ -13,12 +13,12 @@ from dsq import costmodel, recipes
 from dsq.arguments import whole_number
 from dsq.command import read_toml, write_whole
 from dsq.costmodel.cli.answer import Answer, Record, Section, hardware_facts, refuse_idle
-from dsq.costmodel.hardware.hardware import Hardware, Rate, load_hardware
+from dsq.costmodel.hardware.hardware import MAX_WORD, Hardware, Rate, load_hardware
 from dsq.costmodel.model.memory import peak_memory
 from dsq.costmodel.model.methods import Method, Setup, is_precision, parse_setups, used_options, whole_stash
 from dsq.costmodel.model.operations import Workload
 from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates, traffic_of, widened_seconds
-from dsq.costmodel.model.traffic import arithmetic_cost, matmuls, transfers
+from dsq.costmodel.model.traffic import arithmetic_cost, matmuls
 from dsq.costmodel.names import refuse
 from dsq.costmodel.paper.calibrated import FIXED_32, arithmetic, dram, moved_bits, rising_shares
 from dsq.costmodel.planning.plan import ASKED, GIGA
@@ -27,7 +27,6 @@ from dsq.formats import NAMED
 from dsq.precision import parse_rise_at
 
 _TEXTS: dict[str, dict[str, str]] = read_toml(Path(__file__).parents[1] / "explanations.toml")
-MAX_WORD = 4096  #: bits
 #: options of dsq.costmodel.plan
 _QUESTION = (*vars(AskedStep()), *ASKED, *("hardware", "qlora", "gpus", "base_bits", "fit", "train_tokens", "price"))
 
@@ -173,7 +172,8 @@ def _limits(workload: Workload, setups: list[Setup], hardware: Hardware, buffer:
             f"{', '.join(too_large)}. dsq-cost plan names what fits."
         )
     if buffer:
-        again = sum(t.bytes for setup in setups for t in transfers(workload, setup, buffer) if t.kind == "again")
+        moved = chain(*(traffic_of(workload, setup, hardware, buffer) for setup in setups))
+        again = sum(transfer.bytes for transfer in moved if transfer.kind == "again")
         least = "what tiles fetch again through it counts" if again else "it holds all tiles: nothing is fetched again"
         yield f"buffer of {buffer / 1e6:,.4g} MB: {least}."
 
@@ -224,10 +224,11 @@ def estimate(arguments: argparse.Namespace) -> Answer:
     refuse((other_units, f"relative_to must be one precision, as [16,4,4,16], got {relative_to!r}"))
     buffer = arguments.buffer or hardware.sram
     records, by_bits = _estimates(workload, setups, unit, hardware, buffer, word)
+    stored = _TEXTS["stored"]["own_bits" if hardware.word else "containers"]
     notes = [
         *_limits(workload, setups, hardware, buffer),
         *(f"{use}." for use in _uses({str(setup): setup.mode for setup in setups})),
-        _TEXTS["notes"]["estimate"].format(unit, word),
+        _TEXTS["notes"]["estimate"].format(unit, word, stored),
         _times(hardware),
         _TEXTS["notes"]["joules" if any("joules" in record for record in records) else "no_joules"],
         *_widened(setups, workload, hardware),
@@ -237,7 +238,7 @@ def estimate(arguments: argparse.Namespace) -> Answer:
     sections = [
         Section("estimates", heading(workload, hardware), records, "estimates"),
         Section("by_bits", _TEXTS["titles"]["by_bits"], by_bits, "traffic"),
-        Section("estimates", _TEXTS["titles"]["in_containers"], records, "traffic"),
+        Section("estimates", _TEXTS["titles"]["of_step"].format(stored), records, "traffic"),
     ]
     costed = facts(workload) | hardware_facts(hardware) | {"buffer_bytes": buffer, "word_bits": word}
     return Answer(sections, notes, costed)
@@ -276,7 +277,7 @@ def _estimates(
                 **named(setup),
                 "arithmetic": arithmetic(setup) / whole_arithmetic,
                 "dram": sum(bits.values()) / whole_bits,
-                "dram_in_containers": cost.dram_bytes / whole,
+                "dram_of_step": cost.dram_bytes / whole,
                 "dram_MB": cost.dram_bytes / 1e6,
                 **_megabytes(cost.traffic | {"linears_stash": cost.stash_bytes, "model_saved": cost.saved_bytes}),
                 "arithmetic_of_step": cost.arithmetic / whole_of_step,
@@ -313,7 +314,8 @@ def roofline(arguments: argparse.Namespace) -> Answer:
     hardware, setups = load_hardware(arguments.hardware), _costed_setups(arguments)
     workload = asked(**vars(arguments), cpu=hardware.cpu).build()
     buffer = arguments.buffer or hardware.sram
-    of_setups = [_classes(workload, setup, hardware, buffer) for setup in setups]
+    whole = sum(transfer.bytes for transfer in traffic_of(workload, FIXED_32, hardware, buffer))
+    of_setups = [_classes(workload, setup, hardware, buffer, whole) for setup in setups]
     records = [record for classes, _ in of_setups for record in classes]
     if arguments.picture:
         from dsq.costmodel.cli.pictures.roofline import draw_roofline
@@ -322,10 +324,7 @@ def roofline(arguments: argparse.Namespace) -> Answer:
         write_whole(arguments.picture, lambda path: draw_roofline(path, workload.name, hardware, dots))
     notes = [
         *_limits(workload, setups, hardware, buffer),
-        *(
-            f"{note} {_by_bits(workload, setup, hardware, buffer)}"
-            for setup, (_, note) in zip(setups, of_setups, strict=True)
-        ),
+        *(note for _, note in of_setups),
         *(f"{use}." for use in _uses({str(setup): setup.mode for setup in setups})),
         *_widened(setups, workload, hardware),
         _TEXTS["notes"]["roofline"].format(
@@ -343,21 +342,11 @@ def _times(hardware: Hardware) -> str:
     return f"times: {hardware.rates}.{launched}"
 
 
-def _by_bits(workload: Workload, setup: Setup, hardware: Hardware, buffer: float) -> str:
-    """Return the traffic of linear layers by the paper's accounting and that of the step in containers, in a sentence;
-    empty: there is none."""
-    if not any(gemm.weight for gemm in workload.gemms):
-        return ""
-    whole, moved = (
-        sum(transfer.bytes for transfer in traffic_of(workload, candidate, hardware, buffer))
-        for candidate in (FIXED_32, setup)
-    )
-    by_bits, in_containers = dram(workload, setup, buffer), moved / whole
-    return f"DRAM: {by_bits:.3f} of fixed-point 32 by bits, {in_containers:.3f} in containers, as drawn."
-
-
-def _classes(workload: Workload, setup: Setup, hardware: Hardware, buffer: float) -> tuple[list[Record], str]:
-    """Return a record for each class of operations, and one for all; and a note of what bounds the step."""
+def _classes(
+    workload: Workload, setup: Setup, hardware: Hardware, buffer: float, whole: float
+) -> tuple[list[Record], str]:
+    """Return a record for each class of operations, and one for all; and a note of what bounds the step, and of its
+    traffic beside fixed-point 32's, which is ``whole``."""
     products = matmuls(workload, setup)
     classes = floors(traffic_of(workload, setup, hardware, buffer), products, hardware, setup.container_bits)
     total = sum(classes.values(), start=ZERO)
@@ -379,7 +368,11 @@ def _classes(workload: Workload, setup: Setup, hardware: Hardware, buffer: float
     waits = "DRAM" if classes[longest].memory_bound else "arithmetic"
     share = classes[longest].seconds / total.seconds
     note = f"{setup}: {longest} bounds the step, {share:.0%} of its time, and waits for {waits}; in all"
-    return records, f"{note} {total.waiting_seconds / total.seconds:.0%} of the time waits for DRAM."
+    note += f" {total.waiting_seconds / total.seconds:.0%} of the time waits for DRAM."
+    note += f" DRAM: {total.bytes / whole:.3f} of fixed-point 32, as drawn"
+    if any(gemm.weight for gemm in workload.gemms):
+        note += f"; linear layers by the paper's count {dram(workload, setup, buffer):.3f}"
+    return records, f"{note}."
 
 
 def _roof(floor: Floor, class_rates: list[Rate], hardware: Hardware) -> Record:

@@ -256,9 +256,9 @@ def test_an_estimate_begins_with_the_papers_traffic_and_has_containers_beside(ca
     _, text, _ = run(capsys, "estimate", *setups, "--json")
     records = json.loads(text)["estimates"]
     assert [round(record["dram"], 3) for record in records] == [0.5, 0.625, 0.438, 0.202, 0.5]
-    containers = [record["dram_in_containers"] for record in records]
+    containers = [record["dram_of_step"] for record in records]
     assert containers[-1] < 0.45 < min(containers[:-1]) < max(containers) < 0.75  # floats are not quantized first
-    assert list(records[0])[4:7] == ["arithmetic", "dram", "dram_in_containers"]
+    assert list(records[0])[4:7] == ["arithmetic", "dram", "dram_of_step"]
     kinds = [f"{kind.replace(' ', '_')}_MB" for kind in KINDS[:-1]]
     for record in records:
         assert sum(record[kind] for kind in kinds) == pytest.approx(record["dram_MB"])
@@ -268,16 +268,28 @@ def test_an_estimate_begins_with_the_papers_traffic_and_has_containers_beside(ca
 def test_a_setup_relative_to_itself_is_1(setup, capsys):
     _, text, _ = run(capsys, "estimate", setup, "--relative-to", setup, "--json")
     (record,) = json.loads(text)["estimates"]
-    assert [record[name] for name in ("dram", "dram_in_containers", "arithmetic")] == [1, 1, 1]
+    assert [record[name] for name in ("dram", "dram_of_step", "arithmetic")] == [1, 1, 1]
 
 
-def test_the_page_has_the_figures_of_the_papers_accounting(capsys):
-    rows = re.findall(r"^\| (\w+) (\[[\d,]+\]) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
-    _, text, _ = run(capsys, "estimate", *(f"{name}:{levels}" for name, levels, *_ in rows), "--json")
-    for record, (_, _, dram, containers, arithmetic) in zip(json.loads(text)["estimates"], rows, strict=True):
+def test_the_page_has_the_figures_of_the_papers_accounting(capsys, tmp_path):
+    """And of the chip that it writes down, which stores converted layers at their own bits."""
+    mine = tmp_path / "mine.toml"
+    mine.write_text(PAGE.partition("```toml\n")[2].partition("```")[0].replace("sram", "#"))
+    rows = re.findall(r"^\| (\w+ \[[\d,]+\]) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE, re.MULTILINE)
+    setups = [name.replace(" ", ":") for name, *_ in rows]
+    gpu, chip = (
+        json.loads(run(capsys, "estimate", *setups, "--hardware", hardware, "--json")[1])
+        for hardware in ("a100-80gb", str(mine))
+    )
+    answers = zip(rows, gpu["estimates"], chip["estimates"], strict=True)
+    for (_, dram, arithmetic, of_step, own_bits), record, own in answers:
         assert (f"{record['dram']:.4f}", f"{record['arithmetic']:.4f}") == (dram, arithmetic)
-        assert f"{record['dram_in_containers']:.3f}" == containers
+        assert (f"{record['dram_of_step']:.3f}", f"{own['dram_of_step']:.3f}") == (of_step, own_bits)
+        assert (own["dram"], own["arithmetic"]) == (record["dram"], record["arithmetic"])
+        assert own["dram_of_step"] < record["dram_of_step"]
     assert len(rows) == 3
+    assert "of converted layers at the bits of the level" in chip["notes"][-3]
+    assert chip["rates"].endswith("in words of 64")
 
 
 def test_a_level_costs_the_weight_that_runs(capsys):

@@ -100,12 +100,14 @@ def test_a_file_changes_the_profile_that_it_is_like(tmp_path):
 like = "rtx-4090"
 name = "mine"
 source = "a datasheet"
-memory = { gb = 48 }
+memory = { gb = 48, word_bits = 8 }
 bandwidth = { gb_per_s = 2016, efficiency = 0.5 }
 peak = [{ datatype = "bf16", tflops = 100 }, { datatype = "fp8", tflops = 200, holds = { fp8_row = 8 } }]
 """
     base, changed = load_hardware("rtx-4090"), read(tmp_path, text)
     assert (changed.name, changed.memory_bytes, changed.memory_type) == ("mine", 48e9, "GDDR6X")
+    assert (base.word, changed.word) == (0, 8)
+    assert changed.rates.endswith("; converted layers' tensors in DRAM at their own bits, in words of 8")
     assert (changed.datasheet_bandwidth, changed.bandwidth) == (2016e9, 1008e9)
     assert (changed.link, changed.host, changed.efficiency) == (base.link, base.host, base.efficiency)
     assert changed.sources["link"] == base.sources["link"]
@@ -125,6 +127,7 @@ peak = [{ datatype = "bf16", tflops = 100 }, { datatype = "fp8", tflops = 200, h
         ('like = "h100"', "field name is missing"),
         ('like = "h100"\nname = "mine"\npeak = [1]', "field peak\\[0\\].datatype is missing"),
         ('like = "h100"\nname = "mine"\nlink = 1', "field link.gb_per_s is missing"),
+        ('like = "h100"\nname = "mine"\nmemory = { word_bits = -1 }', "field memory.word_bits must be .* got -1"),
         ('like = "h100"\nname = "mine"\npeak = [{ datatype = 1 }]', "field peak\\[0\\].datatype must be text"),
     ],
 )

@@ -17,6 +17,7 @@ from dsq.costmodel.hardware.hardware import (
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
 from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates, traffic_of
+from dsq.costmodel.model.tiles import TiledProduct, bytes_again
 from dsq.costmodel.model.traffic import matmuls
 from dsq.formats import BFP, Identity
 from dsq.precision import Precision
@@ -160,6 +161,35 @@ def test_each_of_several_like_operations_is_launched(mine):
     of = lambda operations: roofs(Workload("", operations, tokens=4), Precision(8, 8, 8, 16), slow)["other"]  # noqa: E731
     assert of(passes[:1]).seconds == 2  # forward and backward
     assert of(passes).seconds == 6
+
+
+def test_time_bound_and_joules_follow_the_bits_that_lie_in_dram(mine):
+    """160^3: x, w and y at 8 bits, the stash at 4, w for dx at 5, dy at 6 and 16, dx at 16, each with a
+    byte for 16 values; and what tiles fetch again at those bits."""
+    n = 160
+    layer, precision = Workload("one", (Gemm("l", n, n, n),), tokens=n), Precision(8, 4, 6, 16)
+    setup, energy = Setup(BFP(32), precision), Energy(100e-12, 0, {"wide": 2e-12, "narrow": 1e-12})
+    chip = replace(mine, word=1, energy=energy, bandwidth=36e9)
+    cost = evaluate(layer, setup, chip)
+    bits = 3 * 8.5 + 2 * 4.5 + 5.5 + 6.5 + 2 * 16.5 + 32
+    assert cost.dram_bytes == cost.total.bytes == n * n * bits / 8
+    assert cost.total.memory_seconds == pytest.approx(cost.dram_bytes / 36e9)
+    assert cost.total.intensity == 6 * n**3 / cost.dram_bytes
+    macs = n**3 * (1 + 1 + 3)  # dw in three narrow passes
+    assert cost.joules == pytest.approx(macs * 1e-12 + cost.dram_bytes * 100e-12)
+    containers = evaluate(layer, setup, replace(chip, word=0))
+    assert (cost.total.memory_bound, containers.total.memory_bound) == (False, True)
+    assert cost.total.seconds < containers.total.seconds
+    tiled = evaluate(layer, setup, replace(chip, sram=8e3))
+    widths = {"forward": (8.5, 8.5), "dx": (6.5, 5.5), "dw": (16.5, 4.5)}
+    products = (TiledProduct(n, n, n, (a / 8, b / 8), (a / 8, b / 8, 0)) for a, b in widths.values())
+    assert tiled.traffic["again"] == sum(round(bytes_again(product, 8e3)) for product in products) > 0
+    assert tiled.total.bytes == cost.total.bytes + tiled.traffic["again"]
+
+
+def test_a_chip_that_stores_codes_quantizes_nothing_in_dram():
+    layer, setup = Workload("test", (Gemm("l", 32, 64, 48),), tokens=32), Setup(BFP(32), Precision(4, 4, 4, 4))
+    assert evaluate(layer, setup, replace(load_hardware("a100-80"), word=1)).traffic["quantizing"] == 0
 
 
 def test_quantizing_for_units_of_floats_is_traffic():

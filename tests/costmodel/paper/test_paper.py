@@ -59,11 +59,14 @@ def test_residuals_relative_to_what_is_published():
 
 
 def test_stored_bits_follow_bits_box_scale_and_word():
-    assert [calibrated.stored_bits(BFP(m)) for m in (2, 4, 16, 32)] == [4, 8, 20, 36]  # whole 64-bit words a block
-    assert calibrated.stored_bits(BFP(16, block_size=32)) == (32 * 16 + 8 + 56) / 32  # 9 words of 64
-    assert calibrated.stored_bits(FixedPoint(13)) == 13
-    assert calibrated.stored_bits(Identity(16)) == 16
-    assert calibrated.stored_bits(BFP(4), word=8) == 4.5
+    def stored_bits(fmt, m, word=calibrated.WORD_BITS):
+        return Setup(fmt, Precision(m, m, m, m)).stored_bits(Gemm("l", 2, 3, 5), "x", word)
+
+    assert [stored_bits(BFP(32), m) for m in (2, 4, 16, 32)] == [4, 8, 20, 36]  # whole 64-bit words a block
+    assert stored_bits(BFP(32, block_size=32), 16) == (32 * 16 + 8 + 56) / 32  # 9 words of 64
+    assert stored_bits(FixedPoint(32), 13) == 13
+    assert stored_bits(Identity(), 16) == 16
+    assert stored_bits(BFP(32), 4, word=8) == 4.5
 
 
 def test_formats_by_name_are_stored_at_their_own_bits():
