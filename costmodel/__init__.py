@@ -9,6 +9,7 @@ cli/         dsq-cost: main.py parses, commands/ answer, pictures/ draw
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from operator import mul
 from typing import TYPE_CHECKING, Any
 
@@ -48,13 +49,14 @@ def compare_devices(workload: str, **options: Any) -> "list[Plan]":
     Raises:
         ValueError: what is asked cannot be planned on any device.
     """
-    from dsq.costmodel.hardware.hardware import profile_names
+    from dsq.costmodel.hardware.hardware import DEFAULT_HARDWARE, load_hardware, profile_names
     from dsq.costmodel.planning.plan import Question
 
-    plans, faults = [], []
-    for hardware in profile_names():
+    question, plans, faults = Question.of(workload, DEFAULT_HARDWARE, **options), [], []
+    for hardware in map(load_hardware, profile_names()):
         try:
-            plans.append(Question.of(workload, hardware, **options).ask(batches=False))
+            step = replace(question.step, cpu=hardware.cpu)
+            plans.append(replace(question, step=step, hardware=hardware).ask(batches=False))
         except ValueError as error:
             faults.append(error)
     if not plans:

@@ -207,14 +207,13 @@ class Hardware:
         if self.measured:
             return f"measured ({self.measured})"
         stored = f"; converted layers' tensors in DRAM at their own bits, in words of {self.word}" if self.word else ""
-        begins, ends = "estimated: datasheet", ""
         parts = [f"{peak.datatype} {peak.flops / peak.datasheet_flops:.2f}" for peak in self.peaks]
         parts.append(f"DRAM {self.bandwidth / self.datasheet_bandwidth:.2f}")
         if self.efficiency.overlaps:
-            begins, ends = "a roofline: stated", ", the longer of a kernel's two times"
-        else:
-            parts += [f"a step's kernels {self.efficiency.memory:.2f} of it", f"fused attention {self.attention:.2f}"]
-        return f"{begins} rates x efficiency ({', '.join(parts)}){ends}{stored}"
+            stored = f", the longer of a kernel's two times{stored}"
+            return f"a roofline: stated rates x efficiency ({', '.join(parts)}){stored}"
+        parts += [f"a step's kernels {self.efficiency.memory:.2f} of it", f"fused attention {self.attention:.2f}"]
+        return f"estimated: datasheet rates x efficiency ({', '.join(parts)}){stored}"
 
 
 def profile_names() -> list[str]:
@@ -304,6 +303,8 @@ def _hardware(file: Fields) -> Hardware:
     file.refuse(absent, f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing")
     moving = [part for part in ("bandwidth", "link", "host", "network") if part in file.data]
     parts = [*moving, *(part for part in ("vector", "memory", "sram", "energy") if part in file.data)]
+    # [step]: its kernels compute or move; without it they do both at once
+    reached = Efficiency(memory=file.number("step.efficiency", most=1)) if "step" in file.data else ROOFLINE
     return Hardware(
         name=file.get("name", str),
         **{part: GIGA * file.number(f"{part}.gb_per_s") * _efficiency(file.table(part)) for part in moving},
@@ -316,7 +317,7 @@ def _hardware(file: Fields) -> Hardware:
         cpu=file.get("cpu", bool, False),
         node=file.whole("network.devices", 0),
         attention=_efficiency(file.table("attention")),
-        efficiency=MEASURED if measured else _reached(file),
+        efficiency=MEASURED if measured else reached,
         measured=measured,
         datasheet_bandwidth=0 if measured else GIGA * file.number("bandwidth.gb_per_s"),
         passes={
@@ -339,12 +340,6 @@ def _energy(table: Fields, datatypes: list[str]) -> Energy | None:
         sram=PICO * table.number("sram_pj_per_byte", 0),
         macs={name: PICO * table.number(f"mac_pj.{name}") for name in macs},
     )
-
-
-def _reached(file: Fields) -> Efficiency:
-    """Return the shares of the rates that steps reach: [step] states that of the bandwidth, for kernels that compute or
-    move; without it they do both at once."""
-    return Efficiency(memory=file.number("step.efficiency", most=1)) if "step" in file.data else ROOFLINE
 
 
 def _peak(table: Fields, measured: bool) -> Peak:

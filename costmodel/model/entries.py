@@ -122,6 +122,7 @@ def saved_results(workload: Workload) -> frozenset[str]:
     return frozenset(saved)
 
 
+@lru_cache(maxsize=64)
 def by_policy(workload: Workload, policy: CostedPolicy | None) -> Workload:
     """Return the workload whose attention, where it is one call, is a policy's, which fuses what PyTorch refuses."""
     fuses = policy and policy.bits and any(gemm.on_chip or gemm.score_bytes for gemm in workload.gemms)

@@ -146,12 +146,8 @@ def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int], w
     op = group.operation
     count = group.count * stored.times
     size, values = count * layout_bytes(group, stored, setup, widths), count * prod(shape_of(group, stored))
-    converted = op if word and isinstance(op, Gemm) and op.quantized and stored.width != "state" else None
-
-    def nbytes(tensor: str) -> int:
-        operand = OPERAND_OF.get(tensor)
-        return round(values * setup.stored_bits(converted, operand, word) / 8) if converted and operand else size
-
+    own_bits = word and isinstance(op, Gemm) and op.quantized and stored.width != "state"
+    operands = OPERAND_OF if own_bits else {}
     writes = stored.own and (stored.written != UPDATE or op.kind == "adam")  # which writes the others' parameters
     shared = stored.name == "stash" and not group.owner  # an input is stashed once
     is_master = stored.width == "w" and setup.container_bits == WIDEST  # the master weights serve
@@ -161,7 +157,17 @@ def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int], w
         if not gradient or getattr(op, gradient):
             moves.append((f"{stored.name} (for {read})", BACKWARD, "read") if gradient else (stored.name, read, "read"))
     return [
-        Transfer(group, name, _kind(op, stored, phase, direction), phase, direction, nbytes(name), values)
+        Transfer(
+            group,
+            tensor=name,
+            kind=_kind(op, stored, phase, direction),
+            phase=phase,
+            direction=direction,
+            bytes=round(values * setup.stored_bits(op, operands[name], word) / 8)
+            if isinstance(op, Gemm) and name in operands
+            else size,
+            values=values,
+        )
         for name, phase, direction in moves
     ]
 

@@ -2,26 +2,33 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from dsq.arguments import choice, whole_number
-from dsq.costmodel.hardware.hardware import Hardware, load_hardware
+from dsq.costmodel.hardware.hardware import GIGA, Hardware, load_hardware
 from dsq.costmodel.model.entries import Category
 from dsq.costmodel.model.ledger import COMPILED
 from dsq.costmodel.model.memory import Memory, update_copy
 from dsq.costmodel.model.methods import ADAPTERS, FP32, OPTIMIZERS, USUAL, Method, Training
 from dsq.costmodel.model.operations import Operation, Pointwise, Workload
 from dsq.costmodel.names import refuse
-from dsq.costmodel.planning.step import Stages, StepTime, offloaded_bytes, sent_bytes, sharded_memory, sharded_step
+from dsq.costmodel.planning.step import (
+    Stages,
+    StepTime,
+    offloaded_bytes,
+    sent_bytes,
+    sharded_memory,
+    sharded_peak,
+    sharded_step,
+)
 from dsq.costmodel.workloads.named import AskedStep, load_shapes
 from dsq.costmodel.workloads.transformer import Shard
 from dsq.formats import WIDEST
 from dsq.precision import damage
 
-GIGA = 1e9
 #: the most devices, sequences of a batch and tokens of a sequence
 MAX_SIZE = 2**20
 #: from one batch that is tried to the next, until one does not fit
@@ -177,20 +184,11 @@ class Question(Training):
         """Return a device's operations of one micro-batch, of the first and the last stage; sizes: in place of the
         step's."""
         stages = replace(self.step, **sizes).parts(self.shard, copies=" by PEFT" in method.name)
-        return (
-            tuple(replace(stage, operations=tuple(map(compiled, stage.operations))) for stage in stages)
-            if self.compiled
-            else stages
-        )
-
-    def memory_of(self, method: Method, **sizes: Any) -> Memory:
-        """Return the memory of the device that holds most; sizes: in place of the step's."""
-        return sharded_memory(self.stages(method, **sizes), method, self.shard, self.accumulate)
+        return changed_stages(stages, compiled_workload) if self.compiled else stages
 
     def cost_of(self, method: Method, **sizes: Any) -> "MethodCost":
         """Return the method's cost, without its largest batch; sizes: in place of the step's."""
         stages, device = self.stages(method, **sizes), (method, self.shard, self.accumulate)
-        chunked = tuple(stage.chunking_loss() for stage in stages)
         memory = sharded_memory(stages, *device)
         fits, reserved = memory.peak <= self.memory, reserved_bytes(memory, method, self.hardware)
         return MethodCost(
@@ -200,7 +198,7 @@ class Question(Training):
             tokens=stages[0].tokens * self.accumulate * method.devices,
             fits=fits,
             tight=fits and reserved > self.memory,
-            fits_chunked=fits or sharded_memory(chunked, *device).peak <= self.memory,
+            fits_chunked=fits or sharded_peak(changed_stages(stages, Workload.chunking_loss), *device) <= self.memory,
             reserved=min(reserved, self.memory) if fits else reserved,
             sent=sent_bytes(stages, *device),
             host=max(offloaded_bytes(stage, method) for stage in stages),
@@ -406,7 +404,10 @@ class Plan:
         question = self.question
         zeros = range(1 + (_most_zero(question) if devices > 1 else 0))
         methods = (replace(row.method, devices=devices, zero=zero) for zero in zeros for row in self.shown)
-        return next((one.zero for one in methods if question.memory_of(one).peak <= question.memory), None)
+        device = question.shard, question.accumulate
+        return next(
+            (one.zero for one in methods if sharded_peak(question.stages(one), one, *device) <= question.memory), None
+        )
 
     @property
     def _best_first(self) -> list[MethodCost]:
@@ -483,9 +484,8 @@ class Plan:
         """The cheapest change that makes it fit: its option, its question, its quickest row. A tight one comes after
         all that train the same weights; None: there is none."""
         tight: tuple[str, Question, MethodCost] | None = None
-        untight = replace(self.question, budget=self.question.memory / (1 if self.question.hardware.cpu else RESERVED))
         trusted = [row for row in self.rows if row.method.trusted and row.largest_batch]
-        batches = [largest(untight, row.method, most=row.largest_batch or 0) for row in trusted]
+        batches = (largest(self.question, row.method, most=row.largest_batch or 0, reserved=True) for row in trusted)
         batch = max(batches, default=0) or max((row.largest_batch or 0 for row in trusted), default=0)
         for option, changed in _changes(self.question, batch):
             if tight and changed.step.lora != self.question.step.lora:
@@ -600,6 +600,15 @@ def compiled(op: Operation) -> Operation:
     return replace(op, kind=COMPILED[op.kind]) if isinstance(op, Pointwise) and op.kind in COMPILED else op
 
 
+def compiled_workload(workload: Workload) -> Workload:
+    return replace(workload, operations=tuple(map(compiled, workload.operations)))
+
+
+@lru_cache(maxsize=64)  # other caches know what is the same object at once
+def changed_stages(stages: Stages, change: Callable[[Workload], Workload]) -> Stages:
+    return tuple(map(change, stages))
+
+
 def _changes(question: Question, largest_batch: int) -> Iterator[tuple[str, Question]]:
     """Return the changes that need less memory, the least change first, each with its option."""
     step, hardware, most_zero = question.step, question.hardware, _most_zero(question)
@@ -654,18 +663,28 @@ def _time(seconds: float) -> str:
     return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.1f} ms"
 
 
-def largest(question: Question, method: Method, size: str = "sequences", most: int = MAX_SIZE, least: int = 0) -> int:
+def largest(
+    question: Question,
+    method: Method,
+    size: str = "sequences",
+    most: int = MAX_SIZE,
+    least: int = 0,
+    reserved: bool = False,
+) -> int:
     """Return the most sequences of a device, or tokens of a sequence, whose step fits; ``least``: none above it
-    does."""
+    does; ``reserved``: as the allocator reserves, so that it is not tight."""
     if size == "tokens":
         most = load_shapes(question.step.workload).table_positions or most
     low, high = least, most + 1  # this fits, this does not
     previous: tuple[int, Memory] | None = None
     count = least + 1
     while high - low > 1:
-        memory = question.memory_of(method, **{size: count})
-        low, high = (count, high) if memory.peak <= question.memory else (low, count)
-        guess = _reaching(question.memory, *previous, count, memory) if previous else count * GROWTH
+        stages = question.stages(method, **{size: count})
+        memory = sharded_memory(stages, method, question.shard, question.accumulate)
+        overhead = reserved_bytes(memory, method, question.hardware) / memory.peak if reserved else 1
+        budget = question.memory / overhead
+        low, high = (count, high) if memory.peak <= budget else (low, count)
+        guess = _reaching(budget, *previous, count, memory) if previous else count * GROWTH
         count, previous = min(max(guess, low + 1), high - 1), (count, memory)
     return low
 

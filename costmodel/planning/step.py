@@ -279,6 +279,12 @@ def sharded_memory(stages: Stages, method: Method, shard: Shard, micro_batches: 
     return max(map(peak_memory, stages, methods), key=lambda memory: memory.peak)
 
 
+@lru_cache(maxsize=4096)
+def sharded_peak(stages: Stages, method: Method, shard: Shard, micro_batches: int) -> float:
+    """Return the peak of that device, which plans of several cards have in common."""
+    return sharded_memory(stages, method, shard, micro_batches).peak
+
+
 def sent_bytes(stages: Stages, method: Method, shard: Shard, micro_batches: int) -> float:
     """Return the bytes that a device sends in a step, among data-parallel ones and inside its model."""
     return max(

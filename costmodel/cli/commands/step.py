@@ -13,7 +13,7 @@ from dsq import costmodel, recipes
 from dsq.arguments import whole_number
 from dsq.command import read_toml, write_whole
 from dsq.costmodel.cli.answer import Answer, Record, Section, hardware_facts, refuse_idle
-from dsq.costmodel.hardware.hardware import MAX_WORD, Hardware, Rate, load_hardware
+from dsq.costmodel.hardware.hardware import GIGA, MAX_WORD, Hardware, Rate, load_hardware
 from dsq.costmodel.model.memory import peak_memory
 from dsq.costmodel.model.methods import Method, Setup, is_precision, parse_setups, used_options, whole_stash
 from dsq.costmodel.model.operations import Workload
@@ -21,7 +21,7 @@ from dsq.costmodel.model.roofline import ZERO, Floor, evaluate, floors, rates, t
 from dsq.costmodel.model.traffic import arithmetic_cost, matmuls
 from dsq.costmodel.names import refuse
 from dsq.costmodel.paper.calibrated import FIXED_32, arithmetic, dram, moved_bits, rising_shares
-from dsq.costmodel.planning.plan import ASKED, GIGA
+from dsq.costmodel.planning.plan import ASKED
 from dsq.costmodel.workloads.named import AskedStep, asked
 from dsq.formats import NAMED
 from dsq.precision import parse_rise_at
@@ -173,7 +173,7 @@ def _limits(workload: Workload, setups: list[Setup], hardware: Hardware, buffer:
         )
     if buffer:
         moved = chain(*(traffic_of(workload, setup, hardware, buffer) for setup in setups))
-        again = sum(transfer.bytes for transfer in moved if transfer.kind == "again")
+        again = any(transfer.bytes for transfer in moved if transfer.kind == "again")
         least = "what tiles fetch again through it counts" if again else "it holds all tiles: nothing is fetched again"
         yield f"buffer of {buffer / 1e6:,.4g} MB: {least}."
 

@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogFormatter
 
 from dsq.costmodel.cli.pictures.figure import BLACK, BLUE, COLOURS, GREY, SMALL, VERMILION, new_figure
+from dsq.costmodel.hardware.hardware import GIGA
 from dsq.costmodel.model.entries import CATEGORIES
-from dsq.costmodel.planning.plan import GIGA, MethodCost, Plan
+from dsq.costmodel.planning.plan import MethodCost, Plan
 
 #: as PyTorch's memory profiler names them; the stash is a band of its own
 OF_CATEGORIES = {

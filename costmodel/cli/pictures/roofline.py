@@ -10,9 +10,8 @@ from matplotlib.lines import Line2D
 
 from dsq.costmodel.cli.answer import Record
 from dsq.costmodel.cli.pictures.figure import BLACK, COLOURS, GREY, SMALL, WHITE_BOX, new_figure
-from dsq.costmodel.hardware.hardware import Hardware
+from dsq.costmodel.hardware.hardware import TERA, Hardware
 
-TERA = 1e12
 MARKERS = {"attention": "D", "fc": "s", "other": "^", "optimizer": "v", "total": "o"}  #: of STEP_CLASSES, and the step
 CLASSES = {
     "total": "the whole step",

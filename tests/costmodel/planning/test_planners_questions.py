@@ -245,8 +245,21 @@ def test_the_devices_that_fit_the_fastest_first():
     assert "NVIDIA H100-SXM5-80GB" in names
     assert "Tesla T4" not in " ".join(names)
     assert all(plan.best.memory.peak <= plan.question.memory for plan in plans)
+    alone = costmodel.plan("llama-3-8b", "rtx-4090", lora=16, tokens=2048)
+    (compared,) = (plan for plan in every if plan.question.hardware == alone.question.hardware)
+    assert (compared.best.memory.peak, compared.best.step) == (alone.best.memory.peak, alone.best.step)
+    assert compared.least_devices == alone.least_devices
     with pytest.raises(ValueError, match="unknown workload 'lama-9'"):
         costmodel.compare_devices("lama-9")
+
+
+def test_a_batch_that_is_advised_is_not_tight_though_shards_of_gradients_are_reserved():
+    asked = costmodel.plan("llama-3-8b", "h100", devices=8, zero=3, sequences=64, tokens=2048)
+    option, question, cost = asked.change_to_fit
+    sequences = int(re.fullmatch(r"--sequences (\d+)", option)[1])
+    assert cost.fits
+    assert not cost.tight
+    assert question.cost_of(cost.method, sequences=sequences + 1).tight
 
 
 def test_what_is_offloaded_lies_in_the_hosts_memory():
