@@ -109,29 +109,6 @@ template <class T> INLINE void store_some(T* to, F x, int64_t count) {
   for (int i = 0; i < count; i++) to[i] = some[i];
 }
 
-// The lanes of a and b in turn: of their first halves, and of their second.
-#if LANES == 16
-#define FIRST_HALVES 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define SECOND_HALVES 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#else
-#define FIRST_HALVES 0, 8, 1, 9, 2, 10, 3, 11
-#define SECOND_HALVES 4, 12, 5, 13, 6, 14, 7, 15
-#endif
-
-INLINE void transpose(F r[LANES]) {
-#pragma GCC unroll 4
-  for (int round = 1; round < LANES; round *= 2) {
-    F t[LANES];
-#pragma GCC unroll 8
-    for (int i = 0; i < LANES / 2; i++) {
-      t[2 * i] = __builtin_shufflevector(r[i], r[i + LANES / 2], FIRST_HALVES);
-      t[2 * i + 1] = __builtin_shufflevector(r[i], r[i + LANES / 2], SECOND_HALVES);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) r[i] = t[i];
-  }
-}
-
 template <class T> void copy_in(const T* x, int64_t stride, int64_t rows, int64_t width, float* to) {
   for (int64_t i = 0; i < rows; i++, x += stride, to += stride_of(width))
     for (int64_t k = 0; k < width; k += LANES) store(to + k, load_some(x + k, width - k));

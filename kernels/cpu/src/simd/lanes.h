@@ -191,6 +191,32 @@ INLINE I nearest(F x) {
 
 // ---- values in memory: float, bfloat16 and half, to float and back; rounding is to nearest even ----
 
+// The lanes of a and b in turn: of their first halves, and of their second.
+#if LANES == 16
+#define FIRST_HALVES 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define SECOND_HALVES 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif LANES == 8
+#define FIRST_HALVES 0, 8, 1, 9, 2, 10, 3, 11
+#define SECOND_HALVES 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define FIRST_HALVES 0, 4, 1, 5
+#define SECOND_HALVES 2, 6, 3, 7
+#endif
+
+template <class V> INLINE void transpose(V (&r)[LANES]) {
+#pragma GCC unroll 4
+  for (int round = 1; round < LANES; round *= 2) {
+    V t[LANES];
+#pragma GCC unroll 8
+    for (int i = 0; i < LANES / 2; i++) {
+      t[2 * i] = __builtin_shufflevector(r[i], r[i + LANES / 2], FIRST_HALVES);
+      t[2 * i + 1] = __builtin_shufflevector(r[i], r[i + LANES / 2], SECOND_HALVES);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) r[i] = t[i];
+  }
+}
+
 INLINE F load(const float* p) { return read<F>(p); }
 
 INLINE F load(const bf16* p) { return (F)(__builtin_convertvector(read<U16>(p), U) << 16); }

@@ -80,39 +80,61 @@ INLINE void unpack(const Integers& integers, const uint8_t* from, int more, int1
     write(to + v * LANES, __builtin_convertvector(integers.vector(from, v) + more, I16));
 }
 
-// `steps` codes of every vector, plus `more`; zeros where there is no code.
+// `steps` codes of every vector, plus `more`; any number times a zero of the other operand where there is no code.
 template <class Code> void pack_codes(const PackedVectors& x, int64_t vector, int64_t steps, int more, int8_t* panel) {
   constexpr int per_element = STEPS<Code>;
   const Integers integers(x);
   const int bits = x.code_bits;
   const int vectors = least(PANEL, x.vectors - vector);
   const int64_t row_bytes = x.row_bytes();
-  memset(panel, 0, (size_t)(steps / per_element * ELEMENTS_SIZE));
+  const uint8_t* const end = x.codes + (x.across ? x.depth : x.vectors) * row_bytes;
+  if (vectors < PANEL || x.depth < steps) memset(panel, 0, (size_t)(steps / per_element * ELEMENTS_SIZE));
   if (x.across) {
     const uint8_t* row = x.codes + vector / 8 * bits;
     for (int64_t k = 0; k < x.depth; k += per_element, panel += ELEMENTS_SIZE) {
-      uint8_t few[per_element][2 * PANEL + 16] = {};  // the unpacker reads beyond the codes
-      for (int step = 0; step < least(per_element, x.depth - k); step++, row += row_bytes)
-        memcpy(few[step], row, (size_t)ceil_div(vectors * bits, 8));
+      const uint8_t* rows[per_element];
+      uint8_t few[per_element][2 * PANEL + 16];
+      for (int step = 0; step < per_element; step++, row += row_bytes) {
+        const bool stored = k + step < x.depth;
+        rows[step] = stored && vectors == PANEL && end - row >= (int64_t)sizeof few[step] ? row : few[step];
+        if (rows[step] == row) continue;
+        memset(few[step], 0, sizeof few[step]);
+        if (stored) memcpy(few[step], row, (size_t)ceil_div(vectors * bits, 8));
+      }
       for (int v = 0; v < PANEL / LANES; v++) {
         I code[per_element];
-        for (int step = 0; step < per_element; step++) code[step] = integers.vector(few[step], v) + more;
+        for (int step = 0; step < per_element; step++) code[step] = integers.vector(rows[step], v) + more;
         write(panel + v * LANES * ELEMENT, joined(code));
       }
     }
     return;
   }
   const uint8_t* row = x.codes + vector * row_bytes;
-  for (int i = 0; i < vectors; i++, row += row_bytes)
+  for (int first = 0; first < vectors; first += LANES, row += LANES * row_bytes)
     for (int64_t k = 0; k < x.depth; k += TILE) {
-      uint8_t few[2 * TILE + 16] = {};
-      Code codes[TILE];
-      const int count = least(TILE, x.depth - k);
-      memcpy(few, row + k / 8 * bits, (size_t)ceil_div(count * bits, 8));
-      unpack(integers, few, more, codes);
-      int8_t* to = panel + k / per_element * ELEMENTS_SIZE + i * ELEMENT;
-      for (int e = 0; e < ceil_div(count, per_element); e++)
-        memcpy(to + e * ELEMENTS_SIZE, codes + e * per_element, ELEMENT);
+      Code codes[LANES][TILE];
+      const int count = least(TILE, x.depth - k), elements = (int)ceil_div(count, per_element);
+      for (int i = 0; i < LANES; i++) {
+        uint8_t few[2 * TILE + 16];
+        const uint8_t* from = row + i * row_bytes + k / 8 * bits;
+        if (first + i >= vectors) {
+          memset(codes[i], 0, sizeof codes[i]);
+          continue;
+        }
+        if (count < TILE || end - from < (int64_t)sizeof few) {
+          memset(few, 0, sizeof few);
+          memcpy(few, from, (size_t)ceil_div(count * bits, 8));
+          from = few;
+        }
+        unpack(integers, from, more, codes[i]);
+      }
+      int8_t* to = panel + k / per_element * ELEMENTS_SIZE + first * ELEMENT;
+      for (int e = 0; e < elements; e += LANES) {
+        I lanes[LANES];
+        for (int i = 0; i < LANES; i++) lanes[i] = read<I>(codes[i] + e * per_element);
+        transpose(lanes);
+        for (int i = 0; i < LANES && e + i < elements; i++) write(to + (e + i) * ELEMENTS_SIZE, lanes[i]);
+      }
     }
 }
 

@@ -19,9 +19,10 @@ INLINE __m256i added_pairs(__m256i sums, int16_t times = 1) {
 // Whether codes multiply as bytes, A's grown by half their range; else as integers of 16 bits.
 bool as_bytes(int a_bits, int b_bits, int block_size);
 
-// The dot products of one row and PANEL columns over a block, which has `groups` groups of GROUP elements.
+// The dot products of ROWS rows and PANEL columns over a block, which has `groups` groups of GROUP elements. All rows take
+// a vector of columns when it is loaded: their sums, 8 of the 16 registers, leave it room.
 template <class Code, int GROUP>
-void multiply_block(const int8_t* row, const int8_t* columns, int groups, __m256i (&dots)[2]);
+void multiply_block(const int8_t* rows, const int8_t* columns, int groups, __m256i (&dots)[ROWS][2]);
 
 // A block has a group of GROUP elements, or, unless ONE, several.
 template <class Code, int GROUP, bool ONE> void microkernel(const BlockTile& tile) {
@@ -33,16 +34,15 @@ template <class Code, int GROUP, bool ONE> void microkernel(const BlockTile& til
   __m256 sums[ROWS][2];
   for (int r = 0; r < ROWS; r++) sums[r][0] = _mm256_loadu_ps(row), sums[r][1] = _mm256_loadu_ps(row + 8);
   for (int64_t index = 0; index < tile.blocks; index++) {
+    __m256i dots[ROWS][2];
+    multiply_block<Code, GROUP>(a, b, groups, dots);
+    for (int half = 0; half < 2; half++) {
+      const __m256 b_scale = _mm256_loadu_ps(b_scales + half * 8), b_offset = _mm256_loadu_ps(b_offsets + half * 8);
 #pragma GCC unroll 4
-    for (int r = 0; r < ROWS; r++) {
-      __m256i dots[2];
-      multiply_block<Code, GROUP>(a + r * ELEMENT, b, groups, dots);
-      const __m256 scale = _mm256_broadcast_ss(a_scales + r);
-      for (int half = 0; half < 2; half++) {
-        const __m256 dot = _mm256_cvtepi32_ps(dots[half]), b_scale = _mm256_loadu_ps(b_scales + half * 8);
-        const __m256 scaled = sizeof(Code) == 1 ? _mm256_fmsub_ps(dot, b_scale, _mm256_loadu_ps(b_offsets + half * 8))
-                                                : _mm256_mul_ps(dot, b_scale);
-        sums[r][half] = _mm256_fmadd_ps(scaled, scale, sums[r][half]);
+      for (int r = 0; r < ROWS; r++) {
+        const __m256 dot = _mm256_cvtepi32_ps(dots[r][half]);
+        const __m256 scaled = sizeof(Code) == 1 ? _mm256_fmsub_ps(dot, b_scale, b_offset) : _mm256_mul_ps(dot, b_scale);
+        sums[r][half] = _mm256_fmadd_ps(scaled, _mm256_broadcast_ss(a_scales + r), sums[r][half]);
       }
     }
     a += block_size, b += block_size, a_scales += PANEL, b_scales += PANEL, b_offsets += PANEL;
