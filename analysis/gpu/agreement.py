@@ -93,7 +93,7 @@ _LAYERS: tuple[tuple[tuple[Format, Format, Format, Format], Rounding], ...] = (
 
 def _layers(gemm: GemmKernel, machine: Machine) -> str:
     """The passes of a layer, each in one call, give what product by product they give: every bit, but under autocast,
-    where y is rounded with its bias once instead of twice."""
+    where y is rounded with its bias once instead of twice, and a CPU sums gradients in another order."""
     device, tried = machine.device, list(itertools.product(_LAYERS, (False, True), (False, True)))
     one_call = replace(TRITON, gemms=tuple(dict.fromkeys((gemm, TORCH))))
     wrong = []
@@ -111,10 +111,16 @@ def _layers(gemm: GemmKernel, machine: Machine) -> str:
                 y = dsq.functional.linear(x, w, bias, quantizers)
                 results.append((y.detach(), *torch.autograd.grad(y, (x, w, bias), dy.to(y.dtype))))
         (y, *gradients), (y_2, *gradients_2) = results
-        alike = torch.allclose(y, y_2, rtol=2**-6, atol=2**-6) if autocast else same_bits(y, y_2)
-        if not alike or not all(map(same_bits, gradients, gradients_2)):
+        of_y = _close if autocast else same_bits
+        of_gradients = _close if autocast and not machine.is_gpu else same_bits
+        if not of_y(y, y_2) or not all(map(of_gradients, gradients, gradients_2)):
             wrong.append(f"{formats[0]}{' autocast' * autocast}{' turned' * turned}")
     return "; ".join(wrong)
+
+
+def _close(x: Tensor, y: Tensor) -> bool:
+    """Return whether ``y`` is ``x`` but for roundings of a few values to the next step."""
+    return bool((x - y).norm() <= 2**-6 * x.norm())
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from dsq.kernels.cpu.codec import SCALES, CodecKernels
 from dsq.kernels.cpu.library import SEED_MASK
 from dsq.kernels.cpu.memory import addresses, scratch
 from dsq.kernels.cpu.products import KERNELS, ONEDNN, OperandInput, by_onednn, describe
+from dsq.kernels.product_dtype import product_dtype
 
 
 class CpuLinear:
@@ -30,7 +31,8 @@ class CpuLinear:
         dtypes = spec.dtypes
         x_shape_TK, y_shape = spec.x_shape_TK, spec.y_shape
         by_torch = gemm not in KERNELS
-        if (by_torch and matmul.result is not None) or not _fuses(matmul, spec.matmuls.weight_gradient):
+        widened = by_torch and product_dtype(dtypes.y, "cpu") is not dtypes.y
+        if widened or (by_torch and matmul.result is not None) or not _fuses(matmul, spec.matmuls.weight_gradient):
             return None
         x_input, w_input = OperandInput(x_shape_TK, dtypes.x), OperandInput(spec.w_shape, dtypes.w)
         output, _, scratch_size = describe(self._codec, matmul, gemm, x_input, w_input, dtypes.y, spec.stochastic)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dsq.formats import Format, GridFormat
 from dsq.kernels.backend import Backend, GemmKernel, MatMul
+from dsq.kernels.product_dtype import product_dtype
 from dsq.kernels.reference import codec, grids, stash
 from dsq.kernels.reference.formats import SCALINGS
 
@@ -19,10 +20,17 @@ def _in_float64(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | Non
     return (product if bias_N is None else product + bias_N).to(torch.promote_types(a_MK.dtype, torch.float32))
 
 
+def _by_pytorch(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
+    inner = product_dtype(a_MK.dtype, a_MK.device.type)
+    if inner is not a_MK.dtype:
+        a_MK, b_KN = a_MK.to(inner), b_KN.to(inner)
+    return a_MK @ b_KN if bias_N is None else torch.addmm(bias_N.to(inner), a_MK, b_KN)
+
+
 #: sums in float64, rounded once to float32, unless the operands are float64
 FLOAT64 = GemmKernel("float64", lambda *_: True, _in_float64)
-#: PyTorch's matmul in the operands' own dtype
-TORCH = GemmKernel("torch", lambda *_: True, lambda _, a, b, bias: a @ b if bias is None else torch.addmm(bias, a, b))
+#: PyTorch's matmul in the operands' own dtype, or its product dtype
+TORCH = GemmKernel("torch", lambda *_: True, _by_pytorch)
 
 
 def _codec_of(fmt: Format) -> Any:

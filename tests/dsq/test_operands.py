@@ -13,6 +13,7 @@ from dsq import recipes
 from dsq.costmodel.model.methods import Setup
 from dsq.functional import linear, matmul
 from dsq.kernels.backend import parse_matmul
+from dsq.kernels.product_dtype import product_dtype
 from dsq.ops.hadamard import transform
 from dsq.precision import Precision, parse_levels
 from dsq.quantizers import Quantizers
@@ -340,9 +341,9 @@ def test_a_stash_alone_is_packed_where_the_products_are_left_as_they_are(autocas
             y, saved = saving(layer, x)
         results.append((y, *torch.autograd.grad(y, (x, *layer.parameters()), dy.to(y.dtype))))
     (y, dx, dw, db), (y1, dx1, dw1, db1) = results
-    assert torch.equal(y, y1)
-    assert torch.equal(dx, dx1)
-    assert torch.equal(db, db1)
+    in_float32 = autocast and product_dtype(torch.bfloat16, "cpu") is torch.float32  # sums in another order
+    for plain_value, value in ((y, y1), (dx, dx1), (db, db1)):
+        assert (value - plain_value).norm() <= (2**-9 if in_float32 else 0) * plain_value.norm()
     assert 0.02 < (dw - dw1).norm() / dw.norm() < 0.15
     codes, scales, of_tensor = 40 * 48 / 2, 3 * 48, 1  # 40 tokens are three blocks
     assert sum(t.nbytes for t in saved if t.dtype == torch.uint8) == codes + scales + of_tensor

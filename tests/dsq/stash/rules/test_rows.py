@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from dsq.kernels.product_dtype import product_dtype
 from dsq.stash import measure
 from dsq.stash.rules import RULES
 from dsq.stash.rules.masks import Clamp
@@ -74,7 +75,8 @@ def test_in_float32_and_under_autocast_a_forward_has_the_bits_of_the_plain_one(c
     # a row ran: something is kept in its stash, or the node is an autograd function (PyTorch's end with a digit)
     ran = stash.bytes.saved > 0 or not result.grad_fn.name()[-1].isdigit()
     assert ran, "no row ran: is the key the very function that is called? Tensor.gather is not torch.gather"
-    in_order = case not in IN_ANOTHER_ORDER and not (autocast and "masks" in case)
+    in_float32 = autocast and product_dtype(torch.bfloat16, "cpu") is torch.float32  # by other kernels of PyTorch's
+    in_order = case not in IN_ANOTHER_ORDER and not in_float32 and not (autocast and "masks" in case)
     assert (result - y).norm() <= (0 if in_order else slack) * y.norm()
     for a, b in zip(actual, plain, strict=True):
         assert a.dtype == b.dtype
