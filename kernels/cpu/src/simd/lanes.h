@@ -203,14 +203,20 @@ INLINE I nearest(F x) {
 #define SECOND_HALVES 2, 6, 3, 7
 #endif
 
+#if defined __clang__ || __GNUC__ >= 12
+#define SHUFFLED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLED(a, b, ...) __builtin_shuffle(a, b, (I){__VA_ARGS__})
+#endif
+
 template <class V> INLINE void transpose(V (&r)[LANES]) {
 #pragma GCC unroll 4
   for (int round = 1; round < LANES; round *= 2) {
     V t[LANES];
 #pragma GCC unroll 8
     for (int i = 0; i < LANES / 2; i++) {
-      t[2 * i] = __builtin_shufflevector(r[i], r[i + LANES / 2], FIRST_HALVES);
-      t[2 * i + 1] = __builtin_shufflevector(r[i], r[i + LANES / 2], SECOND_HALVES);
+      t[2 * i] = SHUFFLED(r[i], r[i + LANES / 2], FIRST_HALVES);
+      t[2 * i + 1] = SHUFFLED(r[i], r[i + LANES / 2], SECOND_HALVES);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) r[i] = t[i];
