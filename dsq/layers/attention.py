@@ -57,12 +57,13 @@ class MultiheadAttention(Quantized, nn.MultiheadAttention):
         q_BHLD = self._heads(q)
         k_BHSD, v_BHSD = self._heads(self._appended(k, self.bias_k)), self._heads(self._appended(v, self.bias_v))
         y_BHLD, weights = self._attend(q_BHLD, k_BHSD, v_BHSD, mask, dropped_mask, need_weights)
-        y = self.out_proj(y_BHLD.transpose(1, 2).flatten(2))
+        # as PyTorch's result lies in memory: a view of it may be asked for, and a dropout draws in that order
+        y = self.out_proj(y_BHLD.permute(2, 0, 1, 3).flatten(2))
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)
         if not batched:
-            return y.squeeze(0), None if weights is None else weights.squeeze(0)
-        return y if self.batch_first else y.transpose(0, 1), weights
+            return y.squeeze(1), None if weights is None else weights.squeeze(0)
+        return y.transpose(0, 1) if self.batch_first else y, weights
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         if self._qkv_same_embed_dim and query is key and key is value:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from dsq.kernels.dispatch import apply_mask, bernoulli_mask, scale_mask
 from dsq.kernels.dispatch import relu as masked_relu
-from dsq.stash.memory import MemoryOrder
+from dsq.stash.memory import MemoryOrder, place
 from dsq.stash.rules.pointwise import overwrite
 from dsq.stash.saved_forms import SavedForm, save, saved
 from dsq.stash.stash import Stash
@@ -107,11 +107,12 @@ class Dropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, p: float, returns_mask: bool = False) -> Any:
-        bits = None if returns_mask else bernoulli_mask(x, 1 - p)
-        ctx.has_bits = bits is not None
+        _, order, values = place(x)  # PyTorch draws in the order in which the values lie in memory
+        bits = None if returns_mask or values.numel() < x.numel() else bernoulli_mask(values, 1 - p)
+        ctx.order = None if bits is None else order
         if bits is not None:
-            y = scale_mask(bits, x, _kept_factor(p, x.dtype))
-            mask = stash.packed_mask(bits, MemoryOrder.contiguous(x.shape), x.dtype)
+            y = order.owner(scale_mask(bits, values, _kept_factor(p, x.dtype)))
+            mask = stash.packed_mask(bits, order, x.dtype)
         elif x.device.type == "cpu":  # as F.dropout draws there
             noise = torch.empty_like(x).bernoulli_(1 - p)
             was_kept = noise.bool() if returns_mask else noise
@@ -130,8 +131,10 @@ class Dropout(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[None, Tensor, None, None]:
-        if ctx.has_bits and not torch.is_grad_enabled() and not is_legacy_batchedtensor(dy):
-            return None, scale_mask(ctx.saved_tensors[0], dy, _kept_factor(ctx.p, dy.dtype)), None, None
+        if ctx.order is not None and not torch.is_grad_enabled() and not is_legacy_batchedtensor(dy):
+            dy_values = dy.permute(ctx.order.axes)
+            dx = scale_mask(ctx.saved_tensors[0], dy_values, _kept_factor(ctx.p, dy.dtype))
+            return None, ctx.order.restore(dx), None, None
         (mask,) = saved(ctx)
         scaled = mask.to(dy.dtype).div_(1 - ctx.p)
         is_batched = is_legacy_batchedtensor(dy)  # gradients, of is_grads_batched=True
