@@ -31,6 +31,7 @@ from dsq.ops.checks import of_another_quantization
 from dsq.process_memory import suit_a_packed_stash
 from dsq.quantizers import Quantized
 from dsq.skipped import (
+    RNNS,
     bound_forwards_of,
     cuts_patches,
     embedded,
@@ -83,8 +84,9 @@ def convert(model: Model, config: DSQConfig | str | None = None, **options: Any)
     default, dsq.stash's policy "bfp" is applied too, also to a model without any layer to convert, and on machines with
     huge pages ``dsq.release_memory`` is called.
 
-    Warns if no layer was converted, if under half of the multiplied parameters were (``dsq.report`` lists the skipped
-    modules with reasons), or if ``config.exclude`` matches no layer.
+    Warns if no layer was converted, if ``config.exclude`` matches none, or if under half of the multiplied parameters
+    were converted (``dsq.report`` lists the skipped modules with reasons). At "auto" and at levels that only pack it
+    warns instead if most of them are of RNNs, whose saved tensors stay exact.
 
     A layer that replaces a converted one later is not quantized: call transformers' ``resize_token_embeddings`` first.
 
@@ -108,7 +110,9 @@ def convert(model: Model, config: DSQConfig | str | None = None, **options: Any)
     except BaseException:  # such as another policy of the model, or Ctrl-C
         _undo(model)
         raise
-    if converted(model):
+    if converted(model) and _only_packs(config):
+        _warn_of_exact(model)
+    elif converted(model):
         _warn_of_little(model, excluded_values + other_values)
     else:
         _warn_of_none(model, packed=config.stash == "all")
@@ -245,6 +249,26 @@ def _warn_of_little(model: nn.Module, excluded: int) -> None:
             "dsq.report(model, *inputs) lists the skipped modules with reasons"
         )
         warnings.warn(text, stacklevel=3)
+
+
+def _only_packs(config: DSQConfig) -> bool:
+    """Return whether ``config`` packs all saved tensors, and names no level that quantizes products."""
+    modes = {config.at(level).mode for level in range(len(config.levels))}
+    return config.stash == "all" and (config.undecided or modes == {"saving"})
+
+
+def _warn_of_exact(model: nn.Module) -> None:
+    """Warn if most multiplied parameters are of RNNs, whose saved tensors no rule packs."""
+    skipped = skipped_modules(model)
+    rnns = [entry for entry in skipped if isinstance(model.get_submodule(entry.name), RNNS)]
+    exact = sum(entry.parameters for entry in rnns)
+    all_parameters = quantized_parameters(model) + sum(entry.parameters for entry in skipped)
+    if 2 * exact > all_parameters:
+        kinds = ", ".join(sorted({entry.kind for entry in rnns}))
+        text = (
+            f"{exact / all_parameters:.0%} of the parameters that are multiplied are of {kinds}, whose saved tensors "
+        )
+        warnings.warn(f"{text}stay exact; dsq.report(model, *inputs) shows their share", stacklevel=3)
 
 
 def _warn_of_none(model: nn.Module, packed: bool) -> None:

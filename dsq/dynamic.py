@@ -13,6 +13,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -59,6 +60,21 @@ class WeightsLoaded:
         self.loaded = True
 
 
+@dataclass
+class WaitForValidation:
+    """The updates of a schedule that waits for its first validation; outlives its DynamicPrecision, to warn then."""
+
+    level: str
+    over: bool  #: a validation came, or none is needed, or a warning said that none will come
+    updates: int = 0  #: at the latest record
+
+    def warn(self, stacklevel: int = 1) -> None:
+        if self.updates and not self.over:
+            self.over = True
+            text = f"{self.updates} updates at {self.level} and no validation: the level waits for dynamic.step(loss)"
+            warnings.warn(f"{text}; or give rise_at", stacklevel=stacklevel)
+
+
 class DynamicPrecision:
     """A model under the schedule of its config.
 
@@ -102,6 +118,9 @@ class DynamicPrecision:
         self._records_without_call = _MAX_RECORDS_WITHOUT_CALL - 1  #: so that the first one is warned of
         self._check: GradientCheck | None = None
         self._checked_at = 0  #: in updates
+        self._step_without_record = False  #: a warning said so
+        self.waiting = WaitForValidation(str(self.scheduler.precision), over=not self.config.follows_validation)
+        weakref.finalize(self, self.waiting.warn)
 
     def __repr__(self) -> str:
         mode = "undecided" if self.config.undecided else self.config.at(self.scheduler.level).mode
@@ -111,9 +130,9 @@ class DynamicPrecision:
     def record(self, updates: int | Tensor = 1, tokens: int | Tensor = 0) -> bool:
         """Count work, as ``PrecisionScheduler.record``, and set the model to the level. Return whether the level rose.
 
-        Warns once if no validation came in 1,000 updates and the level waits for one; if the first update, or 100 in
-        succession, came without a call of the model, in which alone ``stash="all"`` packs; if the model was
-        unconverted; and if its state dict was loaded without that of this object.
+        Warns once if the level waits for a validation and none came in 1,000 updates, or until this object ends; if the
+        first update, or 100 in succession, came without a call of the model, in which alone ``stash="all"`` packs; if
+        the model was unconverted; and if its state dict was loaded without that of this object.
         """
         for text in (self._forgotten_state(), self._loss_of_effect()):
             if text:
@@ -122,17 +141,22 @@ class DynamicPrecision:
             FirstTraining(take=self._take, config=self.config).decide(converted(self.model).values())
         elif self._first:
             self._first.close()
-        scheduler, before = self.scheduler, self.scheduler.updates
-        rose = self._set_level(scheduler.record(updates, tokens))
-        validated = scheduler.level > 0 or scheduler.validations_without_improvement > 0
-        waits = self.config.follows_validation and not validated and not math.isfinite(scheduler.best)
-        if waits and before < _MAX_UPDATES_BEFORE_VALIDATION <= scheduler.updates:
-            text = f"{scheduler.updates} updates at {scheduler.precision} and no validation: the level waits for "
-            warnings.warn(f"{text}dynamic.step(loss); or give rise_at", stacklevel=2)
+        rose = self._set_level(self.scheduler.record(updates, tokens))
+        self.waiting.updates = self.scheduler.updates
+        if self.waiting.updates >= _MAX_UPDATES_BEFORE_VALIDATION:
+            self.waiting.warn(stacklevel=3)
         return rose
 
     def step(self, loss: float | Tensor) -> bool:
-        """Record a validation loss, as ``PrecisionScheduler.step``. Return whether the level rose."""
+        """Record a validation loss, as ``PrecisionScheduler.step``. Return whether the level rose.
+
+        Warns once if ``rise_at`` counts updates and none was recorded.
+        """
+        self.waiting.over = True
+        if self.config.rise_at and not self.scheduler.updates and not self._step_without_record:
+            self._step_without_record = True
+            text = "rise_at counts the updates that dynamic.record() gets, and none came before dynamic.step(loss)"
+            warnings.warn(f"{text}: call it after each update", stacklevel=2)
         return self._set_level(self.scheduler.step(loss))
 
     def began_after(self, updates: int) -> None:
@@ -218,6 +242,8 @@ class DynamicPrecision:
         self._weights.loaded = False
         present, ignored = self.config.as_dict(), ("levels",) if self.config.undecided else ()
         self.config, self.scheduler = config, scheduler
+        validated = scheduler.level > 0 or scheduler.validations_without_improvement > 0 or scheduler.best < math.inf
+        self.waiting.level, self.waiting.over = str(scheduler.precision), validated or not config.follows_validation
         set_level(self.model, config, scheduler.level)
         self._await_decision()
         other = [

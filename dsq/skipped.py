@@ -17,9 +17,10 @@ _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _NO_PRODUCT = (*_EMBEDDINGS, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
 _CONVERTED = (nn.Linear, nn.MultiheadAttention, NonDynamicallyQuantizableLinear)  #: unless an option skips them
 _CONVOLUTIONS = (nn.modules.conv._ConvNd,)
+RNNS = (nn.RNNBase, nn.RNNCellBase)
 #: PyTorch's modules with matrices whose own forwards read them, in no product that is quantized
 OF_PYTORCH = (
-    *(*_NO_PRODUCT, *_CONVOLUTIONS, nn.RNNBase, nn.RNNCellBase, nn.Bilinear, nn.MultiheadAttention),
+    *(*_NO_PRODUCT, *_CONVOLUTIONS, *RNNS, nn.Bilinear, nn.MultiheadAttention),
     *(nn.ParameterList, nn.ParameterDict, ParametrizationList),
 )
 
@@ -124,7 +125,7 @@ def _reason(module: nn.Module, weights: list[nn.Parameter], tied: bool) -> str:
         return f"a subclass of nn.MultiheadAttention, {kind.__name__}, may multiply in another way"
     if isinstance(module, _CONVOLUTIONS):
         return "a convolution"
-    if isinstance(module, nn.RNNBase):
+    if isinstance(module, RNNS):
         return "its products are inside of one operation of PyTorch's, which this report does not count"
     if any(p.dim() == 3 for p in weights):
         return "its parameters of three dimensions are not multiplied by an operation that dsq knows"

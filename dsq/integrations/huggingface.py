@@ -15,6 +15,7 @@ import sys
 import warnings
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 from transformers.trainer import TRAINER_STATE_NAME
@@ -24,6 +25,8 @@ from transformers.training_args import TrainingArguments
 from dsq.config import DSQConfig
 from dsq.conversion import convert, is_converted
 from dsq.dynamic import DynamicPrecision, convert_at
+from dsq.stash.controller import applied
+from dsq.stash.graphs.compiled import inductor_options
 
 Model = TypeVar("Model", bound=nn.Module)
 #: the key of config.json
@@ -57,6 +60,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         self.config = DSQConfig.of(config, **options)
         self.dynamic: DynamicPrecision | None = None  #: set when training begins
         self.monitor = monitor
+        self._mode: str | None = None  #: of the compiler, as the trainer's arguments have it
         self._training = False
         self._other_losses = set[str]()  # losses of other sets since the latest monitored loss
 
@@ -69,6 +73,8 @@ class PrecisionCallback(TrainerCallback, ExportableState):
             model.loss_function = model.loss_function  # GPT-2's warns at each call, which breaks the graph
         if not is_converted(model):
             convert(model, self.config)
+        if self.config.stash == "all":
+            self._mode = _pack_in_graphs(model)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -79,16 +85,20 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         before a policy could be applied.
         """
         _stand_before_loggers(self)
+        if self._mode:  # another trainer may have the same arguments
+            plugin = _compiler()
+            plugin.mode, plugin.options, self._mode = self._mode, None, None
         if args.torch_compile and self.config.stash == "all" and not is_converted(kwargs["model"]):
             text = "torch_compile came first: give Trainer(callbacks=...) the callback, not add_callback"
             raise ValueError(f"{text}; and let model_init return dsq.convert(model, callback.config)")
-        if self.config.follows_validation and args.eval_strategy == "no":
-            text = "the level cannot rise without evaluations: set eval_strategy, or give the callback rise_at"
-            warnings.warn(text, stacklevel=2)
         self.dynamic = DynamicPrecision(kwargs["model"], self.config, state.max_steps)
         saved = self.saved_in(state)
         if saved and state.global_step:  # at 0 it comes from an earlier train(), not from a checkpoint
             self.dynamic.load_state_dict(saved)
+        if self.config.follows_validation and args.eval_strategy == "no":
+            text = "the level cannot rise without evaluations: set eval_strategy, or give the callback rise_at"
+            warnings.warn(text, stacklevel=2)
+            self.dynamic.waiting.over = True
         # the Trainer cannot save the state of a callback that is missing in its checkpoint
         callbacks: Any = state.stateful_callbacks
         callbacks.setdefault(type(self).__name__, self.state())
@@ -156,6 +166,25 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         config = getattr(self.dynamic.model, "config", None)
         if config is not None:
             setattr(config, _KEY, state or self.dynamic.state_dict())
+
+
+def _compiler() -> Any:
+    """Return accelerate's settings of torch.compile, which the trainers of one set of arguments share."""
+    from accelerate.state import AcceleratorState  # which the Trainer needs, and restore does not
+
+    return AcceleratorState().dynamo_plugin
+
+
+def _pack_in_graphs(model: nn.Module) -> str | None:
+    """Let the graph of ``model``, which the trainer compiles next by accelerate, pack what it saves. Return the
+    compiler's mode before; None if nothing changed."""
+    plugin = _compiler()
+    if plugin.backend.value.lower() != "inductor" or plugin.options or "bfp" not in applied(model):
+        return None
+    mode: str = plugin.mode  # PyTorch takes it or options
+    of_mode = {} if mode == "default" else torch._inductor.list_mode_options(mode, plugin.dynamic)
+    plugin.mode, plugin.options = "default", of_mode | inductor_options(model)
+    return mode
 
 
 def _stand_before_loggers(callback: PrecisionCallback) -> None:

@@ -72,12 +72,13 @@ class PrecisionCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set the level of the checkpoint. Warns if the level follows validations and there will be none."""
         assert self.dynamic is not None
-        if self.config.follows_validation and not trainer.enable_validation:
-            text = "the level cannot rise without validations: give fit a val_dataloader, or DSQConfig(rise_at=...)"
-            warnings.warn(text, stacklevel=2)
         if self._saved:
             self.dynamic.load_state_dict(self._saved)
             self._saved = {}
+        if self.config.follows_validation and not trainer.enable_validation:
+            text = "the level cannot rise without validations: give fit a val_dataloader, or DSQConfig(rise_at=...)"
+            warnings.warn(text, stacklevel=2)
+            self.dynamic.waiting.over = True
         self._updates = self._updates_of(trainer)
         self.dynamic.began_after(self._updates)
 

@@ -59,11 +59,11 @@ class MemoryOrder:
         return values.as_strided(self.shape, self._strides)
 
     def owner(self, values: Tensor) -> Tensor:
-        """Return the same as ``restore``, of values that are read in no other way, and no view: the result of an autograd
-        function must be none, or it could not be changed in place."""
+        """Return the same as ``restore``, as a tensor that owns the memory of the values: an autograd function's result
+        that is a view could not be changed in place."""
         if self.is_contiguous and values.shape == self.shape:
             return values
-        return values.new_empty(0).set_(values.untyped_storage(), 0, self.shape, self._strides)  # type: ignore[call-overload]
+        return values.new_empty(0).set_(values.untyped_storage(), 0, self.shape, self._strides)
 
     def laid_out(self, tensor: Tensor) -> Tensor:
         """Return the same tensor, laid out in this order without gaps."""

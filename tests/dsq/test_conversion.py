@@ -1,5 +1,6 @@
 import copy
 import pickle
+import warnings
 from functools import partial
 from types import MethodType, SimpleNamespace
 
@@ -73,6 +74,35 @@ WARNINGS = [
 def test_a_conversion_of_little_or_nothing_is_warned_of(make, options, text):
     with pytest.warns(UserWarning, match=text):
         dsq.convert(make(), **{"stash": "linears", **options})
+
+
+SAVES = [("[-,4,-,-]", "all"), ("auto", "all")]
+QUANTIZES = [("[8,4,8,8]", "all"), ("[8,4,8,8] [-,4,8,8]", "all"), ("[-,4,-,-]", "linears")]
+
+
+@pytest.mark.parametrize(("levels", "stash"), SAVES + QUANTIZES)
+def test_products_in_floating_point_are_warned_of_where_others_are_quantized(levels, stash):
+    """What only packs has rules for a convolution, and none for an RNN."""
+    config = dsq.DSQConfig(levels, stash=stash)
+    of = {
+        kind: [str(warning.message) for warning in caught]
+        for kind in (nn.Conv1d(64, 64, 3), nn.GRU(64, 64))
+        for caught in [warned(lambda kind=kind: dsq.convert(nn.ModuleList([nn.Linear(64, 64), kind]), config))]
+    }
+    conv, gru = of.values()
+    if (levels, stash) in SAVES:
+        assert not conv
+        assert len(gru) == 1
+        assert gru[0].startswith("86% of the parameters that are multiplied are of GRU, whose saved tensors stay exact")
+    else:
+        assert len(conv) == len(gru) == 1
+        assert conv[0].startswith("only 25%")
+
+
+def warned(function):
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        function()
+    return caught
 
 
 def test_the_stash_of_a_model_without_products_follows_the_level():

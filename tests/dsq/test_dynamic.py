@@ -112,6 +112,32 @@ def test_a_level_that_waits_for_a_validation_says_so_once():
             run.record(1000)
 
 
+def test_a_run_that_ends_before_a_validation_came_says_so():
+    levels = "[4,3,3,8] [8,4,8,8]"
+    unvalidated, validated, unused = one_layer(levels), one_layer(levels), one_layer(levels)
+    unvalidated.record(30)
+    with pytest.warns(UserWarning, match=r"30 updates at \[4,3,3,8\] and no validation"):
+        del unvalidated
+    validated.record(30)
+    validated.step(1.0)
+    resumed = one_layer(levels)
+    resumed.load_state_dict(validated.state_dict())
+    resumed.record()
+    with warnings.catch_warnings(record=True) as caught:
+        del validated, resumed, unused
+    assert not caught
+
+
+def test_validations_of_a_schedule_in_updates_ask_for_these():
+    forgotten, counted = (one_layer("[4,3,3,8] [8,4,8,8]", rise_at=20) for _ in range(2))
+    counted.record()
+    with pytest.warns(UserWarning, match=r"rise_at counts.*dynamic.record\(\).*after each update"):
+        forgotten.step(1.0)
+    with warnings.catch_warnings(action="error"):
+        forgotten.step(1.0)
+        counted.step(1.0)
+
+
 def test_a_loss_in_another_method_is_told_that_the_stash_does_not_see_it(monkeypatch):
     class Model(nn.Sequential):
         def loss(self, x):

@@ -1,6 +1,8 @@
 """Hugging Face's Trainer and TRL's with transformers' own models: saved, compiled, their stash; converted models that
 PEFT or transformers change."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -12,6 +14,8 @@ pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate
 import transformers
 
 from dsq.integrations.huggingface import PrecisionCallback, restore
+from dsq.stash.controller import applied
+from tests.dsq.stash.graphs.divided import divided
 
 IDS = torch.arange(256).view(16, 16) % 64
 ROWS = [{"input_ids": ids, "labels": ids} for ids in IDS]
@@ -59,6 +63,34 @@ def test_torch_compile_is_made_again_once_a_level(tmp_path, fresh_compiler):
     assert runs[0] == pytest.approx(runs[1], rel=1e-2)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
     assert not torch._dynamo.utils.counters["graph_break"]  # each would trace every frame around it anew
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_torch_compile_packs_what_its_graph_saves(tmp_path, fresh_compiler, monkeypatch, mode):
+    given = []
+
+    def compile_divided(model, backend, options=None, mode=None, **others):
+        given.append((backend, options, mode))
+        return compile_(model, backend=divided, options=options, **others)
+
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", compile_divided)
+    options = {"torch_compile": True, "torch_compile_mode": mode, "bf16": True}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "compiled graphs save")
+        model, trainer = trained(tmp_path, PrecisionCallback(), blocks=1, **options)
+    policy, log = applied(model)["bfp"], trainer.state.log_history
+    ((backend, of_inductor, other_mode),) = given
+    assert (backend, of_inductor["custom_partitioner_fn"], other_mode) == ("inductor", policy.partitioner, None)
+    assert of_inductor.get("triton.cudagraphs", False) == (mode is not None)
+    assert sum(t.saved_bytes for t in policy.partitioner.graphs[0]) < 0.5 * sum(
+        t.raw_bytes for t in policy.partitioner.graphs[0]
+    )
+    plugin = trainer.accelerator.state.dynamo_plugin  # as it was, for another trainer
+    assert (plugin.mode, plugin.options) == (mode or "default", None)
+    eager = trained(tmp_path, PrecisionCallback(), blocks=1, bf16=True)[1].state.log_history
+    losses = [[line["loss"] for line in lines if "loss" in line] for lines in (log, eager)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
 
 
 def test_a_model_that_is_compiled_before_the_callback_sees_it_is_refused(tmp_path):
