@@ -164,8 +164,10 @@ def tag(graph: fx.Graph, outputs: int, static: Sequence[int], packs: bool, recom
     losses += [node for node in forward if node.target is aten.log.default and is_statistic(node)]
     attentions = [q for node in forward if _stays_exact(node) for q in (node, *node.all_input_nodes)]
     routers = [source for node in forward if node.target in _CHOICES for source in node.all_input_nodes]
-    ends = [*losses, *attentions, *routers]
-    for node in weights | ancestors(ends, lambda node: _is_costly(node) or _is_normalized(node)).keys():
+    masks = [_argument(node, "attn_mask") for node in forward if node.target in ATTENTION]
+    ends = [*losses, *attentions, *routers, *masks]
+    constants = {node for node in forward.keys() - _of_values(graph) if is_floating(node)}
+    for node in weights | constants | ancestors(ends, lambda node: _is_costly(node) or _is_normalized(node)).keys():
         node.meta[EXACT] = True
     products = products_of_norms(forward)
     for node in products[: round(recomputed_products * len(products))]:
@@ -207,6 +209,19 @@ def _weights(graph: fx.Graph, static: Sequence[int]) -> set[fx.Node]:
         if node.op == "call_function" and node.all_input_nodes and weights.issuperset(node.all_input_nodes):
             weights.add(node)
     return weights
+
+
+def _of_values(graph: fx.Graph) -> set[fx.Node]:
+    """Return the floating inputs, and what is made of them.
+
+    Other values, such as a mask of 0 and -inf that is added to scores, are constants and places: they may be infinite,
+    which no block holds.
+    """
+    of_values = {node for node in filter(_is_primal, graph.nodes) if is_floating(node)}
+    for node in graph.nodes:
+        if not of_values.isdisjoint(node.all_input_nodes):
+            of_values.add(node)
+    return of_values
 
 
 def activation_inputs(graph: fx.Graph, outputs: int, static: Sequence[int]) -> set[str]:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from analysis.library_models import transformer
 from analysis.models import GPT, encoder
 from dsq.stash import measure
 from tests.dsq.gradients import all_gradients, error
@@ -108,6 +109,22 @@ def test_experts_and_places_of_maxima_are_those_of_the_forward(make, x, most):
     torch.manual_seed(0)
     model = make()
     assert 0 < error(compiled_gradient(model, packed(4), x), compiled_gradient(model, x=x)) < most
+
+
+def test_a_mask_that_segments_of_a_checkpoint_share_has_no_codes():
+    """It has -inf, which no block holds; its gradient was not a number."""
+    pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model, inputs = transformer("llama", 64, 2, 2, words=64, batch=(4, 16))
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    gradients = []
+    for partitioner in (None, packed(6)):
+        torch.compiler.reset()
+        run = torch.compile(model, backend=divided, options={"custom_partitioner_fn": partitioner})
+        model.zero_grad()
+        run(**inputs).loss.backward()
+        gradients.append(all_gradients(model))
+    assert 0 < error(gradients[1], gradients[0]) < 0.05
 
 
 def test_a_norm_of_the_graphs_input_saves_exact_deviations():
