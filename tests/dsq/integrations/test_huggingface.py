@@ -67,11 +67,11 @@ def test_torch_compile_is_made_again_once_a_level(tmp_path, fresh_compiler):
 
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 def test_torch_compile_packs_what_its_graph_saves(tmp_path, fresh_compiler, monkeypatch, mode):
-    given = []
+    compilations = []
 
-    def compile_divided(model, backend, options=None, mode=None, **others):
-        given.append((backend, options, mode))
-        return compile_(model, backend=divided, options=options, **others)
+    def compile_divided(model, backend, options=None, mode=None, **keywords):
+        compilations.append((backend, options, mode))
+        return compile_(model, backend=divided, options=options, **keywords)
 
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", compile_divided)
@@ -80,7 +80,7 @@ def test_torch_compile_packs_what_its_graph_saves(tmp_path, fresh_compiler, monk
         warnings.filterwarnings("error", "compiled graphs save")
         model, trainer = trained(tmp_path, PrecisionCallback(), blocks=1, **options)
     policy, log = applied(model)["bfp"], trainer.state.log_history
-    ((backend, of_inductor, other_mode),) = given
+    ((backend, of_inductor, other_mode),) = compilations
     assert (backend, of_inductor["custom_partitioner_fn"], other_mode) == ("inductor", policy.partitioner, None)
     assert of_inductor.get("triton.cudagraphs", False) == (mode is not None)
     assert sum(t.saved_bytes for t in policy.partitioner.graphs[0]) < 0.5 * sum(
