@@ -1,12 +1,13 @@
-"""Products of bfloat16 and float16 on CPUs without instructions for them.
+"""Products of bfloat16 on x86 CPUs without instructions for them.
 
 There PyTorch's loops take 4 (the gradients of a convolution) to 60 times (a product of matrices) as long as float32's
 products of the same values (AVX2, PyTorch 2.13). Both sum in float32, so dsq multiplies in float32 and rounds the
-result: the same numbers up to the order of sums.
+result: the same numbers up to the order of sums. While it does, operands and result take twice their memory more.
 """
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
+from platform import machine
 
 import torch
 from torch import Tensor
@@ -15,23 +16,17 @@ from torch import Tensor
 @cache
 def product_dtype(dtype: torch.dtype, device_type: str) -> torch.dtype:
     """Return the dtype in which to multiply values of ``dtype``: float32 where the CPU has no instructions for it."""
-    emulated = device_type == "cpu" and dtype in _SUPPORTED and not _SUPPORTED[dtype]()
-    return torch.float32 if emulated else dtype
+    return torch.float32 if device_type == "cpu" and dtype is torch.bfloat16 and _emulates_bfloat16() else dtype
 
 
-def _on_mkldnn(name: str) -> bool:
-    """Return what oneDNN says of this CPU; True without oneDNN, where nothing was measured."""
-    return not torch.backends.mkldnn.is_available() or bool(getattr(torch.ops.mkldnn, name)())
-
-
-_SUPPORTED = {
-    torch.bfloat16: partial(_on_mkldnn, "_is_mkldnn_bf16_supported"),
-    torch.float16: partial(_on_mkldnn, "_is_mkldnn_fp16_supported"),
-}
+def _emulates_bfloat16() -> bool:
+    """Return whether this is an x86 CPU on which oneDNN has no products of bfloat16; others were not measured."""
+    on_x86 = machine().lower() in ("x86_64", "amd64") and torch.backends.mkldnn.is_available()
+    return on_x86 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def operand_cast(source: torch.dtype, dtype: torch.dtype, device_type: str) -> Callable[[Tensor], Tensor]:
-    """Return what makes an operand of ``dtype``, in its ``product_dtype``, of values of ``source``."""
+    """Return the function that rounds values of ``source`` to ``dtype`` and holds them in its ``product_dtype``."""
     inner = product_dtype(dtype, device_type)
     if inner is not dtype:
         return lambda x: x.to(dtype).to(inner)

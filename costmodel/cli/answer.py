@@ -94,6 +94,10 @@ def refuse_idle(arguments: argparse.Namespace, names: Iterable[str], where: str)
 
 
 def hardware_facts(hardware: Hardware) -> Record:
-    return {"hardware": hardware.name, "rates": hardware.rates, "hardware_sources": hardware.sources} | {
-        "peaks": {peak.datatype: {"tflops": peak.flops / 1e12, "source": peak.source} for peak in hardware.peaks}
+    return {
+        "hardware": hardware.name,
+        "rates": hardware.rates,
+        "hardware_sources": hardware.sources,
+        "word_bits": hardware.word,
+        "peaks": {peak.datatype: {"tflops": peak.flops / 1e12, "source": peak.source} for peak in hardware.peaks},
     }

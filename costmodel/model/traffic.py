@@ -20,7 +20,7 @@ from dsq.costmodel.model.ledger import AFTER, BACKWARD, BEFORE, FOR_GRADIENT, FO
 from dsq.costmodel.model.methods import Setup
 from dsq.costmodel.model.operations import Gemm, Group, Operation, Pointwise, Workload
 from dsq.costmodel.model.tiles import TiledProduct, bytes_again
-from dsq.formats import WIDEST, Format, Layout
+from dsq.formats import WIDEST, Format, Identity, Layout
 
 #: a converted product's tensor, as it is moved -> the operand at whose bits it lies in DRAM: y is the next layer's x
 OPERAND_OF = {
@@ -146,8 +146,10 @@ def _moves(group: Group, stored: Stored, setup: Setup, widths: dict[str, int], w
     op = group.operation
     count = group.count * stored.times
     size, values = count * layout_bytes(group, stored, setup, widths), count * prod(shape_of(group, stored))
-    own_bits = word and isinstance(op, Gemm) and op.quantized and stored.width != "state"
-    operands = OPERAND_OF if own_bits else {}
+    operands = {}
+    if word and isinstance(op, Gemm) and op.quantized and stored.width != "state":
+        formats = setup.operands_of(op)  # what a float holds lies in its container
+        operands = {name: of for name, of in OPERAND_OF.items() if not isinstance(formats[of], Identity)}
     writes = stored.own and (stored.written != UPDATE or op.kind == "adam")  # which writes the others' parameters
     shared = stored.name == "stash" and not group.owner  # an input is stashed once
     is_master = stored.width == "w" and setup.container_bits == WIDEST  # the master weights serve

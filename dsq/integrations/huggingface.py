@@ -14,6 +14,7 @@ its precision:
 import sys
 import warnings
 from typing import Any, TypeVar
+from weakref import ref
 
 import torch
 from torch import nn
@@ -61,6 +62,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         self.dynamic: DynamicPrecision | None = None  #: set when training begins
         self.monitor = monitor
         self._mode: str | None = None  #: of the compiler, as the trainer's arguments have it
+        self._packed: Any = None  #: a weak reference to the model whose graphs pack
         self._training = False
         self._other_losses = set[str]()  # losses of other sets since the latest monitored loss
 
@@ -74,7 +76,7 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         if not is_converted(model):
             convert(model, self.config)
         if self.config.stash == "all":
-            self._mode = _pack_in_graphs(model)
+            self._mode, self._packed = _pack_in_graphs(model), ref(model)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -88,6 +90,8 @@ class PrecisionCallback(TrainerCallback, ExportableState):
         if self._mode:  # another trainer may have the same arguments
             plugin = _compiler()
             plugin.mode, plugin.options, self._mode = self._mode, None, None
+            if self._packed() is not kwargs["model"]:
+                warnings.warn("torch_compile: what graphs of a model of model_init save stays exact", stacklevel=2)
         if args.torch_compile and self.config.stash == "all" and not is_converted(kwargs["model"]):
             text = "torch_compile came first: give Trainer(callbacks=...) the callback, not add_callback"
             raise ValueError(f"{text}; and let model_init return dsq.convert(model, callback.config)")

@@ -21,10 +21,11 @@ def _in_float64(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | Non
 
 
 def _by_pytorch(matmul: MatMul, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
-    inner = product_dtype(a_MK.dtype, a_MK.device.type)
-    if inner is not a_MK.dtype:
-        a_MK, b_KN = a_MK.to(inner), b_KN.to(inner)
-    return a_MK @ b_KN if bias_N is None else torch.addmm(bias_N.to(inner), a_MK, b_KN)
+    dtype = product_dtype(a_MK.dtype, a_MK.device.type)
+    if dtype is a_MK.dtype:
+        return a_MK @ b_KN if bias_N is None else torch.addmm(bias_N, a_MK, b_KN)
+    y = _by_pytorch(matmul, a_MK.to(dtype), b_KN.to(dtype), bias_N if bias_N is None else bias_N.to(dtype))
+    return y.to(a_MK.dtype)
 
 
 #: sums in float64, rounded once to float32, unless the operands are float64

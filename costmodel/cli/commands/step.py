@@ -240,7 +240,7 @@ def estimate(arguments: argparse.Namespace) -> Answer:
         Section("by_bits", _TEXTS["titles"]["by_bits"], by_bits, "traffic"),
         Section("estimates", _TEXTS["titles"]["of_step"].format(stored), records, "traffic"),
     ]
-    costed = facts(workload) | hardware_facts(hardware) | {"buffer_bytes": buffer, "word_bits": word}
+    costed = facts(workload) | hardware_facts(hardware) | {"buffer_bytes": buffer, "paper_word_bits": word}
     return Answer(sections, notes, costed)
 
 

@@ -22,6 +22,7 @@ from dsq.stash_bits import MAX_EXACT_NUMEL
 aten = torch.ops.aten
 EXACT = "dsq_exact"  #: key in a node's meta: not to be coded
 _LONG_ATTENTION = 16384  #: keys from which recomputing attention takes longer than it saves
+MASKS = "attn_mask", "attn_bias"  #: names of the mask of attention: on CPUs, on GPUs
 ATTENTION = {
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
@@ -164,7 +165,7 @@ def tag(graph: fx.Graph, outputs: int, static: Sequence[int], packs: bool, recom
     losses += [node for node in forward if node.target is aten.log.default and is_statistic(node)]
     attentions = [q for node in forward if _stays_exact(node) for q in (node, *node.all_input_nodes)]
     routers = [source for node in forward if node.target in _CHOICES for source in node.all_input_nodes]
-    masks = [_argument(node, "attn_mask") for node in forward if node.target in ATTENTION]
+    masks = [_argument(node, name) for node in forward if node.target in ATTENTION for name in MASKS]
     ends = [*losses, *attentions, *routers, *masks]
     constants = {node for node in forward.keys() - _of_values(graph) if is_floating(node)}
     for node in weights | constants | ancestors(ends, lambda node: _is_costly(node) or _is_normalized(node)).keys():

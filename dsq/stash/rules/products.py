@@ -18,7 +18,7 @@ from dsq.ops import linear_passes
 from dsq.ops.einsum import as_product, two_operands
 from dsq.ops.linear_passes import LinearPlan
 from dsq.ops.shared_inputs import input_key
-from dsq.ops.unquantized_passes import multiplied
+from dsq.ops.unquantized_passes import in_product_dtype
 from dsq.quantizers import Quantizers
 from dsq.stash.memory import is_weight
 from dsq.stash.saved_forms import save, saved
@@ -35,7 +35,7 @@ class UnquantizedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, x: Tensor, w_NK: Tensor, bias: Tensor | None) -> Tensor:
         save(ctx, stash.code(x, "linear"), w_NK if ctx.needs_input_grad[1] else None)
-        y = multiplied(F.linear, x, w_NK, bias)
+        y = in_product_dtype(F.linear, x, w_NK, bias)
         # not a view: fairseq's attention scales it in place
         return torch.ops.aten._unsafe_view(y, y.shape)  # type: ignore[no-any-return]
 
@@ -44,8 +44,8 @@ class UnquantizedLinear(torch.autograd.Function):
         x, w_NK = saved(ctx)
         # vmap, which is_grads_batched=True runs this in, has no rule for flatten
         dy_TN, x_TK = dy.reshape(-1, dy.shape[-1]), x.flatten(0, -2).to(dy.dtype)
-        dx = None if w_NK is None else multiplied(torch.matmul, dy, w_NK.to(dy.dtype))
-        dw_NK = multiplied(torch.matmul, dy_TN.t(), x_TK)
+        dx = None if w_NK is None else in_product_dtype(torch.matmul, dy, w_NK.to(dy.dtype))
+        dw_NK = in_product_dtype(torch.matmul, dy_TN.t(), x_TK)
         return None, dx, dw_NK, dy_TN.sum(0) if ctx.needs_input_grad[3] else None
 
 
@@ -143,7 +143,7 @@ class UnquantizedMatMul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stash: Stash, a: Tensor, b: Tensor, weights: tuple[bool, ...] = (False, False)) -> Tensor:
         needs_da, needs_db = ctx.needs_input_grad[1:3]
-        y: Tensor = multiplied(torch.matmul, a, b)
+        y: Tensor = in_product_dtype(torch.matmul, a, b)
         forms = [
             stash.factor(a, "product", needs_db, exact=weights[0]),
             stash.factor(b, "product", needs_da, exact=weights[1]),
@@ -174,7 +174,7 @@ def _sum_over_batch(x: Tensor, y: Tensor, shape: torch.Size) -> Tensor:
     if len(shape) == 2 and x.dim() > 2:
         # not flatten, for which vmap (is_grads_batched=True) has no rule
         x, y = (z.reshape(z.shape[:-1].numel(), z.shape[-1]) for z in (x, y))
-    product: Tensor = multiplied(torch.matmul, x.mT, y)
+    product: Tensor = in_product_dtype(torch.matmul, x.mT, y)
     return product.sum_to_size(shape)
 
 
@@ -247,19 +247,19 @@ class Convolution(torch.autograd.Function):
         ctx.geometry = geometry
         ctx.shapes = x.shape, w.shape
         ctx.strides = x.stride(), w.stride()
-        return multiplied(run, x, w, bias)  # type: ignore[no-any-return]
+        return in_product_dtype(run, x, w, bias)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         output_mask = list(ctx.needs_input_grad[1:4])
-        x, w = (  # an operand that was not saved is not read: empty memory of its layout serves
-            dy.new_empty_strided(shape, stride) if value is None else value.to(dy.dtype)
-            for value, shape, stride in zip(saved(ctx), ctx.shapes, ctx.strides, strict=True)
-        )
         sizes = [dy.shape[1]] if output_mask[2] else None
 
-        def run(*operands: Tensor) -> Any:
-            return torch.ops.aten.convolution_backward(*operands, sizes, *ctx.geometry, output_mask)
+        def run(dy: Tensor, *operands: Tensor | None) -> Any:
+            x, w = (  # an operand that was not saved is not read: empty memory of its layout serves
+                dy.new_empty_strided(shape, stride) if value is None else value.to(dy.dtype)
+                for value, shape, stride in zip(operands, ctx.shapes, ctx.strides, strict=True)
+            )
+            return torch.ops.aten.convolution_backward(dy, x, w, sizes, *ctx.geometry, output_mask)
 
-        gradients = multiplied(run, dy, x, w)
+        gradients = in_product_dtype(run, dy, *saved(ctx), dtype=dy.dtype)  # autocast leaves it its dtype
         return None, *(g if w else None for g, w in zip(gradients, output_mask, strict=True)), None, None

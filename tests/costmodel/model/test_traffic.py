@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dsq.costmodel.model.ledger import FUSED
-from dsq.costmodel.model.methods import BF16, Setup, parse_setups
+from dsq.costmodel.model.methods import AUTOCAST, BF16, Setup, parse_setups
 from dsq.costmodel.model.operations import Gemm, Pointwise, Workload
 from dsq.costmodel.model.traffic import KINDS, arithmetic_cost, mac_cost, matmuls, total_stash_bytes, transfers
 from dsq.costmodel.paper.calibrated import dram
@@ -68,8 +68,10 @@ def test_a_converted_layer_lies_at_the_bits_of_its_operands():
     }
     others = of(replace(layer, quantized=False), Pointwise("n", "norm", 32, 64), Pointwise("o", "adam", w, 1))
     assert by_tensor(others, word=1) == by_tensor(others)
-    bf16 = Setup(Identity(), Precision(16, 16, 16, 16))
-    assert by_tensor(of(layer), bf16, word=1) == by_tensor(of(layer), bf16)
+    experts = of(replace(layer, weights=4, bias=False))
+    for floats in (Setup(Identity(), Precision(16, 16, 16, 16)), AUTOCAST):
+        for workload in (of(layer), experts):
+            assert by_tensor(workload, floats, word=1) == by_tensor(workload, floats)
 
 
 def test_products_of_activations_lie_at_the_bits_of_their_operands():

@@ -11,7 +11,7 @@ import dsq
 from dsq.kernels import product_dtype
 from dsq.kernels.product_dtype import operand_cast
 from dsq.ops import linear_passes
-from dsq.ops.unquantized_passes import multiplied
+from dsq.ops.unquantized_passes import in_product_dtype
 
 BF16 = torch.bfloat16
 
@@ -24,7 +24,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         product_dtype.product_dtype.cache_clear()
         linear_passes._plans.clear()
 
-    monkeypatch.setitem(product_dtype._SUPPORTED, BF16, lambda: False)
+    monkeypatch.setattr(product_dtype, "_emulates_bfloat16", lambda: True)
     forget()
     yield
     forget()
@@ -50,7 +50,7 @@ def test_the_result_is_of_rounded_operands_and_rounded(emulated: None, autocast:
 
     operands = (a, b) if autocast else (a.to(BF16), b.to(BF16))
     with torch.autocast("cpu", BF16, enabled=autocast):
-        y, none = multiplied(run, *operands)
+        y, none = in_product_dtype(run, *operands)
     assert seen == [torch.float32] * 2
     assert none is None
     exact = a.to(BF16).double() @ b.to(BF16).double()
@@ -59,7 +59,30 @@ def test_the_result_is_of_rounded_operands_and_rounded(emulated: None, autocast:
 
 def test_operands_of_two_dtypes_are_refused_as_by_pytorch(emulated: None) -> None:
     with pytest.raises(RuntimeError, match="dtype"):
-        multiplied(torch.matmul, torch.randn(2, 2, dtype=BF16), torch.randn(2, 2))
+        in_product_dtype(torch.matmul, torch.randn(2, 2, dtype=BF16), torch.randn(2, 2))
+
+
+@pytest.mark.parametrize(
+    "operands", [(torch.ones(2, 2, dtype=torch.int64), torch.ones(2, 2)), (torch.ones(2, 2), torch.ones(2, 2).double())]
+)
+def test_autocast_refuses_what_it_refuses_without(emulated: None, operands: tuple[Tensor, Tensor]) -> None:
+    with torch.autocast("cpu", BF16), pytest.raises(RuntimeError, match="dtype"):
+        in_product_dtype(torch.matmul, *operands)
+
+
+def test_a_gradient_in_float32_stays_it_inside_of_autocast(emulated: None) -> None:
+    x, convolution = torch.randn(2, 4, 9), nn.Conv1d(4, 4, 3)
+    gradients = []
+    for converts in (False, True):
+        if converts:
+            dsq.stash.apply(convolution, "bfp", bits=16)
+        convolution.zero_grad()
+        with torch.autocast("cpu", BF16):
+            with torch.autocast("cpu", enabled=False):
+                loss = convolution(x).square().mean()
+            loss.backward()
+        gradients.append(convolution.weight.grad)
+    assert (gradients[1] - gradients[0]).norm() < 1e-4 * gradients[0].norm()
 
 
 class Products(nn.Module):

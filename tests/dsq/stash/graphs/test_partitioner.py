@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from analysis.library_models import transformer
 from analysis.models import GPT, encoder
 from dsq.stash import measure
+from dsq.stash.graphs.joint_graph import ATTENTION, MASKS
 from tests.dsq.gradients import all_gradients, error
 from tests.dsq.stash.graphs.divided import Gated, X, compiled_gradient, divided, packed
 
@@ -215,3 +216,8 @@ def test_inductor_compiles_it_with_dropout_whose_mask_is_drawn_again():
     exact, cut, coded = (compiled_gradient(model, partitioner, backend="inductor") for partitioner in partitioners)
     assert torch.equal(cut, exact)
     assert 0 < error(coded, exact) < 0.05
+
+
+def test_the_mask_of_every_attention_is_known_by_its_name():
+    names = {argument.name for operation in ATTENTION for argument in operation._schema.arguments}
+    assert {name for name in names if name.startswith("attn_")} == set(MASKS)

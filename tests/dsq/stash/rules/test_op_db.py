@@ -21,7 +21,7 @@ UNWRITTEN = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empt
 
 
 def outputs_and_gradients(op, sample, table):
-    """The roots outputs of a sample, and the gradients of its leaves."""
+    """The differentiable outputs of a sample, and the gradients of its leaves."""
     leaves = []
 
     def fresh(x):

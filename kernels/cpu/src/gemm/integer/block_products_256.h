@@ -37,7 +37,9 @@ template <class Code, int GROUP, bool ONE> void microkernel(const BlockTile& til
     __m256i dots[ROWS][2];
     multiply_block<Code, GROUP>(a, b, groups, dots);
     for (int half = 0; half < 2; half++) {
-      const __m256 b_scale = _mm256_loadu_ps(b_scales + half * 8), b_offset = _mm256_loadu_ps(b_offsets + half * 8);
+      const __m256 b_scale = _mm256_loadu_ps(b_scales + half * 8);
+      __m256 b_offset = b_scale;
+      if constexpr (sizeof(Code) == 1) b_offset = _mm256_loadu_ps(b_offsets + half * 8);
 #pragma GCC unroll 4
       for (int r = 0; r < ROWS; r++) {
         const __m256 dot = _mm256_cvtepi32_ps(dots[r][half]);
