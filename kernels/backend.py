@@ -227,7 +227,6 @@ class LinearSpec(NamedTuple):
     x_shape: torch.Size  #: (..., K)
     w_shape: torch.Size  #: in the orientation of the products: (N, K), or (K, N)
     stochastic: bool
-    device_type: str
 
     @property
     def x_shape_TK(self) -> torch.Size:

@@ -443,7 +443,7 @@ def linear_disagreements(backend: Backend, device: torch.device) -> Iterator[tup
         if not all(gemm.fits(matmul, dtypes.y) for matmul in matmuls):
             continue
         x, w, dy, bias = (t.to(dtype) for t, dtype in zip(tensors, (*dtypes, dtypes.w), strict=True))
-        spec = LinearSpec(matmuls, dtypes, x.shape, w.shape, False, device.type)
+        spec = LinearSpec(matmuls, dtypes, x.shape, w.shape, False)
         forward, backward = linear.forward(spec, gemm.name), linear.backward(spec, (gemm.name, gemm.name))
         assert forward is not None
         assert backward is not None

@@ -5,12 +5,10 @@ products of the same values (AVX2, PyTorch 2.13). Both sum in float32, so dsq mu
 result: the same numbers up to the order of sums. While it does, operands and result take twice their memory more.
 """
 
-from collections.abc import Callable
 from functools import cache
 from platform import machine
 
 import torch
-from torch import Tensor
 
 
 @cache
@@ -23,13 +21,3 @@ def _emulates_bfloat16() -> bool:
     """Return whether this is an x86 CPU on which oneDNN has no products of bfloat16; others were not measured."""
     on_x86 = machine().lower() in ("x86_64", "amd64") and torch.backends.mkldnn.is_available()
     return on_x86 and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-def operand_cast(source: torch.dtype, dtype: torch.dtype, device_type: str) -> Callable[[Tensor], Tensor]:
-    """Return the function that rounds values of ``source`` to ``dtype`` and holds them in its ``product_dtype``."""
-    inner = product_dtype(dtype, device_type)
-    if inner is not dtype:
-        return lambda x: x.to(dtype).to(inner)
-    if source is dtype:
-        return lambda x: x  # a call that casts nothing takes as long as ten of Python's
-    return lambda x: x.to(dtype)

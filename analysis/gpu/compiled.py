@@ -106,7 +106,7 @@ def _layer(levels: str, seed: int | None) -> Iterator[KernelCall]:
     """The passes of a layer, whose kernels round a tensor twice."""
     for dtypes in (Dtypes(*DTYPES[:1] * 3), Dtypes(*DTYPES[1::-1], DTYPES[1])):
         shape, (x, w, dy) = torch.Size(LARGE), (torch.empty(LARGE, dtype=it, device="meta") for it in dtypes)
-        spec = LinearSpec(dsq.Quantizers.of(levels).linear_matmuls, dtypes, shape, shape, seed is not None, "cuda")
+        spec = LinearSpec(dsq.Quantizers.of(levels).linear_matmuls, dtypes, shape, shape, seed is not None)
         for gemm in (TRITON.gemms[0], TRITON.gemms[-1]):
             what, part = f"{_short(dtypes.x)} layer at {levels} by {gemm.name}", "edges" if seed else "hot"
             yield KernelCall(what, partial(_both_passes, spec, gemm.name, x, w, dy, seed), part)

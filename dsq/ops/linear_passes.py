@@ -87,8 +87,7 @@ def plan_of(matmuls: LinearMatMuls, x: Tensor, w_NK: Tensor, bias_N: Tensor | No
     if cached is None:
         check_linear(x, w_NK, bias_N, autocast is not None)
         dtypes = Dtypes(x.dtype, w_NK.dtype, autocast or x.dtype)
-        w_shape = w_NK.t().shape if stored_as_KN else w_NK.shape
-        spec = LinearSpec(matmuls, dtypes, x.shape, w_shape, stochastic, x.device.type)
+        spec = LinearSpec(matmuls, dtypes, x.shape, w_NK.t().shape if stored_as_KN else w_NK.shape, stochastic)
         if len(_plans) >= _MAX_PLANS:
             _plans.clear()
         cached = _plans[key] = _new_plan(spec, stored_as_KN, backend)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dsq.kernels.backend import DTYPES, Codes, ForwardCall, LinearMatMuls, LinearSpec
 from dsq.kernels.dispatch import pack, unpack
-from dsq.kernels.product_dtype import operand_cast, product_dtype
+from dsq.kernels.product_dtype import product_dtype
+from dsq.kernels.reference.backend import TORCH
 from dsq.ops.products import autocast_dtype, inner_dtype
 
 #: (dy (..., N), w (N, K) or None, x or None: packed, or its values) -> dx (..., K) of w, dw (N, K) of x, or None
@@ -48,20 +49,19 @@ def leaves_products(matmuls: LinearMatMuls) -> bool:
 
 def forward_call(spec: LinearSpec) -> ForwardCall:
     """Return the forward of ``spec``."""
-    dtypes, operand, x_shape_TK = spec.dtypes, spec.matmuls.x_for_dw, spec.x_shape_TK
+    matmul, operand, x_shape_TK = spec.matmuls.output, spec.matmuls.x_for_dw, spec.x_shape_TK
     fmt = operand.quantized_to
-    inner = inner_dtype(spec.matmuls.output, dtypes.x, dtypes.y)
-    cast_x, cast_w = (operand_cast(source, inner, spec.device_type) for source in (dtypes.x, dtypes.w))
+    inner = inner_dtype(matmul, spec.dtypes.x, spec.dtypes.y)
 
     def call(
         x: Tensor, w_NK: Tensor, bias_N: Tensor | None, seed: int | None, packing: bool
     ) -> tuple[Tensor, Codes | None]:
         x_TK = x.reshape(*x_shape_TK)
-        a, b = cast_x(x_TK), cast_w(w_NK).mT
+        a, b = x_TK.to(inner), w_NK.to(inner).mT
         with torch._C._DisableAutocast():
-            y = a @ b if bias_N is None else torch.addmm(bias_N.to(inner).to(a.dtype), a, b)
+            y = TORCH.run(matmul, a, b, None if bias_N is None else bias_N.to(inner))
         del a, b  # before codes are allocated
-        y = y.to(inner).to(dtypes.y)
+        y = y.to(spec.dtypes.y)
         if x.dim() != 2:  # autograd does not let a view be changed in place that a Function gives
             y = torch.ops.aten._unsafe_view(y, (*x.shape[:-1], w_NK.shape[0]))
         if not packing:
@@ -77,23 +77,21 @@ def backward_call(spec: LinearSpec) -> UnquantizedBackward:
     dtypes, operand, x_shape_TK = spec.dtypes, spec.matmuls.x_for_dw, spec.x_shape_TK
     fmt = operand.quantized_to
     dx_inner, dw_inner = inner_dtype(dx_matmul, dtypes.y, dtypes.x), inner_dtype(dw_matmul, dtypes.y, dtypes.w)
-    dw_product_dtype = product_dtype(dw_inner, spec.device_type)
-    cast_dy, cast_w = (operand_cast(source, dx_inner, spec.device_type) for source in (dtypes.y, dtypes.w))
-    cast_dy_for_dw, cast_x = (operand_cast(source, dw_inner, spec.device_type) for source in (dtypes.y, dtypes.x))
 
     def values(x: Codes | Tensor) -> Tensor:
         """Return x (T, K) as it is multiplied."""
         if isinstance(x, Tensor):
-            return cast_x(x.reshape(*x_shape_TK))
-        return unpack(x.codes, x.scales, fmt, x_shape_TK, operand.axis, dw_inner).to(dw_product_dtype)
+            return x.reshape(*x_shape_TK).to(dw_inner)
+        return unpack(x.codes, x.scales, fmt, x_shape_TK, operand.axis, dw_inner)
 
     def call(dy: Tensor, w_NK: Tensor | None, x: Codes | Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         dy_TN, dx, dw_NK = dy.reshape(x_shape_TK[0], dy.shape[-1]), None, None
         with torch._C._DisableAutocast():
             if w_NK is not None:
-                dx = (cast_dy(dy_TN) @ cast_w(w_NK)).to(dx_inner).to(dtypes.x).view(spec.x_shape)
+                dx = TORCH.run(dx_matmul, dy_TN.to(dx_inner), w_NK.to(dx_inner), None)
+                dx = dx.to(dtypes.x).view(spec.x_shape)
             if x is not None:
-                dw_NK = (cast_dy_for_dw(dy_TN).mT @ values(x)).to(dw_inner).to(dtypes.w)
+                dw_NK = TORCH.run(dw_matmul, dy_TN.to(dw_inner).mT, values(x), None).to(dtypes.w)
         return dx, dw_NK
 
     return call

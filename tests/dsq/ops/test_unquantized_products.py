@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 import dsq
 from dsq.kernels import product_dtype
-from dsq.kernels.product_dtype import operand_cast
 from dsq.ops import linear_passes
 from dsq.ops.unquantized_passes import in_product_dtype
 
@@ -33,8 +32,10 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_only_products_on_a_cpu_without_instructions_change_their_dtype(emulated: None) -> None:
     cases = [(BF16, "cpu"), (BF16, "cuda"), (torch.float32, "cpu"), (torch.float64, "cpu")]
     assert [product_dtype.product_dtype(*case) for case in cases] == [torch.float32, BF16, torch.float32, torch.float64]
-    x = torch.tensor([1 + 2**-12])
-    cast = operand_cast(torch.float32, BF16, "cpu")(x)
+    operands = []
+    with torch.autocast("cpu", BF16):
+        in_product_dtype(lambda x: operands.append(x) or x, torch.tensor([1 + 2**-12]))
+    (cast,) = operands
     assert cast.dtype == torch.float32
     assert cast.item() == 1  # rounded before it is widened
 
