@@ -112,8 +112,8 @@ def of_gemm(gemm: Gemm, packs: bool) -> tuple[Stored, ...]:
     if gemm.weight:
         return PRODUCTS[f"{converted}linear"] + (PRODUCTS["bias"] if gemm.bias else ())
     product, fused = PRODUCTS[f"{converted}product"], PRODUCTS[f"fused_{gemm.on_chip}"]
-    rest = (stored for stored in product if stored.name not in [tensor.name for tensor in fused])
-    return tuple(replace(stored, coded="attention") if fused and stored.coded else stored for stored in rest) + fused
+    unfused = (stored for stored in product if stored.name not in [tensor.name for tensor in fused])
+    return tuple(replace(stored, coded="attention") if fused and stored.coded else stored for stored in unfused) + fused
 
 
 def forward_alone(tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:

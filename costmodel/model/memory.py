@@ -75,9 +75,9 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
     scatters = method.zero if method.devices > 1 else 0
     usual = vars(Training()) | {"zero": scatters, "base_bits": run.base_bits, "in_backward": run.in_backward}
     one_device = replace(run, name="", in_flight=1, trusted=True, **usual)
-    names, rows, left = _alone(workload, one_device)
+    names, rows, held = _alone(workload, one_device)
     rows = rows + state(workload, method)
-    rows[len(names) : -1] += (method.in_flight - 1) * left
+    rows[len(names) : -1] += (method.in_flight - 1) * held
     rows[:, Category.GRADIENTS] *= gradient_bytes(method) / (STATE_BITS / 8) / method.shared_by(2)
     if method.devices > 1 and not method.zero:  # what DDP sums lies in buckets beside the gradients
         rows[:, Category.GRADIENTS] += workload.trained * gradient_bytes(method)
@@ -86,7 +86,7 @@ def peak_memory(workload: Workload, method: Method) -> Memory:
         rows[len(names) : -1, Category.TEMPORARY] += _unscattered_bytes(by_policy(workload, method.stash), run)
     if method.foreach:
         rows[-1, Category.TEMPORARY] += update_copy(workload, method)
-    return Memory(names, rows, float(left.sum()))
+    return Memory(names, rows, float(held.sum()))
 
 
 def update_copy(workload: Workload, method: Method) -> float:
@@ -145,9 +145,9 @@ def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Bytes, 
             if index and entry.layer == entries[index - 1].layer:
                 starts[index] = starts[index - 1]
     none = np.zeros((1, len(CATEGORIES)))
-    left, total = (np.concatenate([none, rows.cumsum(axis=0)]) for rows in (entering, saved))
-    backward = left[starts] + total[1:] - total[starts]
-    rows = np.concatenate([left[1:], backward[::-1], none])
+    held, total = (np.concatenate([none, rows.cumsum(axis=0)]) for rows in (entering, saved))
+    backward = held[starts] + total[1:] - total[starts]
+    rows = np.concatenate([held[1:], backward[::-1], none])
     gradients = sum(entry.op_bytes.gradients for entry in entries) * method.accumulates
     # the 16-bit copy that a weight of few bits is multiplied as
     widened = np.array([2.0 * entry.op.parameters * is_base(entry.op, method) for entry in entries])
@@ -157,7 +157,7 @@ def _alone(workload: Workload, method: Method) -> tuple[tuple[str, ...], Bytes, 
     extra += _backward_moments(entries, method, gradients)
     rows[:, Category.GRADIENTS], rows[:, Category.TEMPORARY] = np.array([*extra, (extra[-1][0], 0.0)]).T
     rows[:-1, Category.TEMPORARY] += np.concatenate([widened, widened[::-1]])
-    return tuple(entry.op.name for entry in entries), rows, left[-1]
+    return tuple(entry.op.name for entry in entries), rows, held[-1]
 
 
 def _backward_moments(entries: tuple[LedgerEntry, ...], method: Method, gradients: float) -> list[tuple[float, float]]:

@@ -230,7 +230,7 @@ def _projections(attention: _Attention) -> list[Operation]:
 def _on_heads(attention: _Attention) -> list[Operation]:
     """Return the norms and rotary positions of queries and keys, and the copies of heads that torch.matmul reads."""
     stack, width = attention.stack, attention.stack.head_width
-    turned = round(stack.rotary * width)
+    rotary_width = round(stack.rotary * width)
     inputs = ("q", attention.query_tokens * stack.heads), ("k", attention.key_tokens * stack.keys)
     return [
         *(
@@ -238,7 +238,7 @@ def _on_heads(attention: _Attention) -> list[Operation]:
             for x, rows in inputs
             if stack.qk_norm
         ),
-        *(attention.pointwise(f"{x}_rotary", "rotary", rows, turned) for x, rows in inputs if turned),
+        *(attention.pointwise(f"{x}_rotary", "rotary", rows, rotary_width) for x, rows in inputs if rotary_width),
         *(
             [attention.pointwise("qkv_split", "split", attention.query_tokens, stack.qkv_width)]
             if stack.heads_copied and stack.fused_qkv

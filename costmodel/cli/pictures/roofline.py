@@ -108,15 +108,15 @@ def roofs(hardware: Hardware) -> list[tuple[float, str]]:
 
 def _draw_roofs(axes: Axes, hardware: Hardware) -> None:
     """Draw the bandwidth's slope and the roofs with their names."""
-    (left, right), bandwidth = axes.get_xlim(), hardware.bandwidth / TERA
+    (low, high), bandwidth = axes.get_xlim(), hardware.bandwidth / TERA
     slope, rates = hardware.datasheet_bandwidth / TERA, [peak.flops / TERA for peak in hardware.peaks]
     for rate in {peak.datasheet_flops / TERA for peak in hardware.peaks if peak.datasheet_flops and slope}:
-        axes.plot([left, rate / slope, right], [left * slope, rate, rate], **DATASHEET, linewidth=0.8)
-    axes.plot([left, max(rates) / bandwidth], [left * bandwidth, max(rates)], color=BLACK, linewidth=1.4)
+        axes.plot([low, rate / slope, high], [low * slope, rate, rate], **DATASHEET, linewidth=0.8)
+    axes.plot([low, max(rates) / bandwidth], [low * bandwidth, max(rates)], color=BLACK, linewidth=1.4)
     for rate in [*rates, hardware.vector_flops / TERA]:
-        axes.plot([rate / bandwidth, right], [rate, rate], color=BLACK, linewidth=1.4)
+        axes.plot([rate / bandwidth, high], [rate, rate], color=BLACK, linewidth=1.4)
     style: dict[str, Any] = {"textcoords": "offset points", "fontsize": SMALL, "bbox": WHITE_BOX}
     for rate, label in roofs(hardware):
-        axes.annotate(label, (right, rate), (-4, 5), ha="right", **style)
-    start = max(left, axes.get_ylim()[0] / bandwidth) * 1.3
+        axes.annotate(label, (high, rate), (-4, 5), ha="right", **style)
+    start = max(low, axes.get_ylim()[0] / bandwidth) * 1.3
     axes.annotate(f"DRAM {hardware.bandwidth / 1e9:,.0f} GB/s", (start, start * bandwidth), (8, -4), **style)
